@@ -1,0 +1,76 @@
+"""What the compiler makes, the disk cache keeps and the executor runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Raised whenever the meaning of a field, or the calling convention of the library, changes.
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled program: a shared library and the description of how to call it.
+
+    The library exports two functions of TVM's Relax virtual machine. ``main`` takes the tensors of
+    ``inputs`` followed by the packed weights, and returns the tensors of the program, in order.
+    ``pack`` takes the tensors of ``weights`` and returns the packed weights; it exists only
+    when ``packed`` is not empty.
+
+    Attributes
+    ----------
+    library
+        The bytes of the shared library.
+    inputs
+        For each tensor that ``main`` takes first: the index of its leaf among the flattened
+        arguments of the call.
+    weights
+        Dotted names of the parameters, buffers and tensor attributes that ``pack`` takes.
+    packed
+        For each packed weight a text that is equal for two artifacts exactly when they pack the
+        same weights in the same way, so that one copy serves both.
+    outputs
+        For each leaf of the result: ``["tensor", i]`` (the i-th tensor ``main`` returns),
+        ``["argument", i]`` (the i-th leaf of the arguments, returned as it came) or
+        ``["constant", value]``.
+    output_structure
+        The pytree of the result, as ``torch.utils._pytree.treespec_dumps`` writes it.
+    report
+        What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
+        operators, seconds per stage.
+    """
+
+    library: bytes
+    inputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    packed: tuple[str, ...]
+    outputs: tuple[tuple[str, Any], ...]
+    output_structure: str
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def description(self) -> dict[str, Any]:
+        """Return every field but the library as values that JSON can hold."""
+        names = (f.name for f in dataclasses.fields(self) if f.name != "library")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def from_description(cls, library: bytes, description: dict[str, Any]) -> Artifact:
+        """Rebuild an artifact; the inverse of `description`.
+
+        Raises
+        ------
+        KeyError, TypeError
+            A field is missing, unknown or of the wrong kind.
+        """
+        fields = dict(description)
+        for name in ("inputs", "weights", "packed"):
+            fields[name] = tuple(fields[name])
+        fields["outputs"] = tuple((kind, value) for kind, value in fields["outputs"])
+        return cls(library=library, **fields)
+
+    def metadata(self) -> str:
+        """Return `description` with the format version, as canonical JSON."""
+        return json.dumps({"format": FORMAT_VERSION} | self.description(), sort_keys=True)

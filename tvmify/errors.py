@@ -1,0 +1,99 @@
+"""Every exception and warning of tvmify; each says what happened and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TvmifyError(Exception):
+    """Base of every exception that tvmify raises itself."""
+
+
+class OptionError(TvmifyError, ValueError):
+    """An option, or its value, does not exist; the message names the valid ones."""
+
+
+class CacheError(TvmifyError):
+    """A cache directory or an entry cannot be used; the message names it."""
+
+
+class NativeLibraryError(TvmifyError, ImportError):
+    """The native library is missing, or was built against another torch or TVM."""
+
+
+class WarmUpError(TvmifyError, ValueError):
+    """A signature given to ``warmup`` cannot be turned into example tensors."""
+
+
+class NotCompiled(TvmifyError):
+    """Why a call runs in eager PyTorch instead of compiled code.
+
+    With ``strict=False`` the dispatcher keeps it as the reason that ``explain()`` prints, warns
+    once, and runs eager. With ``strict=True`` it reaches the caller.
+
+    Parameters
+    ----------
+    reason
+        What cannot be compiled, naming the operator, mode, tensor or device.
+    next_step
+        What the person can do about it, as a sentence.
+    """
+
+    def __init__(self, reason: str, next_step: str) -> None:
+        super().__init__(f"{reason}. {next_step}")
+        self.reason = reason
+        self.next_step = next_step
+
+    def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
+        return type(self), (self.reason, self.next_step)
+
+
+class GradientsNeeded(NotCompiled):
+    """An input requires a gradient and grad mode is on."""
+
+
+class TrainingMode(NotCompiled):
+    """The module, or one of its submodules, is in training mode."""
+
+
+class UnsupportedInput(NotCompiled):
+    """An argument is of a kind that compiled code cannot take (complex, sparse, a subclass …)."""
+
+
+class UnsupportedTarget(NotCompiled):
+    """There is no code generator for the device of the inputs, or inputs are on several devices."""
+
+
+class CaptureError(NotCompiled):
+    """Neither TorchScript nor ``torch.export`` could turn the module into one ATen program."""
+
+
+class BuildError(NotCompiled):
+    """TVM failed while lowering, scheduling or building a program that was captured."""
+
+
+class UnsupportedOperator(NotCompiled):
+    """The program uses operators, or an effect, that the compiler does not know.
+
+    Parameters
+    ----------
+    operators
+        Qualified names, e.g. ``["aten.grid_sampler_2d.default"]``; sorted and without duplicates.
+    detail
+        More than "unknown", when there is more to say.
+    """
+
+    def __init__(self, operators: Sequence[str], detail: str = "") -> None:
+        self.operators = tuple(sorted(set(operators)))
+        self.detail = detail
+        super().__init__(
+            f"TVM cannot compile {', '.join(self.operators)}" + (f": {detail}" if detail else ""),
+            "Run this module in eager PyTorch, or decorate the submodules around the operator.",
+        )
+
+    def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str]]:  # type: ignore[override]
+        return type(self), (self.operators, self.detail)
+
+
+class TvmifyWarning(UserWarning):
+    """A call runs slower than it could (in eager, or without the disk cache); said once per reason."""
