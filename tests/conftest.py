@@ -1,0 +1,29 @@
+"""What every test has: seeded generators, a cache directory of its own, no gradients asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty disk cache, so that no test sees what another one compiled."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("TVMIFY_CACHE_DIR", str(directory))
+    return directory
+
+
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Run the test under ``torch.inference_mode``."""
+    with torch.inference_mode():
+        yield

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from tvmify import OptionError
+from tvmify.options import CompileOptions, disabled
+
+
+def test_defaults_follow_the_inputs_and_the_user_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TVMIFY_CACHE_DIR")
+    options = CompileOptions.of({})
+    assert options.target is None
+    assert not options.strict
+    assert options.cache_directory() == Path(platformdirs.user_cache_dir("tvmify"))
+
+
+def test_environment_moves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_DIR", "/somewhere")
+    assert CompileOptions.of({}).cache_directory() == Path("/somewhere")
+    assert CompileOptions.of({"cache": "/elsewhere"}).cache_directory() == Path("/elsewhere")
+    assert CompileOptions.of({"cache": False}).cache_directory() is None
+
+
+def test_unknown_option_names_the_valid_ones() -> None:
+    with pytest.raises(OptionError, match="'targt': choose from target, strict, .*mean 'target'"):
+        CompileOptions.of({"targt": "llvm"})
+
+
+@pytest.mark.parametrize("target", ["lvm", "x86", {"mcpu": "znver4"}, {"kind": "vulkan"}, 3])
+def test_unknown_target_names_the_valid_ones(target: object) -> None:
+    with pytest.raises(ValueError, match="'llvm', 'cuda'"):
+        CompileOptions.of({"target": target})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("strict", 1), ("cache", 7), ("cache_size", 0), ("cache_size", True), ("progress", "yes")],
+)
+def test_wrong_value_is_named(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"{name}.*{value!r}"):
+        CompileOptions.of({name: value})
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", False)])
+def test_disabled_reads_the_environment(
+    monkeypatch: pytest.MonkeyPatch, value: str, expected: bool
+) -> None:
+    monkeypatch.setenv("TVMIFY_DISABLE", value)
+    assert disabled() is expected

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tvmify import TensorSpec, UnsupportedInput, WarmUpError
+from tvmify.signature import Signature, example_arguments
+
+CPU = torch.device("cpu")
+
+
+def test_spec_describes_and_makes_a_tensor() -> None:
+    spec = TensorSpec.of(torch.ones(2, 3, dtype=torch.int32))
+    assert spec == TensorSpec((2, 3), torch.int32)
+    assert str(spec) == "int32[2, 3] cpu"
+    assert TensorSpec.of(spec.example()) == spec
+
+
+def test_signature_names_structure_leaves_and_values() -> None:
+    x = torch.ones(2, 3)
+    signature = Signature.of((x, {"scale": 2}), {"mask": None})
+    assert signature.leaves == (TensorSpec((2, 3)), "int 2", "NoneType None")
+    assert signature != Signature.of((x, {"scale": 3}), {"mask": None})
+    assert signature != Signature.of((x, {"shift": 2}), {"mask": None})
+    assert signature.key_text() != Signature.of((x, {"scale": 2.0}), {"mask": None}).key_text()
+    assert signature == Signature.of((torch.zeros(2, 3), {"scale": 2}), {"mask": None})
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (torch.ones(2, dtype=torch.complex64), "complex64"),
+        (torch.ones(2, dtype=torch.complex64).conj().imag, "negation"),
+        (torch.ones(2, 2).to_sparse(), "sparse"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "quantised"),
+        (torch.empty(2, dtype=torch.float8_e4m3fn), "float8"),
+        (torch.empty(1, dtype=torch.int8).expand(2**31), "2147483648 elements"),
+    ],
+)
+def test_tensors_that_native_code_would_misread_are_refused(tensor: torch.Tensor, word: str) -> None:
+    with pytest.raises(UnsupportedInput, match=word):
+        Signature.of((tensor,), {})
+
+
+def test_refusal_names_the_argument() -> None:
+    with pytest.raises(UnsupportedInput, match=r"argument \['mask'\] is a builtins.object"):
+        Signature.of((), {"mask": object()})
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        [(2, 3)],
+        ((2, 3),),
+        (2, 3),
+        TensorSpec((2, 3)),
+        torch.zeros(2, 3),
+        [TensorSpec((2, 3))],
+        [torch.zeros(2, 3)],
+    ],
+)
+def test_every_form_of_a_warm_up_signature(signature: object) -> None:
+    args, kwargs = example_arguments(signature, torch.float32, CPU)
+    assert [TensorSpec.of(arg) for arg in args] == [TensorSpec((2, 3))]
+    assert kwargs == {}
+
+
+def test_warm_up_with_keywords_nesting_and_values() -> None:
+    args, kwargs = example_arguments({"x": (2,), "rest": [(3,), {"y": (4,)}], "n": 5}, torch.int64, CPU)
+    assert args == ()
+    assert kwargs["x"].dtype == torch.int64
+    assert kwargs["rest"][0].shape == (3,)
+    assert kwargs["rest"][1]["y"].shape == (4,)
+    assert kwargs["n"] == 5
+
+
+def test_warm_up_refuses_what_is_no_signature() -> None:
+    with pytest.raises(WarmUpError, match="'big'"):
+        example_arguments("big", torch.float32, CPU)

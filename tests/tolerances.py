@@ -1,0 +1,80 @@
+"""How close is right. Every tolerance of the tests is here; none is loosened to make a test pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+#: Compiled code may add up in another order than eager, so it is held to a float64 reference:
+#: its largest error is at most this many times eager's own, plus `SLACK` of the largest output.
+TIMES_EAGER = {torch.float64: 2.0, torch.float32: 2.0, torch.float16: 3.0, torch.bfloat16: 3.0}
+SLACK = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def assert_close_to_reference(
+    actual: Any, module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> None:
+    """Hold a result against eager and against float64.
+
+    Structure, shapes and dtypes are eager's; integers and bools are equal; NaN and infinity are
+    where eager has them; the error of floats against float64 obeys `TIMES_EAGER` and `SLACK`.
+
+    Parameters
+    ----------
+    actual
+        What the compiled module returned; a pytree.
+    module
+        The module, or function, in eager.
+    args, kwargs
+        Of the call.
+    """
+    kwargs = kwargs or {}
+    with torch.no_grad():
+        expected = module(*args, **kwargs)
+        wide = copy.deepcopy(module).double() if isinstance(module, nn.Module) else module
+        reference = wide(*_widen(args), **_widen(kwargs))
+    actual_leaves, actual_structure = pytree.tree_flatten(actual)
+    leaves, structure = pytree.tree_flatten(expected)
+    assert actual_structure == structure
+    for got, want, exact in zip(actual_leaves, leaves, pytree.tree_leaves(reference), strict=True):
+        assert type(got) is type(want)
+        if isinstance(want, torch.Tensor):
+            _assert_tensor_close(got, want, exact)
+        else:
+            assert got == want
+
+
+def _assert_tensor_close(got: torch.Tensor, want: torch.Tensor, exact: torch.Tensor) -> None:
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    assert got.device == want.device
+    if not want.is_floating_point():
+        assert torch.equal(got, want)
+        return
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.isposinf(), want.isposinf())
+    assert torch.equal(got.isneginf(), want.isneginf())
+    finite = want.isfinite()
+    if not finite.any():
+        return
+    error = (got - exact)[finite].abs().max().item()
+    eager_error = (want - exact)[finite].abs().max().item()
+    largest = exact[finite].abs().max().item()
+    allowed = TIMES_EAGER[want.dtype] * eager_error + SLACK[want.dtype] * largest
+    assert error <= allowed, (
+        f"error {error:.3g} against float64, allowed {allowed:.3g} (eager {eager_error:.3g}, "
+        f"largest output {largest:.3g})"
+    )
+
+
+def _widen(tree: Any) -> Any:
+    def widen(leaf: Any) -> Any:
+        is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.double() if is_float else leaf
+
+    return pytree.tree_map(widen, tree)

@@ -1,0 +1,46 @@
+"""The path of every call, in C++ (tvmify/native/python)."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], /) -> tuple[tuple[Any, ...], bytes | None]:
+    """Return the leaves of a call, and bytes that differ for calls which need different programs.
+
+    The leaves are in the order of ``torch.utils._pytree.tree_flatten((args, kwargs))``. The key is
+    None where an argument, or a mode of this thread, is not of a kind that it can describe; then
+    the leaves hold containers other than tuple, list and dict whole.
+    """
+
+@final
+class Guard:
+    """Notices changes of a module since the guard was made."""
+
+    def __new__(
+        cls,
+        slots: list[tuple[dict[Any, Any], Any, Any]],
+        sizes: list[tuple[dict[Any, Any], int]],
+        tensors: list[torch.Tensor],
+    ) -> Guard: ...
+    def changed(self) -> int:
+        """Return 0 if all is as it was, 1 if a tensor was written to, 2 if anything else changed.
+
+        1 covers a tensor's version, memory, strides and ``requires_grad``; 2 its shape, dtype or
+        device, a dict of another size, and a slot with another object than at first or none.
+        """
+    def refresh_tensors(self) -> None:
+        """Take the tensors as they are now for unchanged."""
+
+@final
+class Call:
+    """Runs a compiled program on the leaves of a call."""
+
+    def __new__(
+        cls,
+        compiled: Any,
+        inputs: tuple[int, ...],
+        outputs: list[tuple[str, Any]],
+        rebuild: Callable[[list[Any]], Any] | None,
+    ) -> Call: ...
+    def __call__(self, leaves: tuple[Any, ...], /) -> Any: ...

@@ -1,0 +1,64 @@
+"""One decorator that makes a PyTorch module fast: compiled by Apache TVM, cached, zero-copy."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from types import ModuleType
+
+from tvmify.decorator import cache_info, explain, refresh, tvmify, warmup
+from tvmify.errors import (
+    BuildError,
+    CacheError,
+    CaptureError,
+    GradientsNeeded,
+    NativeLibraryError,
+    NotCompiled,
+    OptionError,
+    TrainingMode,
+    TvmifyError,
+    TvmifyWarning,
+    UnsupportedInput,
+    UnsupportedOperator,
+    UnsupportedTarget,
+    WarmUpError,
+)
+from tvmify.explanation import CacheInfo
+from tvmify.options import CompileOptions
+from tvmify.signature import TensorSpec
+
+__version__ = metadata.version("tvmify")
+
+__all__ = [
+    "BuildError",
+    "CacheError",
+    "CacheInfo",
+    "CaptureError",
+    "CompileOptions",
+    "GradientsNeeded",
+    "NativeLibraryError",
+    "NotCompiled",
+    "OptionError",
+    "TensorSpec",
+    "TrainingMode",
+    "TvmifyError",
+    "TvmifyWarning",
+    "UnsupportedInput",
+    "UnsupportedOperator",
+    "UnsupportedTarget",
+    "WarmUpError",
+    "cache_info",
+    "explain",
+    "refresh",
+    "tvmify",
+    "warmup",
+]
+
+
+class _CallableModule(ModuleType):
+    """Makes ``import tvmify; @tvmify`` work like ``from tvmify import tvmify; @tvmify``."""
+
+    __call__ = staticmethod(tvmify)
+
+
+sys.modules[__name__].__class__ = _CallableModule

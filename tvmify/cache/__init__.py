@@ -1,0 +1,10 @@
+"""The cache: what a compiled program is known by, and where it is kept.
+
+Nothing in here knows torch or TVM: a key is named texts, an entry is bytes and a description.
+"""
+
+from tvmify.cache.disk import DiskCache
+from tvmify.cache.key import Key
+from tvmify.cache.memory import MemoryCache
+
+__all__ = ["DiskCache", "Key", "MemoryCache"]

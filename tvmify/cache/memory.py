@@ -1,0 +1,62 @@
+"""The memory cache: what one module has ready, the least recently used leaving first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from cachetools import LRUCache
+
+Value = TypeVar("Value")
+
+
+class MemoryCache(Generic[Value]):
+    """`cachetools.LRUCache` that several threads may use, and that counts.
+
+    Parameters
+    ----------
+    size
+        How many values it keeps.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._values: LRUCache[Hashable, Value] = LRUCache(size)
+        # Looking up reorders the cache, so readers need the lock as much as writers do.
+        self._lock = threading.Lock()
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, key: Hashable) -> Value | None:
+        """Return the value of a key, or None; counts a hit or a miss."""
+        with self._lock:
+            value = self._values.get(key)
+            if value is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+            return value
+
+    def peek(self, key: Hashable) -> Value | None:
+        """Return the value of a key, or None, without counting."""
+        with self._lock:
+            return self._values.get(key)
+
+    def put(self, key: Hashable, value: Value) -> None:
+        """Keep a value; the least recently used one leaves when the cache is full."""
+        with self._lock:
+            self._values[key] = value
+
+    def clear(self) -> None:
+        """Forget every value; the counts stay."""
+        with self._lock:
+            self._values.clear()
+
+    def values(self) -> list[Value]:
+        """Return the values, the least recently used first."""
+        with self._lock:
+            return list(self._values.values())
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._values)

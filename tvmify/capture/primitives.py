@@ -1,0 +1,367 @@
+"""What TorchScript's own operators mean, in Python.
+
+TorchScript has some 800 operators which the PyTorch dispatcher does not know: arithmetic of Python
+numbers, methods of lists, dictionaries and strings, and questions about a tensor. ``torch.ops``
+either lacks them or copies the list that it should change, so they are written here.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tvmify.errors import CaptureError, UnsupportedOperator
+
+#: c10::ScalarType in its order: TorchScript stores a dtype as the index.
+DTYPES: tuple[torch.dtype | None, ...] = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.qint8,
+    torch.quint8,
+    torch.qint32,
+    torch.bfloat16,
+    torch.quint4x2,
+    torch.quint2x4,
+    None,  # Bits1x8 … Bits16: internal types without arithmetic
+    None,
+    None,
+    None,
+    None,
+    torch.float8_e5m2,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2fnuz,
+    torch.float8_e4m3fnuz,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+#: c10::Layout and c10::MemoryFormat, as far as TorchScript programs use them.
+LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
+MEMORY_FORMATS = (
+    torch.contiguous_format,
+    torch.preserve_format,
+    torch.channels_last,
+    torch.channels_last_3d,
+)
+
+
+class StateList(list):
+    """A list that outlives the call (an attribute or an argument): it must not be written."""
+
+
+class StateDict(dict):
+    """A dictionary that outlives the call: it must not be written."""
+
+
+def protect(value: Any) -> Any:
+    """Copy lists and dictionaries, however nested, as ones that refuse to be written."""
+    if isinstance(value, list):
+        return StateList(protect(item) for item in value)
+    if isinstance(value, dict):
+        return StateDict((key, protect(item)) for key, item in value.items())
+    if isinstance(value, tuple):
+        items = [protect(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def is_literal(value: Any) -> bool:
+    """Tell whether a value is a tensor whose elements are known while capturing."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    return isinstance(value, torch.Tensor) and not is_fake(value)
+
+
+def read_number(value: Any) -> Any:
+    """Return the Python number in a tensor of one element, when capturing can know it.
+
+    Raises
+    ------
+    CaptureError
+        The tensor depends on the inputs or the weights.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not is_literal(value):
+        raise CaptureError(
+            "A Python number is read from a tensor's values, so the program depends on them",
+            "Keep the value in a tensor (torch.where instead of if), "
+            "or decorate the submodules around this place.",
+        )
+    return value.item()
+
+
+def code_of(value: Any) -> Any:
+    """Turn a dtype, layout or memory format into the integer that TorchScript uses for it."""
+    for table in (DTYPES, LAYOUTS, MEMORY_FORMATS):
+        if type(value) is type(table[0]):
+            return table.index(value)
+    return value
+
+
+def dtype_of(code: Any) -> torch.dtype | None:
+    """Turn TorchScript's integer, or None, into a dtype."""
+    return DTYPES[code] if isinstance(code, int) else code
+
+
+def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to change a container that outlives the call: the change would be lost."""
+
+    def checked(container: Any, *args: Any) -> Any:
+        if isinstance(container, (StateList, StateDict)):
+            raise UnsupportedOperator(
+                ["prim::SetAttr"],
+                "the program changes a list or dictionary that it was given or that it keeps",
+            )
+        return change(container, *args)
+
+    return checked
+
+
+def _in_place(name: str) -> Callable[..., Any]:
+    """Call the method of that name and return the container, as ``aten::append`` does."""
+
+    def change(container: Any, *args: Any) -> Any:
+        getattr(container, name)(*args)
+        return container
+
+    return _writes(change)
+
+
+def _literal_tensor(
+    elements: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+) -> Any:
+    return torch.tensor(elements, dtype=dtype_of(dtype), device=device)
+
+
+def _as_tensor(elements: Any, dtype: Any = None, device: Any = None) -> Any:
+    return torch.as_tensor(elements, dtype=dtype_of(dtype), device=device)
+
+
+def _to(tensor: Any, device: Any, dtype: Any, non_blocking: bool, copy: bool) -> Any:
+    # torch.Tensor.to wants the arguments that are None left out
+    wanted = {"device": device, "dtype": dtype_of(dtype)}
+    wanted = {name: value for name, value in wanted.items() if value is not None}
+    return tensor.to(non_blocking=non_blocking, copy=copy, **wanted)
+
+
+def _log(number: Any, *base: Any) -> float:
+    return math.log(number, *base)
+
+
+def _round_to_zero(a: int, b: int) -> int:
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def _affix(test: str) -> Callable[..., bool]:
+    def matches(text: str, part: str, start: int = 0, end: int = -1) -> bool:
+        # TorchScript's default end of -1 means the whole string, unlike Python's
+        return bool(getattr(text[start : None if end == -1 else end], test)(part))
+
+    return matches
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda value, *args: getattr(value, name)(*args)
+
+
+def _attribute(name: str) -> Callable[..., Any]:
+    return lambda value: code_of(getattr(value, name))
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+#: Operators by their kind. Their results are made a float, int or bool by the caller when the
+#: graph says so, hence ``round`` may return an int.
+PRIMITIVES: dict[str, Callable[..., Any]] = {
+    # numbers, strings and lists
+    **{
+        f"aten::{name}": getattr(operator, name)
+        for name in ("add", "sub", "mul", "neg", "lt", "le", "gt", "ge", "eq", "ne", "pow")
+    },
+    **{
+        f"aten::{name}": getattr(math, name)
+        for name in (
+            "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp "
+            "expm1 fabs factorial floor fmod frexp gamma gcd isfinite isinf isnan ldexp lgamma "
+            "log10 log1p modf radians sin sinh sqrt tan tanh"
+        ).split()
+    },
+    "aten::__and__": operator.and_,
+    "aten::__or__": operator.or_,
+    "aten::__xor__": operator.xor,
+    "aten::__lshift__": operator.lshift,
+    "aten::__rshift__": operator.rshift,
+    "aten::__not__": operator.not_,
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__contains__": operator.contains,
+    "aten::__derive_index": lambda index, start, step: start + index * step,
+    "aten::__range_length": lambda low, high, step: len(range(low, high, step)),
+    "aten::__round_to_zero_floordiv": _round_to_zero,
+    "aten::div": operator.truediv,
+    "aten::divmod": divmod,
+    "aten::floordiv": operator.floordiv,
+    "aten::remainder": operator.mod,
+    "aten::mathremainder": math.remainder,
+    "aten::log": _log,
+    "aten::round": round,
+    "aten::sum": sum,
+    "aten::any": any,
+    "aten::all": all,
+    "aten::hex": hex,
+    "aten::oct": oct,
+    "aten::bin": bin,
+    "aten::ord": ord,
+    "aten::chr": chr,
+    "prim::abs": abs,
+    "prim::min": min,
+    "prim::max": max,
+    "prim::rangelist": lambda length: list(range(length)),
+    "prim::StringIndex": operator.getitem,
+    # numbers out of tensors
+    "aten::Int": lambda value: int(read_number(value)),
+    "aten::Float": lambda value: float(read_number(value)),
+    "aten::Bool": lambda value: bool(read_number(value)),
+    "aten::IntImplicit": read_number,
+    "aten::FloatImplicit": read_number,
+    "aten::ScalarImplicit": read_number,
+    "aten::item": read_number,
+    # containers
+    "aten::len": len,
+    "aten::__getitem__": operator.getitem,
+    "aten::select": operator.getitem,
+    "aten::slice": lambda items, start, end, step: items[start:end:step],
+    "aten::list": list,
+    "aten::dict": dict,
+    "aten::copy": lambda items: dict(items) if isinstance(items, dict) else list(items),
+    "aten::sorted": sorted,
+    "aten::index": _method("index"),
+    "aten::count": _method("count"),
+    "aten::keys": lambda items: list(items.keys()),
+    "aten::values": lambda items: list(items.values()),
+    "aten::items": lambda items: list(items.items()),
+    "aten::get": _method("get"),
+    "aten::_set_item": _writes(operator.setitem),
+    "aten::Delete": _writes(operator.delitem),
+    "aten::pop": _writes(lambda items, *args: items.pop(*args)),
+    "aten::popitem": _writes(lambda items: items.popitem()),
+    "aten::setdefault": _writes(lambda items, *args: items.setdefault(*args)),
+    "aten::sort": _writes(lambda items, descending=False: items.sort(reverse=descending)),
+    "aten::add_": _writes(operator.iadd),
+    "aten::mul_": _writes(operator.imul),
+    **{
+        f"aten::{name}": _in_place(name)
+        for name in ("append", "extend", "insert", "remove", "reverse", "clear", "update")
+    },
+    # strings
+    **{
+        f"aten::{name}": _method(name)
+        for name in (
+            "lower upper strip lstrip rstrip title capitalize swapcase replace join zfill find "
+            "rfind split rsplit splitlines partition rpartition isdigit isalpha isalnum"
+        ).split()
+    },
+    "aten::startswith": _affix("startswith"),
+    "aten::endswith": _affix("endswith"),
+    "aten::format": _method("format"),
+    "aten::percentFormat": lambda text, *values: text % values,
+    "aten::str": str,
+    # questions about a tensor, a device or the interpreter
+    **{
+        f"prim::{name}": _attribute(name)
+        for name in (
+            "dtype device layout is_cpu is_cuda is_meta is_mps is_xpu is_sparse is_sparse_csr "
+            "is_quantized is_nested itemsize nbytes type index"
+        ).split()
+    },
+    # a program is captured for inference, whatever the example tensors happen to require
+    "prim::requires_grad": lambda tensor: False,
+    "prim::grad": _nothing,
+    "prim::name": _nothing,
+    "prim::data": lambda tensor: tensor.detach(),
+    "prim::EnumName": lambda member: member.name,
+    "prim::EnumValue": lambda member: member.value,
+    "aten::size": lambda tensor, *dim: tensor.size(*dim) if dim else list(tensor.size()),
+    "aten::stride": lambda tensor, *dim: tensor.stride(*dim) if dim else list(tensor.stride()),
+    **{
+        f"aten::{name}": _method(name)
+        for name in (
+            "dim numel storage_offset element_size is_floating_point is_complex is_signed "
+            "is_contiguous cpu"
+        ).split()
+    },
+    "aten::device": torch.device,
+    "aten::_infer_size": lambda a, b: list(torch.broadcast_shapes(a, b)),
+    "aten::broadcast_shapes": lambda a, b: list(torch.broadcast_shapes(a, b)),
+    "aten::_size_if_not_equal": lambda a, b: None if list(a) == list(b) else list(a),
+    "aten::is_scripting": lambda: True,
+    "aten::_get_tracing_state": lambda: False,
+    "aten::is_autocast_enabled": lambda: False,
+    "aten::is_autocast_cpu_enabled": lambda: False,
+    "aten::is_grad_enabled": lambda: False,
+    "aten::set_grad_enabled": _nothing,
+    "aten::has_torch_function": lambda *_: False,
+    # eager prints at each call, compiled code never: text on a terminal is no result
+    "aten::warn": _nothing,
+    "prim::Print": _nothing,
+    # tensors out of Python values
+    "aten::tensor": _literal_tensor,
+    "aten::as_tensor": _as_tensor,
+    "aten::_list_to_tensor": torch.tensor,
+    "aten::numpy_T": operator.attrgetter("T"),
+    "aten::matrix_H": operator.attrgetter("H"),
+    "aten::mT": operator.attrgetter("mT"),
+    "aten::mH": operator.attrgetter("mH"),
+    "aten::copy_": lambda tensor, other: (
+        tensor.copy_(other) if isinstance(other, torch.Tensor) else tensor.fill_(other)
+    ),
+}
+
+#: Operators of which only this overload differs from the dispatcher's operator of the same kind.
+PRIMITIVE_OVERLOADS: dict[str, Callable[..., Any]] = {
+    "aten::to.prim_Device": lambda tensor, device, dtype, non_blocking, copy: _to(
+        tensor, device, dtype, non_blocking, copy
+    ),
+    "aten::to.prim_dtype": lambda tensor, dtype, non_blocking, copy: _to(
+        tensor, None, dtype, non_blocking, copy
+    ),
+    "aten::to.prim_other": lambda tensor, non_blocking, copy: _to(
+        tensor, None, None, non_blocking, copy
+    ),
+    "aten::split": lambda tensor, sizes, dim: list(torch.split(tensor, sizes, dim)),
+}
+
+#: Kinds for which the dispatcher has an operator too, but Python's answer is what is wanted: a
+#: list and not a tuple, a number that is known while capturing.
+PREFERRED = frozenset(
+    {
+        "aten::size",
+        "aten::stride",
+        "aten::dim",
+        "aten::numel",
+        "aten::storage_offset",
+        "aten::is_floating_point",
+        "aten::is_complex",
+        "aten::is_signed",
+        "aten::is_contiguous",
+        "aten::item",
+    }
+)

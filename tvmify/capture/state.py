@@ -1,0 +1,132 @@
+"""What a program reads of its module: tensors by name, everything else by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tvmify.capture.primitives import protect
+
+
+class ModulePath(str):
+    """A module, while a graph is walked: its dotted name from the root."""
+
+    __slots__ = ()
+
+    def attribute(self, name: str) -> str:
+        """Return the dotted name of one of the module's attributes."""
+        return f"{self}.{name}" if self else name
+
+
+@dataclass(frozen=True)
+class WeightName:
+    """Stands for a tensor inside an attribute's value."""
+
+    name: str
+
+
+@dataclass
+class State:
+    """The attributes that a TorchScript program reads, found while its graph is walked.
+
+    Attributes
+    ----------
+    root
+        The module, as TorchScript's C++ object; dropped with `forget_root`, so that tensors which
+        the module replaces later are not kept alive.
+    tensors
+        Parameters, buffers and tensor attributes by dotted name, in order of their first use. A
+        tensor in a list, tuple or dictionary has its index or key as the last part of its name.
+    values
+        All other attributes: tensors inside are replaced by a `WeightName`, modules by a
+        `ModulePath`.
+    """
+
+    root: torch._C.ScriptModule | None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def find(self, name: str) -> Any:
+        """Return an attribute with its tensors replaced by their names, remembering it."""
+        if name not in self.values:
+            assert self.root is not None, f"{name} was not read while the graph was walked"
+            owner: Any = self.root
+            for part in name.split("."):
+                owner = owner.getattr(part)
+            self.values[name] = self._named(name, owner)
+        return self.values[name]
+
+    def _named(self, name: str, value: Any) -> Any:
+        if isinstance(value, torch._C.ScriptModule):
+            return ModulePath(name)
+        if isinstance(value, torch.Tensor):
+            self.tensors[name] = value
+            return WeightName(name)
+        if isinstance(value, list):
+            return [self._named(f"{name}.{i}", item) for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            items = [self._named(f"{name}.{i}", item) for i, item in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, dict):
+            return {key: self._named(f"{name}.{key}", item) for key, item in value.items()}
+        return value
+
+    def read(self, name: str, tensors: dict[str, torch.Tensor]) -> Any:
+        """Return an attribute's value, with tensors taken from ``tensors``, safe from writes."""
+        return protect(_filled(self.find(name), tensors))
+
+
+def _filled(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, WeightName):
+        return tensors[value.name]
+    if isinstance(value, list):
+        return [_filled(item, tensors) for item in value]
+    if isinstance(value, tuple):
+        items = [_filled(item, tensors) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: _filled(item, tensors) for key, item in value.items()}
+    return value
+
+
+def resolve(root: Any, name: str) -> Any:
+    """Return the present value of a dotted name: attributes, then indices and keys.
+
+    Raises
+    ------
+    AttributeError, LookupError, ValueError
+        There is no such attribute (any more).
+    """
+    value = root
+    for part in name.split("."):
+        if isinstance(value, dict):
+            value = next(item for key, item in value.items() if str(key) == part)
+        elif isinstance(value, (list, tuple)):
+            value = value[int(part)]
+        else:
+            value = getattr(value, part)
+    return value
+
+
+def tensor_names(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor that a module tree holds with its dotted name, attributes included."""
+    for prefix, child in module.named_modules(remove_duplicate=False):
+        path = ModulePath(prefix)
+        for holder in (child._parameters, child._buffers, vars(child)):
+            for key, value in holder.items():
+                if not (holder is vars(child) and key.startswith("_")):
+                    yield from _tensors_in(path.attribute(key), value)
+
+
+def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from _tensors_in(f"{name}.{i}", item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(f"{name}.{key}", item)

@@ -1,0 +1,80 @@
+"""Evaluate, once and with torch, the parts of a program that depend on no input and no weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+#: Larger results are computed at run time: the library would carry them, and they cost its
+#: reader more than a kernel that fills memory costs.
+LARGEST_CONSTANT = 1 << 20  # bytes
+
+
+def fold_constants(program: ExportedProgram) -> None:
+    """Replace, in place, constant sub-expressions by tensor constants of the graph.
+
+    Causal masks, position ids and the like, which transformer models build anew in every call,
+    become constants; converters can then see, for example, that a mask is all true.
+    Weights are arguments, never constants, and so is all that is computed from them.
+    """
+    graph = program.graph
+    known: dict[fx.Node, Any] = {}
+    names = {
+        spec.arg.name: str(spec.target)
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    for node in graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            known[node] = program.constants[names[node.name]]
+        elif node.op == "call_function" and _is_pure(node):
+            if all(argument in known for argument in node.all_input_nodes):
+                known[node] = _evaluate(node, known)
+    for node in known:
+        users = [user for user in node.users if user not in known]
+        if node.op == "call_function" and users and isinstance(known[node], torch.Tensor):
+            _replace(program, node, known[node])
+    graph.eliminate_dead_code()
+
+
+def constant_of(program: ExportedProgram, node: Any) -> torch.Tensor | None:
+    """Return the value of a node that holds a tensor constant."""
+    if not isinstance(node, fx.Node):
+        return None
+    if node.op == "get_attr":
+        return getattr(program.graph_module, str(node.target))
+    for spec in program.graph_signature.input_specs:
+        if spec.arg.name == node.name and spec.kind is InputKind.CONSTANT_TENSOR:
+            return program.constants[str(spec.target)]
+    return None
+
+
+def _evaluate(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
+    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+    with torch.no_grad():
+        return node.target(*arguments, **keywords)  # type: ignore[operator]
+
+
+def _is_pure(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    value = node.meta.get("val")
+    size = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+    return (
+        size <= LARGEST_CONSTANT
+        and torch.Tag.nondeterministic_seeded not in tags
+        and not node.is_impure()
+    )
+
+
+def _replace(program: ExportedProgram, node: fx.Node, value: torch.Tensor) -> None:
+    module = program.graph_module
+    name = f"folded_{node.name}"
+    module.register_buffer(name, value.detach().clone(), persistent=False)
+    with program.graph.inserting_before(node):
+        constant = program.graph.get_attr(name)
+    constant.meta = dict(node.meta)
+    node.replace_all_uses_with(constant)

@@ -1,0 +1,94 @@
+"""Convolutions: everything up to two dimensions becomes ``relax.nn.conv2d``, which is scheduled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import fx
+from tvm import relax, topi
+
+from tvmify.compiler.converters.reduction import accumulator
+from tvmify.compiler.converters.registry import converts
+
+if TYPE_CHECKING:
+    from tvmify.compiler.importer import Importer
+
+
+@converts("convolution.default")
+def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, kernel, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
+    dtype = accumulator(node.meta["val"].dtype)
+    x, weight = importer.tensor(source, dtype), importer.tensor(kernel, dtype)
+    rank = len(importer.shape(source)) - 2
+    stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
+    before, after = list(padding), list(padding)
+    if transposed:
+        extents = importer.shape(kernel)[2:]
+        x, weight = _as_plain(importer, x, weight, stride, int(groups))  # type: ignore[arg-type]
+        extra = _spread(output_padding, rank)
+        before = [d * (k - 1) - p for d, k, p in zip(dilation, extents, padding, strict=True)]
+        after = [b + e for b, e in zip(before, extra, strict=True)]
+        x, before, after = _cropped(importer, x, before, after)
+        stride = [1] * rank
+    if rank == 1:
+        x, weight = (importer.emit(relax.op.expand_dims(t, 2)) for t in (x, weight))
+        stride, dilation, before, after = [1, *stride], [1, *dilation], [0, *before], [0, *after]
+    convolve = relax.op.nn.conv3d if rank == 3 else relax.op.nn.conv2d
+    result = importer.emit(
+        convolve(
+            x,
+            weight,
+            strides=stride,
+            padding=[*before, *after],
+            dilation=dilation,
+            groups=int(groups),  # type: ignore[arg-type]
+        )
+    )
+    if bias is not None:
+        channels = importer.shape(bias)[0]
+        per_channel = [1, channels] + [1] * max(rank, 2)
+        shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
+        result = importer.emit(relax.op.add(result, importer.emit(shift)))
+    return importer.emit(relax.op.squeeze(result, [2])) if rank == 1 else result
+
+
+def _spread(value: object, rank: int) -> list[int]:
+    values = list(value) if isinstance(value, (list, tuple)) else [value]  # type: ignore[arg-type]
+    return values * rank if len(values) == 1 else values
+
+
+def _as_plain(
+    importer: Importer, x: relax.Expr, weight: relax.Expr, stride: list[int], groups: int
+) -> tuple[relax.Expr, relax.Expr]:
+    """Turn a transposed convolution into a plain one.
+
+    It spreads the input by its stride, filling with zeros, and slides the mirrored kernel with
+    input and output channels exchanged. The zeros cost work, but the plain convolution is
+    scheduled, and the kernel is mirrored in the pack function.
+    """
+    if any(step != 1 for step in stride):
+        x = importer.emit_te(topi.nn.dilate, x, [1, 1, *stride], primfunc_name_hint="dilate")
+    channels, per_group, *extents = (int(e) for e in weight.ty.shape)
+    grouped = [groups, channels // groups, per_group, *extents]
+    weight = importer.emit(relax.op.reshape(weight, grouped))
+    axes = [0, 2, 1, *range(3, len(grouped))]
+    weight = importer.emit(relax.op.permute_dims(weight, axes))
+    plain = [groups * per_group, channels // groups, *extents]
+    weight = importer.emit(relax.op.reshape(weight, plain))
+    for axis, extent in enumerate(extents, start=2):
+        if extent > 1:
+            weight = importer.emit(relax.op.flip(weight, axis))
+    return x, weight
+
+
+def _cropped(
+    importer: Importer, x: relax.Expr, before: list[int], after: list[int]
+) -> tuple[relax.Expr, list[int], list[int]]:
+    """Crop the input where a padding is negative."""
+    shape = [int(e) for e in x.ty.shape]
+    low = [0, 0, *(max(-b, 0) for b in before)]
+    high = [*shape[:2], *(e - max(-a, 0) for e, a in zip(shape[2:], after, strict=True))]
+    if low != [0] * len(shape) or high != shape:
+        axes = list(range(len(shape)))
+        x = importer.emit(relax.op.strided_slice(x, axes, low, high))
+    return x, [max(b, 0) for b in before], [max(a, 0) for a in after]

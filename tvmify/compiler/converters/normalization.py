@@ -1,0 +1,122 @@
+"""Layer, group, instance and batch normalization."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from tvm import relax
+
+from tvmify.compiler.converters.reduction import accumulator
+from tvmify.compiler.converters.registry import converts, dtype_of
+
+if TYPE_CHECKING:
+    from tvmify.compiler.importer import Importer
+
+
+@converts("layer_norm.default", "native_layer_norm.default")
+def layer_norm(importer: Importer, node: fx.Node) -> Any:
+    shape, weight, bias, eps = (
+        importer.argument(node, index, name, default)
+        for index, name, default in (
+            (1, "normalized_shape", None),
+            (2, "weight", None),
+            (3, "bias", None),
+            (4, "eps", 1e-5),
+        )
+    )
+    dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(node.args[0], dtype)
+    gamma = _scale(importer, weight, list(shape), 1.0, dtype)
+    beta = _scale(importer, bias, list(shape), 0.0, dtype)
+    result = importer.emit(
+        relax.op.nn.layer_norm(x, gamma, beta, list(range(-len(shape), 0)), epsilon=float(eps))
+    )
+    return result if "native" not in str(node.target) else (result, None, None)
+
+
+@converts("native_group_norm.default")
+def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    source, weight, bias, _, channels, _, groups, eps = node.args
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    # In terms of layer norm, whose axes are the last: [N, groups, elements of a group].
+    elements = 1
+    for extent in shape[1:]:
+        elements *= extent
+    grouped = importer.emit(relax.op.reshape(x, [shape[0], groups, elements // int(groups)]))
+    unit = [elements // int(groups)]
+    normal = relax.op.nn.layer_norm(
+        grouped,
+        _scale(importer, None, unit, 1.0, dtype),
+        _scale(importer, None, unit, 0.0, dtype),
+        [-1],
+        epsilon=float(eps),
+    )
+    result = importer.emit(relax.op.reshape(normal, list(shape)))
+    per_channel = [int(channels)] + [1] * (len(shape) - 2)
+    if weight is not None:
+        scale = relax.op.reshape(importer.tensor(weight, dtype), per_channel)
+        result = importer.emit(relax.op.multiply(result, scale))
+    if bias is not None:
+        shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
+        result = importer.emit(relax.op.add(result, shift))
+    return result, None, None
+
+
+@converts("_native_batch_norm_legit_no_training.default")
+def batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    """One multiplication and one addition per element, in terms of the weights alone.
+
+    They are lifted to the pack function, or folded into a convolution (see
+    `tvmify.compiler.passes.fold_scale`).
+    """
+    source, weight, bias, mean, variance, _, eps = node.args
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    per_channel = [shape[1]] + [1] * (len(shape) - 2)
+    deviation = relax.op.sqrt(
+        relax.op.add(importer.tensor(variance, dtype), relax.const(float(eps), dtype_of(x)))
+    )
+    scale = relax.op.divide(_scale(importer, weight, [shape[1]], 1.0, dtype), deviation)
+    scale = importer.emit(scale)
+    shift = relax.op.negative(relax.op.multiply(importer.tensor(mean, dtype), scale))
+    if bias is not None:
+        shift = relax.op.add(importer.tensor(bias, dtype), shift)
+    scaled = relax.op.multiply(x, importer.emit(relax.op.reshape(scale, per_channel)))
+    shift = importer.emit(relax.op.reshape(importer.emit(shift), per_channel))
+    return importer.emit(relax.op.add(importer.emit(scaled), shift)), None, None
+
+
+@converts("_native_batch_norm_legit.no_stats")
+def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    """What instance norm becomes: the statistics of each channel over batch and space."""
+    source, weight, bias, _, _, eps = node.args
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    axes = [0, *range(2, len(shape))]
+    per_channel = [shape[1]] + [1] * (len(shape) - 2)
+    centred = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
+    variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
+    deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))
+    result = importer.emit(relax.op.divide(centred, deviation))
+    if weight is not None:
+        scale = relax.op.reshape(importer.tensor(weight, dtype), per_channel)
+        result = importer.emit(relax.op.multiply(result, scale))
+    if bias is not None:
+        shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
+        result = importer.emit(relax.op.add(result, shift))
+    return result, None, None
+
+
+def _scale(
+    importer: Importer, weight: Any, shape: list[int], default: float, dtype: torch.dtype
+) -> relax.Expr:
+    if weight is not None:
+        return importer.tensor(weight, dtype)
+    fill = relax.const(default, str(dtype).removeprefix("torch."))
+    return importer.emit(relax.op.full(relax.ShapeExpr(shape), fill))

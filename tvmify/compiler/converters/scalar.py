@@ -1,0 +1,81 @@
+"""Functions of scalars, as TIR, that TVM has not or has inexactly; and their lifting to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import te, tirx
+
+#: Expressions of TIR; the stubs of TVM do not name their common type.
+Scalar = Any
+
+
+def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
+    """Lift a function of scalars to tensors, which are broadcast against each other."""
+
+    def compute(*tensors: te.Tensor) -> te.Tensor:
+        rank = max(len(tensor.shape) for tensor in tensors)
+        shapes = [[1] * (rank - len(t.shape)) + [int(e) for e in t.shape] for t in tensors]
+        shape = [next((e for e in extents if e != 1), 1) for extents in zip(*shapes, strict=True)]
+
+        def element(*indices: Scalar) -> Scalar:
+            return function(*(_at(tensor, indices) for tensor in tensors))
+
+        return te.compute(shape, element, name=function.__name__.strip("_<>"))
+
+    return compute
+
+
+def _at(tensor: te.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
+    last = indices[len(indices) - len(tensor.shape) :]
+    return tensor(*(0 if int(e) == 1 else i for e, i in zip(tensor.shape, last, strict=True)))
+
+
+def _number(value: float, like: Scalar) -> Scalar:
+    return tirx.const(value, str(like.ty.dtype))
+
+
+def expm1(x: Scalar) -> Scalar:
+    """Return ``exp(x) - 1`` without the loss of digits near zero.
+
+    There ``exp(x) - 1 = 2t / (1 - t)`` with ``t = tanh(x / 2)``; an infinite ``exp`` is in the
+    branch that is not taken, and NaN fails the comparison and stays in the other.
+    """
+    t = tirx.tanh(x * _number(0.5, x))
+    near_zero = (t + t) / (_number(1.0, x) - t)
+    half = _number(0.5, x)
+    return tirx.Select(tirx.all(x > -half, x < half), near_zero, tirx.exp(x) - _number(1.0, x))
+
+
+def remainder(x: Scalar, y: Scalar) -> Scalar:
+    """Return the remainder of floats with the sign of the divisor, as torch computes it."""
+    rest = tirx.fmod(x, y)
+    zero = _number(0.0, x)
+    differ = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
+    return tirx.Select(differ, rest + y, rest)
+
+
+def floor_divide(x: Scalar, y: Scalar) -> Scalar:
+    """Return the floored quotient of floats by the exact remainder, as torch computes it.
+
+    The floor of the rounded quotient may be one too large.
+    """
+    quotient = (x - remainder(x, y)) / y
+    rounded = tirx.nearbyint(quotient)
+    return tirx.Select(y == _number(0.0, y), x / y, rounded)
+
+
+def trunc_divide(x: Scalar, y: Scalar) -> Scalar:
+    """Return the quotient of floats without its fraction."""
+    return tirx.trunc(x / y)
+
+
+#: By the base name of the ATen operator.
+INTRINSICS: dict[str, Callable[[Scalar], Scalar]] = {
+    "expm1": expm1,
+    "log10": tirx.log10,
+    "log1p": tirx.log1p,
+    "log2": tirx.log2,
+    "round": tirx.nearbyint,
+}

@@ -1,0 +1,321 @@
+"""ATen program → Relax: decompose, check, and translate operator by operator.
+
+TVM's own importer is the base. It is driven node by node from here because, as it stands, it binds
+buffers as constants, drops mutations silently, and gets shapes and dtypes of some operators wrong;
+here buffers stay arguments, effects are refused, and every translated value is compared with the
+shape and dtype that torch recorded for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from tvmify.compiler.constants import fold_constants
+from tvmify.compiler.converters import CONVERTERS
+from tvmify.compiler.decompositions import decompose
+from tvmify.compiler.stock import STOCK
+from tvmify.errors import UnsupportedInput, UnsupportedOperator
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A Relax module with one function, ``main(*inputs, *weights)``, and how it is called.
+
+    Attributes
+    ----------
+    ir_mod
+        ``main`` returns a tuple of the tensors that the program computes.
+    inputs
+        Index, among the flattened arguments of the call, of each tensor that ``main`` takes.
+    weights
+        Dotted name of each parameter or buffer that ``main`` takes after the inputs.
+    outputs
+        See `tvmify.artifact.Artifact.outputs`.
+    output_structure
+        The pytree of the result as text.
+    operators
+        How often each ATen operator occurs.
+    """
+
+    ir_mod: tvm.IRModule
+    inputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    outputs: tuple[tuple[str, Any], ...]
+    output_structure: str
+    operators: dict[str, int]
+
+
+def import_program(program: ExportedProgram) -> Imported:
+    """Translate an exported program into Relax.
+
+    Parameters
+    ----------
+    program
+        Not decomposed, with static shapes.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The program contains operators without a converter (all of them are named), changes its
+        buffers or inputs, or draws random numbers.
+    UnsupportedInput
+        A tensor has a dtype that TVM cannot hold.
+    """
+    program = decompose(program)
+    fold_constants(program)
+    _refuse_effects(program)
+    _refuse_unknown_operators(program.graph)
+    return Importer(program).run()
+
+
+class Importer(ExportedProgramImporter):
+    """Translates the nodes of one program; what `CONVERTERS` functions get as first argument.
+
+    Attributes
+    ----------
+    env
+        The Relax value of every node translated so far (a tuple for operators with several
+        results).
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        self.program = program
+        self.block_builder = relax.BlockBuilder()
+
+    # ---------------------------------------------------------------- for converters
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an expression to a variable of the function under construction."""
+        return self.block_builder.emit(expr)
+
+    def emit_te(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> relax.Var:
+        """Bind a call of a tensor expression, which sees Relax values as TE tensors."""
+        return self.block_builder.emit_te(function, *args, **kwargs)
+
+    def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
+        """Return an argument of a call, given by position or by name."""
+        if index < len(node.args):
+            return node.args[index]
+        return node.kwargs.get(name, default)
+
+    def shape(self, value: Any) -> tuple[int, ...]:
+        """Return the static shape of a node of the program."""
+        return tuple(int(extent) for extent in value.meta["val"].shape)
+
+    def tensor(self, value: Any, dtype: torch.dtype | None = None) -> relax.Expr:
+        """Return a node, or a number, as a Relax tensor, cast to `dtype` if that is given."""
+        if not isinstance(value, fx.Node):
+            return relax.const(value, dtype_name(dtype or torch.get_default_dtype()))
+        expr = self.env[value]
+        if dtype is None or value.meta["val"].dtype == dtype:
+            return expr
+        return self.emit(relax.op.astype(expr, dtype_name(dtype)))
+
+    # ---------------------------------------------------------------- the translation
+
+    def run(self) -> Imported:
+        """Translate the whole program."""
+        inputs, weights = self._declare()
+        signature = self.program.graph_signature
+        with self.block_builder.function(
+            "main",
+            params=[*inputs.values(), *weights.values()],
+            attrs={"num_input": len(inputs)},
+        ):
+            with self.block_builder.dataflow():
+                for node in self.program.graph.nodes:
+                    if node.op == "call_function":
+                        self.env[node] = self._translate(node)
+                tensors, outputs = self._outputs()
+                result = self.block_builder.emit_output(relax.Tuple(tensors))
+            self.block_builder.emit_func_output(result)
+        targets = {spec.arg.name: spec.target for spec in signature.input_specs}
+        return Imported(
+            ir_mod=self.block_builder.finalize(),
+            inputs=tuple(inputs),
+            weights=tuple(str(targets[name]) for name in weights),
+            outputs=outputs,
+            output_structure=_structure(self.program),
+            operators=_count_operators(self.program.graph),
+        )
+
+    def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var]]:
+        """Make a parameter of ``main`` for each tensor that the program reads."""
+        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        inputs: dict[int, relax.Var] = {}
+        weights: dict[str, relax.Var] = {}
+        leaf = -1
+        for spec in self.program.graph_signature.input_specs:
+            leaf += spec.kind is InputKind.USER_INPUT
+            if not isinstance(spec.arg, TensorArgument):
+                continue
+            node = placeholders[spec.arg.name]
+            if not node.users:
+                continue
+            if spec.kind is InputKind.CONSTANT_TENSOR:
+                self.env[node] = self._constant(self.program.constants[str(spec.target)])
+                continue
+            var = relax.Var(node.name, _tensor_type(node.meta["val"], node.name))
+            self.env[node] = var
+            if spec.kind is InputKind.USER_INPUT:
+                inputs[leaf] = var
+            else:
+                weights[node.name] = var
+        for node in self.program.graph.find_nodes(op="get_attr"):
+            self.env[node] = self._constant(getattr(self.program.graph_module, str(node.target)))
+        return inputs, weights
+
+    def _constant(self, tensor: torch.Tensor) -> relax.Constant:
+        # A copy: the constant's memory must not change when the caller's tensor does.
+        copy = tensor.detach().cpu().contiguous().clone()
+        _tensor_type(copy, "a tensor constant")
+        return relax.const(tvm.runtime.from_dlpack(copy), dtype_name(copy.dtype))
+
+    def _translate(self, node: fx.Node) -> Any:
+        name = _short_name(node)
+        convert = CONVERTERS.get(name)
+        try:
+            value = convert(self, node) if convert else self.convert_map[name](node)
+        except UnsupportedOperator:
+            raise
+        except Exception as error:
+            raise UnsupportedOperator([_name(node)], _reason(error)) from error
+        return self._checked(node, value, node.meta.get("val"))
+
+    def _checked(self, node: fx.Node, value: Any, expected: Any) -> Any:
+        """Compare a translated value with what torch recorded, and repair its dtype."""
+        if isinstance(expected, (tuple, list)):
+            fields = [value[i] for i in range(len(expected))]
+            return tuple(self._checked(node, v, e) for v, e in zip(fields, expected, strict=True))
+        if value is None or not isinstance(expected, torch.Tensor):
+            return value
+        value = value if isinstance(value, relax.Var) else self.emit(value)
+        shape = tuple(value.ty.shape.values)
+        if shape != tuple(expected.shape):
+            raise UnsupportedOperator(
+                [_name(node)], f"TVM makes the shape {shape} instead of {tuple(expected.shape)}"
+            )
+        dtype = dtype_name(expected.dtype)
+        return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
+
+    def _outputs(self) -> tuple[list[relax.Expr], tuple[tuple[str, Any], ...]]:
+        signature = self.program.graph_signature
+        leaves = {
+            spec.arg.name: index
+            for index, spec in enumerate(
+                s for s in signature.input_specs if s.kind is InputKind.USER_INPUT
+            )
+        }
+        (results,) = self.program.graph.output_node().args
+        tensors: list[relax.Expr] = []
+        position: dict[fx.Node, int] = {}
+        outputs: list[tuple[str, Any]] = []
+        for spec, node in zip(signature.output_specs, results, strict=True):  # type: ignore[arg-type]
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                continue
+            if isinstance(spec.arg, ConstantArgument):
+                outputs.append(("constant", spec.arg.value))
+            elif spec.arg.name in leaves:
+                outputs.append(("argument", leaves[spec.arg.name]))
+            else:
+                if node not in position:
+                    position[node] = len(tensors)
+                    tensors.append(self.env[node])
+                outputs.append(("tensor", position[node]))
+        return tensors, tuple(outputs)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return TVM's name of a dtype of torch; they differ only in torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+#: What TVM's LLVM code generator computes with; complex and quantised dtypes end the process.
+DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 float16 bfloat16 float32 float64".split()
+)
+
+
+def _tensor_type(value: torch.Tensor, name: str) -> relax.TensorType:
+    dtype = dtype_name(value.dtype)
+    if dtype not in DTYPES or value.layout is not torch.strided:
+        raise UnsupportedInput(
+            f"{name!r} is a {value.layout} tensor of {value.dtype}",
+            f"Compiled code takes strided tensors of {', '.join(sorted(DTYPES))}.",
+        )
+    return relax.TensorType([int(extent) for extent in value.shape], dtype)
+
+
+def _refuse_effects(program: ExportedProgram) -> None:
+    signature = program.graph_signature
+    changed = [
+        *(f"buffer {name!r}" for name in signature.buffers_to_mutate.values()),
+        *(f"input {name!r}" for name in signature.user_inputs_to_mutate.values()),
+    ]
+    if changed:
+        raise UnsupportedOperator(
+            ["aten.copy_.default"], f"the program changes {', '.join(changed)} in place"
+        )
+    random = [_name(node) for node in _calls(program.graph) if _is_random(node)]
+    if random:
+        raise UnsupportedOperator(random, "it draws random numbers")
+
+
+def _is_random(node: fx.Node) -> bool:
+    # Attention carries the tag for its dropout; its converter refuses that by itself.
+    tags = getattr(node.target, "tags", ())
+    return (
+        torch.Tag.nondeterministic_seeded in tags
+        and node.target is not torch.ops.aten.scaled_dot_product_attention.default
+    )
+
+
+def _refuse_unknown_operators(graph: fx.Graph) -> None:
+    known = CONVERTERS.keys() | STOCK
+    unknown = [_name(node) for node in _calls(graph) if _short_name(node) not in known]
+    if unknown:
+        raise UnsupportedOperator(unknown)
+
+
+def _count_operators(graph: fx.Graph) -> dict[str, int]:
+    counts = Counter(_name(node) for node in _calls(graph) if _short_name(node) != "getitem")
+    return dict(sorted(counts.items()))
+
+
+def _calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def _name(node: fx.Node) -> str:
+    """Return the qualified name, ``aten.add.Tensor``."""
+    return str(node.target)
+
+
+def _short_name(node: fx.Node) -> str:
+    """Return the name that TVM's importer and `CONVERTERS` use, ``add.Tensor``."""
+    name = str(node.target)
+    return name.removeprefix("aten.") if name.startswith("aten.") else getattr(
+        node.target, "__name__", name
+    )
+
+
+def _structure(program: ExportedProgram) -> str:
+    return pytree.treespec_dumps(program.call_spec.out_spec)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

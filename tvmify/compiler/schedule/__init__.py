@@ -1,0 +1,64 @@
+"""Our CPU schedules: how operators become loop nests, and loop nests fast kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.target import Target
+
+from tvmify.compiler.schedule import matmul
+from tvmify.compiler.schedule.elementwise import Elementwise
+from tvmify.compiler.schedule.rule import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tvm.ir import Call, IRModule
+    from tvm.relax import BlockBuilder, Expr
+
+#: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
+LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {"relax.matmul": matmul.legalize}
+
+#: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
+RULES: tuple[Rule, ...] = (matmul.Matmul(), Elementwise())
+
+
+def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
+    """Schedule every PrimFunc of a module.
+
+    Returns
+    -------
+    ir_mod
+        The module with each PrimFunc scheduled.
+    report
+        For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
+        matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
+    """
+    report: dict[str, str] = {}
+    scheduled = {}
+    with target:
+        for variable, function in ir_mod.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                result, report[variable.name_hint] = _schedule_one(function, target)
+                scheduled[variable] = result
+    for variable, function in scheduled.items():
+        ir_mod.update_func(variable, function)
+    return ir_mod, report
+
+
+def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
+    if function.attrs.get("tirx.is_scheduled", False):
+        return function, "scheduled before"
+    failures = []
+    for rule in RULES:
+        try:
+            schedule_ = rule.apply(function, target, False)
+        except Exception as error:  # TVM's errors share no narrower class
+            message = str(error).strip().splitlines()
+            failures.append(f"{rule.name} failed: {message[-1] if message else repr(error)}")
+            continue
+        if schedule_ is not None:
+            result = schedule_.mod["main"].with_attr("tirx.is_scheduled", True)
+            return result, rule.name + (f" ({'; '.join(failures)})" if failures else "")
+    return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")

@@ -1,0 +1,156 @@
+"""What has no sums: element-wise chains, permutations, gathers, concatenations, padding."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
+from tvm.s_tir.schedule import SBlockRV
+
+from tvmify.compiler.schedule.loops import (
+    blocks_of,
+    extent,
+    fuse,
+    is_injective,
+    is_output,
+    kinds,
+    output_bits,
+    parallel_if_worth,
+    traffic,
+)
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rule import Rule
+
+
+class Elementwise(Rule):
+    """One pass per result, vectorised along memory. Any function at all can take this rule."""
+
+    name = "elementwise"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Inline what can be inlined, then schedule each block that is left by itself."""
+        inline_cheap(sch)
+        work = total_work(sch)
+        for block in blocks_of(sch):
+            schedule_block(sch, block, machine, work)
+        return sch
+
+
+def inline_cheap(sch: s_tir.Schedule) -> None:
+    """Inline the element-wise blocks, unless that would repeat their work.
+
+    A block that is read more often than it has elements (a sigmoid broadcast over an image) and
+    calls a function is kept.
+    """
+    for block in blocks_of(sch):
+        if not is_injective(sch, block) or is_output(sch, block):
+            continue
+        consumers = sch.get_consumers(block)
+        widest = max(_iterations(sch, consumer) for consumer in consumers)
+        if calls_function(sch, block) and widest > 2 * _iterations(sch, block):
+            continue
+        try:
+            sch.compute_inline(block)
+        except s_tir.ScheduleError:
+            continue
+
+
+def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the block computes an exponential or the like: tens of instructions an element."""
+    text = str(sch.get(block).body)
+    return any(f"T.{name}(" in text for name in _FUNCTIONS)
+
+
+_FUNCTIONS = (
+    "exp exp2 exp10 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin acos atan "
+    "asinh acosh atanh atan2 rsqrt"
+).split()
+
+
+def total_work(sch: s_tir.Schedule) -> float:
+    """Multiply-adds that a function is worth, counting a function call as twenty."""
+    return sum(
+        _iterations(sch, block) * (20 if calls_function(sch, block) else 1)
+        for block in blocks_of(sch)
+    )
+
+
+def _iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    return prod(int(variable.dom.extent) for variable in sch.get(block).iter_vars)
+
+
+def schedule_block(
+    sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
+) -> None:
+    """Make one block a nest of its own: parallel outside, one vector inside."""
+    letters = kinds(sch, block)
+    loops = sch.get_loops(block)
+    if not loops or len(loops) != len(letters) or set(letters) - set("SR"):
+        return
+    spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
+    reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
+    if not spatial:
+        return
+    together = contiguous_axes(sch, block)
+    sch.reorder(*spatial, *reduced)
+    inner = fuse(sch, spatial[len(spatial) - together :])
+    outer = spatial[: len(spatial) - together]
+    lanes = machine.lanes(output_bits(sch, block))
+    vector = None
+    if extent(sch, inner) >= lanes:
+        inner, vector = sch.split(inner, [None, lanes])
+        outer = [*outer, inner]
+    elif extent(sch, inner) * 2 >= lanes or not outer:
+        vector = inner
+    else:
+        outer = [*outer, inner]
+    if outer:
+        whole = fuse(sch, outer)
+        parallel_if_worth(sch, whole, machine, work)
+    if reduced and vector is not None:
+        sch.reorder(*reduced, vector)
+    if vector is not None:
+        sch.vectorize(vector)
+    if reduced:
+        initial = sch.decompose_reduction(block, sch.get_loops(block)[1 if outer else 0])
+        if vector is not None:
+            sch.vectorize(sch.get_loops(initial)[-1])
+
+
+def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How many trailing spatial axes can be one: memory runs on through them in every tensor.
+
+    At least one. A tensor counts when it is indexed by exactly these axes at its end, whole, or by
+    none of them.
+    """
+    body = sch.get(block)
+    axes = [v for v in body.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar]
+    count = len(axes)
+    for region in [*body.reads, *body.writes]:
+        while count > 1 and not _runs_through(region, axes[-count:]):
+            count -= 1
+    return count
+
+
+def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
+    index = [(r.min, r.extent) for r in region.region]
+    used = [_mentions(minimum, axes) for minimum, _ in index]
+    if not any(used):
+        return True
+    if len(index) < len(axes) or any(used[: len(index) - len(axes)]):
+        return False
+    shape = [int(size) for size in region.source.ty.shape]
+    for i, axis in enumerate(axes):
+        position = len(index) - len(axes) + i
+        minimum, size = index[position]
+        if not (isinstance(minimum, type(axis.var)) and minimum.same_as(axis.var) and int(size) == 1):
+            return False
+        if i > 0 and shape[position] != int(axis.dom.extent):
+            return False
+    return True
+
+
+def _mentions(expression: object, axes: list[tirx.IterVar]) -> bool:
+    text = str(expression)
+    return any(axis.var.name in text for axis in axes)

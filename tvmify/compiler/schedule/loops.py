@@ -1,0 +1,91 @@
+"""Transformations of loops and blocks that several rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+
+
+def blocks_of(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """All blocks below the root, in program order."""
+    return sch.get_child_blocks(sch.get_sblock("root"))
+
+
+def find(sch: s_tir.Schedule, name: str) -> SBlockRV | None:
+    """The block of this name, or None."""
+    return next((block for block in blocks_of(sch) if sch.get(block).name_hint == name), None)
+
+
+def extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    """Trip count of a loop. Programs of one signature have no symbolic ones."""
+    return int(sch.get(loop).extent)
+
+
+def kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
+    """One letter for each iteration variable: "S" spatial, "R" reduction, "O" other."""
+    letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+    return "".join(letters.get(int(v.iter_type), "O") for v in sch.get(block).iter_vars)
+
+
+def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether each iteration of the block writes an element of its own."""
+    return set(kinds(sch, block)) <= {"S"}
+
+
+def is_output(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the block writes a tensor that the function returns."""
+    return not sch.get_consumers(block)
+
+
+def output_bits(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """Bits of one element that the block writes."""
+    return bits_of(str(sch.get(block).writes[0].source.dtype))
+
+
+def vectorize(sch: s_tir.Schedule, loop: LoopRV, lanes: int, unroll: bool = True) -> LoopRV | None:
+    """Split off one register's worth of lanes and vectorise exactly that.
+
+    LLVM falls off a cliff on vectors that are not one register wide (24 or 48 lanes cost tens of
+    times more), hence the split. What is left of the loop is unrolled, or returned as it is.
+    """
+    if extent(sch, loop) <= lanes:
+        sch.vectorize(loop)
+        return None
+    outer, inner = sch.split(loop, [None, lanes])
+    sch.vectorize(inner)
+    if unroll:
+        sch.unroll(outer)
+    return outer
+
+
+def fuse(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """Fuse neighbouring loops, of which there may be one."""
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def element_count(shape: Iterable[object]) -> int:
+    """Number of elements of a static shape."""
+    return prod(int(size) for size in shape)  # type: ignore[call-overload]
+
+
+def traffic(function: tirx.PrimFunc) -> int:
+    """Bytes of all arguments of a function."""
+    total = 0
+    for parameter in function.params:
+        if hasattr(parameter.ty, "shape"):
+            bits = bits_of(str(parameter.ty.dtype))
+            total += element_count(parameter.ty.shape) * bits // 8
+    return total
+
+
+def parallel_if_worth(
+    sch: s_tir.Schedule, loop: LoopRV, machine: Microarchitecture, multiply_adds: float
+) -> None:
+    """Mark a loop parallel unless the whole function is too short for a fork and join."""
+    if extent(sch, loop) > 1 and machine.worth_threads(multiply_adds, traffic(sch.mod["main"])):
+        sch.parallel(loop)

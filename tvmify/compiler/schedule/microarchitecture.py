@@ -1,0 +1,97 @@
+"""What a schedule rule may know about the processor, read from the target alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm.target import Target
+
+#: Multiply-adds that a core starts per nanosecond in one vector lane: two units near 3 GHz.
+_FUSED_MULTIPLY_ADDS = 6
+#: Bytes that a core moves per nanosecond between its caches, measured while streaming from L2.
+_BYTES_PER_NANOSECOND = 20
+#: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
+_FORK_WORTHWHILE_NANOSECONDS = 10_000
+
+
+@dataclass(frozen=True)
+class Microarchitecture:
+    """The numbers from which every tile is derived.
+
+    How many cores there are is deliberately absent: the same library runs with any number of
+    threads, so loops are only marked parallel.
+
+    Attributes
+    ----------
+    vector_bits
+        Width of a vector register.
+    vector_registers
+        How many of them the instruction set names.
+    l1_bytes, l2_bytes
+        Private caches of one core, a conservative choice for the family.
+    memory_operands
+        Whether arithmetic can take (and broadcast) an operand from memory, as on x86. Where it
+        cannot, each operand needs a register of its own.
+    """
+
+    vector_bits: int
+    vector_registers: int
+    l1_bytes: int
+    l2_bytes: int
+    memory_operands: bool
+
+    @classmethod
+    def of(cls, target: Target) -> Microarchitecture:
+        """Read a TVM target: its ``mattr`` first, its ``mcpu`` and ``mtriple`` otherwise."""
+        attributes = target.attrs
+        features = {str(name) for name in attributes.get("mattr", ())}
+        cpu = str(attributes.get("mcpu", ""))
+        if str(attributes.get("mtriple", "")).startswith(("aarch64", "arm64")):
+            return cls(128, 32, 32 << 10, 512 << 10, memory_operands=False)
+        avx512 = cpu == "x86-64-v4" or cpu in _AVX512_MODELS
+        if "-avx512f" not in features and ("+avx512f" in features or avx512):
+            return cls(512, 32, 32 << 10, 1 << 20, memory_operands=True)
+        avx2 = cpu == "x86-64-v3" or cpu in _AVX2_MODELS or avx512
+        if "+avx2" in features or avx2:
+            return cls(256, 16, 32 << 10, 256 << 10, memory_operands=True)
+        return cls(128, 16, 32 << 10, 256 << 10, memory_operands=True)
+
+    @classmethod
+    def current(cls) -> Microarchitecture:
+        """Read the target whose scope is open, for legalizers, which are handed none."""
+        from tvm.target import Target
+
+        return cls.of(Target.current(allow_none=False))
+
+    def lanes(self, bits: int = 32) -> int:
+        """How many elements of so many bits one register holds."""
+        return max(1, self.vector_bits // max(bits, 8))
+
+    @property
+    def accumulators(self) -> int:
+        """Registers that a kernel may keep sums in; the rest hold weights and an activation."""
+        return self.vector_registers - (4 if self.vector_registers > 16 else 3)
+
+    def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
+        """Decide whether a loop nest is long enough to pay for a fork and join."""
+        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.lanes())
+        traffic = byte_count / _BYTES_PER_NANOSECOND
+        return max(arithmetic, traffic) > _FORK_WORTHWHILE_NANOSECONDS
+
+
+def bits_of(dtype: str) -> int:
+    """Bits of one element of a type, by its name."""
+    digits = re.search(r"\d+$", dtype)
+    return int(digits.group()) if digits else 8
+
+
+_AVX512_MODELS = frozenset(
+    "skylake-avx512 cascadelake cooperlake cannonlake icelake-client icelake-server tigerlake "
+    "rocketlake sapphirerapids emeraldrapids graniterapids znver4 znver5".split()
+)
+_AVX2_MODELS = frozenset(
+    "haswell broadwell skylake alderlake raptorlake znver1 znver2 znver3 core-avx2".split()
+)

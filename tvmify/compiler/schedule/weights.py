@@ -1,0 +1,48 @@
+"""Which expressions are weights: computed before the first call, hence free to lay out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tvm import relax
+from tvm.ir import Call, Expr, GlobalVar
+
+
+def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:
+    """Whether an operand depends on weights and constants alone.
+
+    ``relax.transform.LiftTransformParams`` moves the packing of such an operand out of the
+    program. Parameters of the function after the first ``num_input`` are its weights.
+    """
+    if not isinstance(expression, relax.Var):
+        return _all_weights(expression, frozenset())
+    ir_mod = builder.get()
+    for variable, function in ir_mod.functions_items():
+        if isinstance(function, relax.Function) and variable.name_hint == "main":
+            return expression in _weights(function)
+    return False
+
+
+@lru_cache(maxsize=2)
+def _weights(function: relax.Function) -> frozenset[relax.Var]:
+    inputs = (function.attrs or {}).get("num_input")
+    known = set() if inputs is None else set(function.params[int(inputs) :])
+    body = function.body
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        for binding in block.bindings:
+            if isinstance(binding, relax.VarBinding) and _all_weights(binding.value, known):
+                known.add(binding.var)
+    return frozenset(known)
+
+
+def _all_weights(expression: Expr, known: set[relax.Var] | frozenset[relax.Var]) -> bool:
+    if isinstance(expression, relax.Var):
+        return expression in known
+    if isinstance(expression, Call):
+        return all(_all_weights(argument, known) for argument in expression.args)
+    if isinstance(expression, relax.Tuple):
+        return all(_all_weights(field, known) for field in expression.fields)
+    if isinstance(expression, relax.TupleGetItem):
+        return _all_weights(expression.tuple_value, known)
+    # What is left takes no tensor: constants, shapes, attributes, names of functions.
+    return not isinstance(expression, relax.Function) or isinstance(expression, GlobalVar)

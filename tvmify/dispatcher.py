@@ -1,0 +1,407 @@
+"""The path of a call. Read this first.
+
+    call → signature → memory cache → executor                          every call: microseconds
+                └ miss → program fingerprint → disk cache → executor    a new process: milliseconds
+                             └ miss → capture → compile → store         once per key and machine
+
+Each station is a module or package of that name; this file only joins them. What cannot be
+compiled raises `NotCompiled` at its station, and the call runs in eager PyTorch instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
+
+from tvmify import _C, keys, options
+from tvmify.artifact import Artifact
+from tvmify.cache import DiskCache, Key, MemoryCache
+from tvmify.capture import Program, capture
+from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode, UnsupportedTarget
+from tvmify.explanation import CacheInfo, explain, warn_once
+from tvmify.options import CompileOptions
+from tvmify.progress import Stages
+from tvmify.runtime import Executor, PackedWeights, Watched, attach, cpu_features, watch
+from tvmify.signature import Signature
+from tvmify.target import Target, resolve
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+# A module that was seen in more states than this changes itself from call to call.
+_MOST_STATES = 32
+
+# Executors by the digest of their key: instances that differ only in weights share the code.
+_LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
+# Held while a program is looked up on disk or built, so that a process builds each only once.
+_BUILDING = threading.RLock()
+
+
+@dataclass
+class Entry:
+    """What a signature leads to: an executor, or the reason why there is none."""
+
+    signature: str
+    run: Callable[[tuple[Any, ...]], Any] | None = None
+    reason: NotCompiled | None = None
+    executor: Executor | None = None
+    #: The packed weights that the executor was bound to, and the tensors they were made of.
+    weights: PackedWeights | None = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    #: Grad mode is on and weights require gradients: results lead back to them.
+    differentiable: bool = False
+    #: What a person may ask about: how it was captured, where the code came from.
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _State:
+    """One state of the module (see `tvmify.runtime.watch`) and the program it was scripted to."""
+
+    number: int
+    scripted: Program | None = None
+
+
+class Dispatcher:
+    """Runs the calls of one module or function.
+
+    Parameters
+    ----------
+    name
+        Of the module or function, for messages.
+    eager
+        Computes a call in eager PyTorch; takes the module first, if there is one.
+    captured
+        Given the module, or None, returns what `capture` takes: an undecorated module, a
+        TorchScript module, a function.
+    compile_options
+        The options of the decorator.
+    module
+        Whose weights and state the calls depend on, held weakly; None for a function.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        eager: Callable[..., Any],
+        captured: Callable[[Any], Any],
+        compile_options: CompileOptions,
+        module: nn.Module | None = None,
+    ) -> None:
+        self.name = name
+        self.options = compile_options
+        self._eager = eager
+        self._captured = captured
+        self._module: Callable[[], nn.Module | None] = (
+            weakref.ref(module) if module is not None else lambda: None
+        )
+        self._lock = threading.RLock()
+        self._memory: MemoryCache[Entry] = MemoryCache(compile_options.cache_size)
+        self._warned: set[str] = set()
+        self._builds = self._disk_hits = 0
+        self._seconds: dict[str, float] = {}
+        self._watched: Watched | None = None
+        self._states: dict[Hashable, _State] = {}
+        self._state = _State(0)
+        self._weights = PackedWeights()
+        self._unsettled: Entry | None = None
+
+    def __call__(self, args: Args, kwargs: Kwargs) -> Any:
+        """Run one call.
+
+        Raises
+        ------
+        NotCompiled
+            With ``strict=True``, when the call cannot run compiled.
+        """
+        leaves, entry = self._find(args, kwargs)
+        if entry.run is None:
+            self._report(entry)
+            return self._eager_call(args, kwargs)()
+        result = entry.run(leaves)
+        if entry.differentiable:
+            inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            return attach(result, self._eager_call(args, kwargs), inputs, entry.tensors)
+        return result
+
+    def warm_up(self, args: Args, kwargs: Kwargs) -> None:
+        """Do all that `__call__` does, except to run anything."""
+        _, entry = self._find(args, kwargs)
+        self._report(entry)
+
+    def serves(self, module: nn.Module) -> bool:
+        """Whether this dispatcher was made for a module, and not for one it was copied from."""
+        return self._module() is module
+
+    def refresh(self) -> None:
+        """Forget what is known of the module; the next call looks at all of it again."""
+        with self._lock:
+            self._watched = None
+            self._unsettled = None
+            self._states.clear()
+            self._memory.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles of a module begin without one: it belongs to one module in one process.
+        return type(None), ()
+
+    def cache_info(self) -> CacheInfo:
+        """Return what the caches have done so far."""
+        memory = self._memory
+        entries = sum(entry.run is not None for entry in memory.values())
+        seconds = dict(self._seconds)
+        return CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
+
+    def explain(self) -> str:
+        """Return what ran where, and why, as text."""
+        return explain(self.name, self._memory.values(), self.cache_info())
+
+    # ----------------------------------------------------------------- signature → memory cache
+
+    def _find(self, args: Args, kwargs: Kwargs) -> tuple[tuple[Any, ...], Entry]:
+        leaves, signature = _C.flatten(args, kwargs)
+        if signature is None:
+            leaves, signature = _unusual_signature(args, kwargs)
+            if signature is None:
+                return leaves, self._outside(args, kwargs)
+        return leaves, self._lookup(signature) or self._prepare(signature, args, kwargs)
+
+    def _lookup(self, signature: Hashable) -> Entry | None:
+        if self._unsettled is not None:
+            return self._unsettled
+        # Compares all weights and attributes with those of the last call, in native code.
+        if self._watched is None or self._watched.guard.changed():
+            self._look_again()
+        entry = self._memory.get((self._state.number, signature))
+        if entry is not None and entry.weights is not self._weights:
+            self._bind(entry)
+        return entry
+
+    def _look_again(self) -> None:
+        with self._lock:
+            if self._watched is not None and not self._watched.guard.changed():
+                return  # another thread was here first
+            watched = watch(self._module())
+            state = self._states.get(watched.state)
+            if state is None:
+                self._settle(watched)
+                # Never a number of before, which entries in memory may still carry.
+                state = self._states[watched.state] = _State(self._state.number + 1)
+            # The guard comes last: a thread that sees it clean must see the weights as stale.
+            self._weights = PackedWeights()
+            self._state = state
+            self._watched = watched
+
+    def _settle(self, watched: Watched) -> None:
+        if len(self._states) >= _MOST_STATES and self._watched is not None:
+            changed = ", ".join(watched.changes_since(self._watched))
+            reason = NotCompiled(
+                f"the module changes from call to call ({changed})",
+                "Keep what changes in a buffer; refresh() makes tvmify try again.",
+            )
+            self._unsettled = Entry("any", reason=reason)
+
+    def _bind(self, entry: Entry) -> None:
+        with self._lock:
+            weights = self._weights
+            if entry.executor is not None:
+                entry.tensors = self._tensors(entry.executor.artifact.weights)
+                entry.executor.bind(entry.tensors, weights)
+            entry.weights = weights
+
+    def _eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+        # Holds the module, which the dispatcher does not: a backward may come after its last user.
+        module = self._module()
+        bound = () if module is None else (module,)
+        return functools.partial(self._eager, *bound, *args, **kwargs)
+
+    def _tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
+        return [_attribute(self._module(), name) for name in names]
+
+    # ------------------------------------------------------------------------------------- miss
+
+    def _prepare(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Entry:
+        with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
+            place = (self._state.number, signature)
+            entry = self._memory.peek(place)
+            if entry is None:
+                entry = self._make_entry(args, kwargs, stages)
+                self._memory.put(place, entry)
+                stages.end()
+                for stage, seconds in stages.seconds.items():
+                    self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+            return entry
+
+    def _make_entry(self, args: Args, kwargs: Kwargs, stages: Stages) -> Entry:
+        entry = Entry("any arguments", weights=self._weights)
+        if options.disabled():
+            return entry
+        try:
+            signature = Signature.of(args, kwargs)
+            entry.signature = str(signature)
+            entry.differentiable = self._check_modes(args, kwargs)
+            stages.begin("capture")
+            program = self._capture(args, kwargs, entry)
+            key = self._key(program, signature)
+            executor = self._load_or_build(key, program, args, kwargs, entry, stages)
+            stages.begin("bind")
+            entry.executor = executor
+            self._bind(entry)
+            entry.run = executor.call()
+        except NotCompiled as reason:
+            entry.reason = reason
+        return entry
+
+    def _check_modes(self, args: Args, kwargs: Kwargs) -> bool:
+        """Refuse the modes that have no compiled form; return whether gradients are possible."""
+        watched = self._watched
+        assert watched is not None
+        if watched.training is not None:
+            where = f"submodule {watched.training!r}" if watched.training else "the module"
+            raise TrainingMode(f"{where} is in training mode", "Call .eval() before inference.")
+        watched.check_hooks()
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise NotCompiled(
+                "autocast is on", "Leave torch.autocast, or convert the module with .to(dtype)."
+            )
+        if not torch.is_grad_enabled():
+            return False
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                raise GradientsNeeded(
+                    "an input requires a gradient",
+                    "Call under torch.no_grad() or torch.inference_mode(), or detach the input.",
+                )
+        return watched.requires_grad
+
+    def _outside(self, args: Args, kwargs: Kwargs) -> Entry:
+        """Return the entry of a call whose arguments, or surroundings, have no signature."""
+        entry = Entry("not described")
+        if not _is_being_transformed():
+            try:
+                Signature.of(args, kwargs)
+            except NotCompiled as reason:
+                entry.reason = reason
+        return entry
+
+    # ------------------------------------------------- program fingerprint → disk cache → build
+
+    def _capture(self, args: Args, kwargs: Kwargs, entry: Entry) -> Program:
+        program = self._state.scripted
+        if program is None:
+            with torch.no_grad():
+                program = capture(self._captured(self._module()), args, kwargs)
+            if program.method == "torchscript":
+                self._state.scripted = program  # it serves every signature
+        entry.notes["captured by"] = program.method
+        if program.reason is not None:
+            entry.notes["not scripted"] = program.reason
+        return program
+
+    def _key(self, program: Program, signature: Signature) -> Key:
+        weights = dict(zip(program.weights, self._tensors(program.weights)))
+        devices = signature.devices | {weight.device for weight in weights.values()}
+        if len(devices) > 1:
+            raise UnsupportedTarget(
+                f"inputs and weights are on {', '.join(sorted(map(str, devices)))}",
+                "Move them to one device.",
+            )
+        device = devices.pop() if devices else torch.get_default_device()
+        target = resolve(self.options.target, device.type, cpu_features())
+        return keys.key(program.fingerprint, signature, weights, target, self.options)
+
+    def _load_or_build(
+        self,
+        key: Key,
+        program: Program,
+        args: Args,
+        kwargs: Kwargs,
+        entry: Entry,
+        stages: Stages,
+    ) -> Executor:
+        entry.notes["key"] = key.digest
+        directory = self.options.cache_directory()
+        disk = DiskCache(directory) if directory is not None else None
+        with _BUILDING:
+            stages.begin("load")
+            loaded = _LOADED.get(key.digest)
+            if loaded is not None:
+                entry.notes["code"] = "shared with another module of this process"
+                executor = loaded.share()
+            elif disk is not None and (artifact := disk.load(key)) is not None:
+                entry.notes["code"] = "loaded from disk"
+                self._disk_hits += 1
+                executor = Executor(artifact)
+            else:
+                entry.notes["code"] = "built"
+                artifact = self._build(program, args, kwargs, Target.parse(key.entries["target"]), stages)
+                if disk is not None:
+                    stages.begin("store")
+                    disk.store(key, artifact)
+                executor = Executor(artifact)
+            _LOADED[key.digest] = executor
+            return executor
+
+    def _build(
+        self, program: Program, args: Args, kwargs: Kwargs, target: Target, stages: Stages
+    ) -> Artifact:
+        # Imported here, since a warm process must not load TVM's compiler.
+        from tvmify.compiler import compile
+
+        stages.begin("export")
+        with torch.no_grad():
+            exported = program.export(args, kwargs)
+        artifact = compile(exported, target, stages.begin)
+        self._builds += 1
+        return artifact
+
+    def _report(self, entry: Entry) -> None:
+        """Say why a call does not run compiled: an error if strict, else a warning, once."""
+        if entry.reason is None:
+            return
+        if self.options.strict:
+            raise entry.reason
+        warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
+
+
+def _attribute(module: nn.Module | None, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _unusual_signature(
+    args: Args, kwargs: Kwargs
+) -> tuple[tuple[Any, ...], tuple[Hashable, ...] | None]:
+    """Describe a call in Python where `_C.flatten` did not, or return None for its signature."""
+    if _is_being_transformed():
+        return (), None
+    # A default device is a mode of torch functions, which `_C.flatten` leaves alone; it is the one
+    # such mode that compiled code can follow, because the key names it.
+    with torch._C.DisableTorchFunction():
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        leaves, signature = _C.flatten(tuple(leaves), {})
+    if signature is None:
+        return (), None
+    return leaves, (signature, str(structure), torch.get_default_device())
+
+
+def _is_being_transformed() -> bool:
+    """Whether something looks at the operators of this call: a trace, an export, torch.func …"""
+    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    return (
+        torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(not isinstance(mode, DeviceContext) for mode in modes)
+    )

@@ -1,0 +1,108 @@
+"""What tvmify tells a person: counts, reasons, and warnings that are said once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from tvmify.errors import TvmifyWarning
+
+if TYPE_CHECKING:
+    from tvmify.dispatcher import Entry
+
+_INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+class CacheInfo(NamedTuple):
+    """What the caches of one decorated module or function have done.
+
+    Attributes
+    ----------
+    hits, misses
+        Calls whose signature was, or was not, in the memory cache.
+    builds
+        Programs that were compiled.
+    disk_hits
+        Programs that were loaded from the disk cache.
+    entries
+        Compiled signatures in the memory cache now.
+    seconds
+        Seconds spent in each stage of making entries, by stage.
+    """
+
+    hits: int
+    misses: int
+    builds: int
+    disk_hits: int
+    entries: int
+    seconds: Mapping[str, float]
+
+
+def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
+    """Say what ran where, and why.
+
+    Parameters
+    ----------
+    name
+        Of the module or function.
+    entries
+        Of its memory cache.
+    info
+        Its counts.
+    """
+    lines = [
+        f"{name}: {info.builds} built, {info.disk_hits} loaded from disk, "
+        f"{info.hits} hits, {info.misses} misses"
+    ]
+    for entry in entries:
+        lines += ["", f"  {entry.signature}"]
+        if entry.reason is not None:
+            lines += [f"    runs in eager PyTorch: {entry.reason.reason}", f"      {entry.reason.next_step}"]
+        elif entry.executor is None:
+            lines.append("    runs in eager PyTorch")
+        else:
+            lines.append("    runs compiled")
+            if entry.differentiable:
+                lines.append("    gradients, if asked for, are computed in eager PyTorch")
+        lines += [f"    {title}: {text}" for title, text in entry.notes.items()]
+        if entry.executor is not None:
+            lines += _report_lines(entry.executor.artifact.report)
+    if info.seconds:
+        lines += ["", "  seconds: " + _seconds(info.seconds)]
+    return "\n".join(lines)
+
+
+def _report_lines(report: Mapping[str, object]) -> list[str]:
+    lines = []
+    kernels = report.get("kernels")
+    if isinstance(kernels, Mapping):
+        rules: dict[str, int] = {}
+        for rule in kernels.values():
+            rules[str(rule)] = rules.get(str(rule), 0) + 1
+        counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
+        lines.append(f"    kernels: {len(kernels)} ({counts})")
+    seconds = report.get("seconds")
+    if isinstance(seconds, Mapping):
+        lines.append(f"    seconds when it was built: {_seconds(seconds)}")
+    return lines
+
+
+def _seconds(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{stage} {value:.2f}" for stage, value in seconds.items())
+
+
+def warn_once(said: set[str], message: str) -> None:
+    """Warn at the line of the user that led here, unless ``said`` has the message already."""
+    if message in said:
+        return
+    said.add(message)
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, TvmifyWarning, stacklevel=level)

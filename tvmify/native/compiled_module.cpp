@@ -1,0 +1,177 @@
+#include "compiled_module.h"
+
+#include <c10/util/SmallVector.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/error.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tensor_bridge.h"
+
+namespace tvmify {
+namespace {
+
+namespace ffi = tvm::ffi;
+
+template <typename Body>
+auto translate_errors(const Body& body) {
+  try {
+    return body();
+  } catch (const ffi::Error& error) {
+    TORCH_CHECK(false, "the compiled program failed with TVM's ", error.kind(), ": ",
+                error.message());
+  }
+}
+
+using TvmTensors = c10::SmallVector<ffi::Tensor, 8>;
+
+// The arguments of one call of a TVM function. It refers to the tensors, and does not own them.
+class Arguments {
+ public:
+  explicit Arguments(size_t size) { views_.reserve(size); }
+  void add(const ffi::Tensor& tensor) { views_.emplace_back(tensor); }
+
+  // Returns the tensors that the function returned, one or an array of them.
+  TvmTensors call(const ffi::Function& function) const {
+    ffi::Any result;
+    function.CallPacked(views_.data(), static_cast<int32_t>(views_.size()), &result);
+    if (auto tensor = result.try_cast<ffi::Tensor>()) return {*std::move(tensor)};
+    TvmTensors tensors;
+    for (const ffi::Any& item : result.cast<ffi::Array<ffi::Any>>()) {
+      tensors.push_back(item.cast<ffi::Tensor>());
+    }
+    return tensors;
+  }
+
+ private:
+  std::vector<ffi::AnyView> views_;
+};
+
+// Whose memory an output shows: the tensor it is a view of, or null.
+const at::Tensor* owner_of(const DLTensor& output, at::ArrayRef<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (lies_inside(output, tensor)) return &tensor;
+  }
+  return nullptr;
+}
+
+at::Tensor shown_by(const DLTensor& output, const at::Tensor& owner) {
+  return is_same_view(output, owner) ? owner : view_of(owner, output);
+}
+
+}  // namespace
+
+// Immutable: `bind` replaces the whole object, and calls that still run keep the old one alive.
+class CompiledModule::PackedWeights {
+ public:
+  explicit PackedWeights(at::ArrayRef<at::Tensor> weights) {
+    for (const at::Tensor& weight : weights) {
+      const at::Tensor packed = readable(weight).detach();
+      tensors_.push_back(to_tvm(packed));
+      const auto* begin = static_cast<const char*>(packed.const_data_ptr());
+      if (packed.nbytes() > 0) ranges_.emplace_back(begin, begin + packed.nbytes());
+    }
+    std::sort(ranges_.begin(), ranges_.end());
+  }
+
+  const std::vector<ffi::Tensor>& tensors() const { return tensors_; }
+
+  bool own(const DLTensor& output) const {
+    const char* start = static_cast<const char*>(output.data) + output.byte_offset;
+    const auto after = std::upper_bound(
+        ranges_.begin(), ranges_.end(), start,
+        [](const char* wanted, const auto& range) { return wanted < range.first; });
+    // Two weights may share memory, but then one range holds the other's start.
+    return after != ranges_.begin() && start < std::prev(after)->second;
+  }
+
+ private:
+  std::vector<ffi::Tensor> tensors_;
+  std::vector<std::pair<const char*, const char*>> ranges_;  // of memory, by their start
+};
+
+CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library)
+    : CompiledModule(std::move(metadata), translate_errors([&] {
+                       return std::make_shared<const Library>(library);
+                     })) {}
+
+CompiledModule::CompiledModule(std::string metadata, std::shared_ptr<const Library> library)
+    : metadata_(std::move(metadata)),
+      library_(std::move(library)),
+      weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
+
+c10::intrusive_ptr<CompiledModule> CompiledModule::share() const {
+  return c10::intrusive_ptr<CompiledModule>::reclaim(new CompiledModule(metadata_, library_));
+}
+
+void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
+  std::atomic_store(&weights_, std::make_shared<const PackedWeights>(packed));
+}
+
+std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights) const {
+  return translate_errors([&] {
+    std::vector<at::Tensor> sources;
+    TvmTensors held;
+    Arguments arguments(weights.size());
+    for (const at::Tensor& weight : weights) {
+      // Aliases are taken of the readable copy, if one was made: it is what kernels need.
+      sources.push_back(readable(weight));
+      held.push_back(to_tvm(sources.back()));
+      arguments.add(held.back());
+    }
+    Library::Lease machine = library_->lease();
+    const auto function = machine->module->GetFunction("pack");
+    TORCH_CHECK(function.has_value(), "this program has no weights to pack");
+    std::vector<at::Tensor> packed;
+    for (ffi::Tensor& output : arguments.call(*function)) {
+      const DLTensor& shown = *output.GetDLTensorPtr();
+      const at::Tensor* owner = owner_of(shown, sources);
+      packed.push_back(owner ? shown_by(shown, *owner) : from_tvm(std::move(output)));
+    }
+    machine.give_back();
+    return packed;
+  });
+}
+
+std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs) const {
+  return translate_errors([&] {
+    const std::shared_ptr<const PackedWeights> weights = std::atomic_load(&weights_);
+    TvmTensors held;
+    Arguments arguments(inputs.size() + weights->tensors().size());
+    for (const at::Tensor& input : inputs) {
+      held.push_back(to_tvm(readable(input)));
+      arguments.add(held.back());
+    }
+    for (const ffi::Tensor& weight : weights->tensors()) arguments.add(weight);
+
+    Library::Lease machine = library_->lease();
+    auto returned = arguments.call(machine->main);
+    machine.give_back();
+
+    std::vector<at::Tensor> outputs;
+    outputs.reserve(returned.size());
+    for (ffi::Tensor& output : returned) {
+      const DLTensor& shown = *output.GetDLTensorPtr();
+      const auto same = std::find_if(held.begin(), held.end(), [&](const ffi::Tensor& tensor) {
+        return tensor.same_as(output);
+      });
+      if (same != held.end()) {
+        // Also where the kernels read a copy: the program returns the argument itself.
+        outputs.push_back(inputs[static_cast<size_t>(same - held.begin())]);
+      } else if (const at::Tensor* owner = owner_of(shown, inputs)) {
+        outputs.push_back(shown_by(shown, *owner));
+      } else if (const at::Tensor* earlier = owner_of(shown, outputs)) {
+        outputs.push_back(shown_by(shown, *earlier));
+      } else if (weights->own(shown)) {
+        // Nobody outside may write to the weights that other calls read.
+        outputs.push_back(from_tvm(std::move(output)).clone());
+      } else {
+        outputs.push_back(from_tvm(std::move(output)));
+      }
+    }
+    return outputs;
+  });
+}
+
+}  // namespace tvmify

@@ -1,0 +1,131 @@
+#include "library.h"
+
+#include <ATen/ops/empty.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "thread_pool.h"
+
+namespace tvmify {
+namespace {
+
+namespace ffi = tvm::ffi;
+
+// A kernel library refers to TVMBackend* and TVMFFI* as plain symbols, while Python loads every
+// library privately: without this the first call of such a function would end the process.
+void publish_tvm_runtime() {
+  static void* const runtime = dlopen("libtvm_runtime.so", RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+  TORCH_CHECK(runtime != nullptr, "libtvm_runtime.so is not loaded: ", dlerror());
+}
+
+// Writes the bytes to an anonymous file that nobody can change any more.
+int sealed_file(const at::Tensor& bytes) {
+  const int file = memfd_create("tvmify", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  TORCH_CHECK(file >= 0, "memfd_create: ", std::strerror(errno));
+  const char* data = static_cast<const char*>(bytes.const_data_ptr());
+  for (size_t done = 0, size = bytes.nbytes(); done < size;) {
+    const ssize_t written = write(file, data + done, size - done);
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      const int error = errno;
+      close(file);
+      TORCH_CHECK(false, "writing a compiled library to memory: ", std::strerror(error));
+    }
+    done += static_cast<size_t>(written);
+  }
+  fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  return file;
+}
+
+// A path of the open file that was never used before. glibc remembers libraries by the path they
+// were loaded from, and file numbers are reused: the same spelling would return an older library.
+// The spelling counts loads in binary, "./" for 0 and ".//" for 1, so that it stays short.
+std::string unique_path(int file) {
+  static std::atomic<uint64_t> loads{0};
+  std::string path = "/proc/self/fd/";
+  for (uint64_t number = ++loads; number != 0; number >>= 1) path += number & 1 ? ".//" : "./";
+  return path + std::to_string(file);
+}
+
+}  // namespace
+
+Library::Library(const at::Tensor& bytes) {
+  TORCH_CHECK_TYPE(bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
+                   "a library is a contiguous uint8 tensor, not ", bytes.toString());
+  publish_tvm_runtime();
+  file_ = sealed_file(bytes);
+  try {
+    const std::string path = unique_path(file_);
+    // Not ffi::Module::LoadFromFile, which wants a path with an extension.
+    static const auto load = ffi::Function::GetGlobalRequired("ffi.Module.load_from_file.so");
+    executable_ = load(path, "so").cast<ffi::Module>();
+    handle_ = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+    TORCH_CHECK(handle_ != nullptr, "a compiled library is gone after loading: ", dlerror());
+    use_torch_threads(handle_);
+  } catch (...) {
+    close(file_);
+    throw;
+  }
+}
+
+Library::~Library() {
+  for (auto& place : idle_) delete place.load();
+  executable_ = std::nullopt;  // its destructor runs code of the library
+  dlclose(handle_);
+  close(file_);
+}
+
+Library::Lease Library::lease() const {
+  // Lock-free, so that a fork in the middle of another thread's call leaves nothing locked.
+  for (auto& place : idle_) {
+    if (place.load(std::memory_order_relaxed) == nullptr) continue;
+    if (Machine* machine = place.exchange(nullptr, std::memory_order_acquire)) {
+      return {*this, std::unique_ptr<Machine>(machine)};
+    }
+  }
+  return {*this, make_machine()};
+}
+
+void Library::Lease::give_back() {
+  for (auto& place : library_.idle_) {
+    Machine* none = nullptr;
+    if (place.compare_exchange_strong(none, machine_.get(), std::memory_order_release,
+                                      std::memory_order_relaxed)) {
+      machine_.release();
+      return;
+    }
+  }
+  machine_.reset();
+}
+
+std::unique_ptr<Library::Machine> Library::make_machine() const {
+  constexpr int kPooledAllocator = 2;
+  const std::lock_guard<std::mutex> lock(making_);
+  auto module = (*executable_)->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
+  module->GetFunction("vm_initialization")
+      .value()(static_cast<int>(kDLCPU), /*device_id=*/0, kPooledAllocator);
+  ffi::Function main = module->GetFunction("main").value();
+  return std::make_unique<Machine>(Machine{std::move(module), std::move(main)});
+}
+
+at::Tensor Library::bytes() const {
+  struct stat status {};
+  TORCH_CHECK(fstat(file_, &status) == 0, "fstat: ", std::strerror(errno));
+  at::Tensor bytes = at::empty({status.st_size}, at::kByte);
+  auto* data = static_cast<char*>(bytes.mutable_data_ptr());
+  for (off_t done = 0; done < status.st_size;) {
+    const ssize_t count = pread(file_, data + done, static_cast<size_t>(status.st_size - done), done);
+    TORCH_CHECK(count > 0, "reading a compiled library back: ", std::strerror(errno));
+    done += count;
+  }
+  return bytes;
+}
+
+}  // namespace tvmify

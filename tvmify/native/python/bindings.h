@@ -1,0 +1,23 @@
+// The parts of tvmify._C: what runs on every call from Python, written against CPython directly.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <memory>
+
+namespace tvmify::python {
+
+struct Release {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+// A reference that is given up at the end of its scope.
+using Owned = std::unique_ptr<PyObject, Release>;
+
+// flatten(args, kwargs), see flatten.cpp.
+PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
+
+// Add the classes to the module; on failure a Python exception is set and false returned.
+bool add_guard(PyObject* module);
+bool add_call(PyObject* module);
+
+}  // namespace tvmify::python

@@ -1,0 +1,258 @@
+// flatten(args, kwargs): the leaves of a call and, in one walk, the bytes that tell it from calls
+// which need another program.
+//
+// The key is a sequence of items that each begin with a tag and have a length that is fixed or
+// written before them, so that two different calls never have equal keys.
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
+#include <string_view>
+
+#include "bindings.h"
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace tvmify::python {
+namespace {
+
+class Key {
+ public:
+  template <typename Value>
+  void add(Value value) {
+    static_assert(std::is_trivially_copyable_v<Value>);
+    const auto* bytes = reinterpret_cast<const char*>(&value);
+    bytes_.append(bytes, bytes + sizeof(value));
+  }
+  void add_text(std::string_view text) {
+    add(text.size());
+    bytes_.append(text.begin(), text.end());
+  }
+  PyObject* to_python() const {
+    return PyBytes_FromStringAndSize(bytes_.data(), static_cast<Py_ssize_t>(bytes_.size()));
+  }
+
+ private:
+  c10::SmallVector<char, 512> bytes_;
+};
+
+// Whether something watches or rewrites the operators of this thread: a mode, a function transform,
+// a tracer. Compiled code would be invisible to it.
+bool is_observed() {
+  const c10::DispatchKeySet usual = c10::default_included_set | c10::autocast_dispatch_keyset;
+  const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
+  return (included | usual) != usual || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+}
+
+uint32_t denormal_mode() {
+#if defined(__x86_64__)
+  constexpr uint32_t kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040;
+  return _mm_getcsr() & (kFlushToZero | kDenormalsAreZero);
+#elif defined(__aarch64__)
+  uint64_t control;
+  asm("mrs %0, fpcr" : "=r"(control));
+  return static_cast<uint32_t>(control & (uint64_t{1} << 24));
+#else
+  return 0;
+#endif
+}
+
+void add_autocast(Key& key, at::DeviceType device) {
+  const bool enabled = at::autocast::is_autocast_enabled(device);
+  key.add(enabled);
+  if (enabled) key.add(at::autocast::get_autocast_dtype(device));
+}
+
+// The modes of this thread, and of PyTorch, that change what an operator computes.
+void add_modes(Key& key, bool grad_mode) {
+  const at::Context& context = at::globalContext();
+  key.add(grad_mode);
+  add_autocast(key, at::kCPU);
+  add_autocast(key, at::kCUDA);
+  key.add(c10::typeMetaToScalarType(c10::get_default_dtype()));
+  key.add(context.deterministicAlgorithms());
+  key.add(context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL));
+  key.add(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL));
+  key.add(denormal_mode());
+}
+
+// One walk over the arguments of a call.
+class Walk {
+ public:
+  explicit Walk(bool grad_mode) : grad_mode_(grad_mode) { add_modes(key_, grad_mode); }
+
+  // Adds a node and all that is in it. Throws python_error with Python's exception set.
+  void visit(PyObject* node) {
+    if (PyTuple_CheckExact(node)) {
+      begin('(', PyTuple_GET_SIZE(node));
+      descend([&] {
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(node); ++i) visit(PyTuple_GET_ITEM(node, i));
+      });
+    } else if (PyList_CheckExact(node)) {
+      begin('[', PyList_GET_SIZE(node));
+      descend([&] {
+        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(node); ++i) visit(PyList_GET_ITEM(node, i));
+      });
+    } else if (PyDict_CheckExact(node)) {
+      begin('{', PyDict_GET_SIZE(node));
+      descend([&] {
+        PyObject *name, *value;
+        for (Py_ssize_t i = 0; PyDict_Next(node, &i, &name, &value);) {
+          is_keyed_ = add_value(name) && is_keyed_;
+          visit(value);
+        }
+      });
+    } else {
+      leaves_.push_back(node);
+      const bool known = THPVariable_CheckExact(node) ? add_tensor(node) : add_value(node);
+      is_keyed_ = is_keyed_ && known;
+    }
+  }
+
+  PyObject* result(bool is_observed) const {
+    Owned leaves(PyTuple_New(static_cast<Py_ssize_t>(leaves_.size())));
+    if (leaves == nullptr) throw python_error();
+    for (size_t i = 0; i < leaves_.size(); ++i) {
+      PyTuple_SET_ITEM(leaves.get(), static_cast<Py_ssize_t>(i), Py_NewRef(leaves_[i]));
+    }
+    Owned key(is_keyed_ && !is_observed ? key_.to_python() : Py_NewRef(Py_None));
+    if (key == nullptr) throw python_error();
+    Owned pair(PyTuple_New(2));
+    if (pair == nullptr) throw python_error();
+    PyTuple_SET_ITEM(pair.get(), 0, leaves.release());
+    PyTuple_SET_ITEM(pair.get(), 1, key.release());
+    return pair.release();
+  }
+
+ private:
+  void begin(char tag, Py_ssize_t size) {
+    key_.add(tag);
+    key_.add(size);
+  }
+
+  template <typename Body>
+  void descend(const Body& body) {
+    // A list that contains itself is a RecursionError, as it is for pytree.
+    if (Py_EnterRecursiveCall(" in the arguments of a compiled module")) throw python_error();
+    body();
+    Py_LeaveRecursiveCall();
+  }
+
+  // These return whether the key now tells the leaf from all others.
+  bool add_tensor(PyObject* leaf) {
+    const at::Tensor& tensor = THPVariable_Unpack(leaf);
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    // Nested tensors, and those of function transforms, have no sizes of their own to read here;
+    // one with a forward-mode tangent has a second half that compiled code would lose.
+    if (!tensor.defined() || impl->has_symbolic_sizes_strides() || impl->is_sparse_csr() ||
+        tensor.is_nested() || is_transformed(*impl) || tensor._fw_grad(/*level=*/0).defined()) {
+      return false;
+    }
+    key_.add(Py_TYPE(leaf) == reinterpret_cast<PyTypeObject*>(ParameterClass) ? 'P' : 'T');
+    key_.add(tensor.scalar_type());
+    key_.add(tensor.device().type());
+    key_.add(tensor.device().index());
+    key_.add(tensor.key_set().raw_repr());
+    key_.add(grad_mode_ && tensor.requires_grad());
+    const c10::IntArrayRef sizes = tensor.sizes();
+    key_.add(sizes.size());
+    for (const int64_t size : sizes) key_.add(size);
+    return true;
+  }
+
+  static bool is_transformed(const c10::TensorImpl& impl) {
+    return impl.key_set().has_any(c10::DispatchKeySet(
+        {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+         c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
+  }
+
+  bool add_value(PyObject* leaf) {
+    if (leaf == Py_None) {
+      key_.add('N');
+    } else if (PyBool_Check(leaf)) {
+      key_.add(leaf == Py_True ? '1' : '0');
+    } else if (PyLong_CheckExact(leaf)) {
+      return add_integer(leaf);
+    } else if (PyFloat_CheckExact(leaf)) {
+      key_.add('f');
+      key_.add(PyFloat_AS_DOUBLE(leaf));  // its bits: -0.0 differs from 0.0, a NaN equals itself
+    } else if (PyComplex_CheckExact(leaf)) {
+      key_.add('c');
+      key_.add(PyComplex_RealAsDouble(leaf));
+      key_.add(PyComplex_ImagAsDouble(leaf));
+    } else if (PyUnicode_CheckExact(leaf)) {
+      return add_string('s', leaf);
+    } else if (THPDtype_Check(leaf)) {
+      key_.add('d');
+      key_.add(reinterpret_cast<THPDtype*>(leaf)->scalar_type);
+    } else if (THPDevice_Check(leaf)) {
+      const at::Device device = reinterpret_cast<THPDevice*>(leaf)->device;
+      key_.add('v');
+      key_.add(device.type());
+      key_.add(device.index());
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  bool add_integer(PyObject* leaf) {
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(leaf, &overflow);
+    if (overflow != 0) {
+      const Owned digits(PyNumber_ToBase(leaf, 16));
+      if (digits == nullptr) throw python_error();
+      return add_string('I', digits.get());
+    }
+    key_.add('i');
+    key_.add(value);
+    return true;
+  }
+
+  bool add_string(char tag, PyObject* leaf) {
+    Py_ssize_t size = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(leaf, &size);
+    if (text == nullptr) {  // a lone surrogate has no UTF-8
+      PyErr_Clear();
+      return false;
+    }
+    key_.add(tag);
+    key_.add_text({text, static_cast<size_t>(size)});
+    return true;
+  }
+
+  const bool grad_mode_;
+  bool is_keyed_ = true;
+  Key key_;
+  c10::SmallVector<PyObject*, 16> leaves_;  // borrowed: nothing in the walk runs Python code
+};
+
+}  // namespace
+
+PyObject* flatten(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 2 && PyTuple_CheckExact(arguments[0]) &&
+                       PyDict_CheckExact(arguments[1]),
+                   "flatten() takes a tuple and a dict");
+  Walk walk(c10::GradMode::is_enabled());
+  walk.visit(arguments[0]);
+  walk.visit(arguments[1]);
+  return walk.result(is_observed());
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace tvmify::python

@@ -1,0 +1,28 @@
+// tvmify._C: the path of every call from Python.
+
+#include "bindings.h"
+
+namespace tvmify::python {
+namespace {
+
+PyMethodDef functions[] = {
+    {"flatten", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(flatten)), METH_FASTCALL,
+     "flatten(args, kwargs) -> (leaves, key)\n\n"
+     "The leaves of a call in the order of torch.utils._pytree, and bytes that differ for calls\n"
+     "that need different programs; None where only slower code can tell. Then leaves still\n"
+     "holds whole what is neither tuple, list nor dict."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", "The path of every call, in C++.", -1,
+                          functions, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace tvmify::python
+
+PyMODINIT_FUNC PyInit__C() {
+  using namespace tvmify::python;
+  Owned module(PyModule_Create(&definition));
+  if (module == nullptr || !add_guard(module.get()) || !add_call(module.get())) return nullptr;
+  return module.release();
+}

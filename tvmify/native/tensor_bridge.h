@@ -1,0 +1,34 @@
+// Tensors cross between PyTorch and TVM here, without a copy wherever the bytes allow it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <tvm/ffi/container/tensor.h>
+
+namespace tvmify {
+
+// Compiled kernels use aligned vector loads: a tensor that starts elsewhere would crash them.
+constexpr size_t kAlignment = 64;
+
+// Returns `tensor` itself if a kernel can read it where it is (contiguous, aligned), else a copy
+// that one can. Throws TypeError for what has no plain bytes on the CPU: conjugate, negative,
+// complex, quantised, sparse, wrapped by functorch, on another device.
+at::Tensor readable(const at::Tensor& tensor);
+
+// The same memory as a TVM tensor that keeps `tensor` alive. `tensor` must be `readable`.
+tvm::ffi::Tensor to_tvm(at::Tensor tensor);
+
+// The same memory as a PyTorch tensor that keeps the TVM tensor alive. Like the result of any
+// operator it may be resized, written to, and outlives the program that made it.
+at::Tensor from_tvm(tvm::ffi::Tensor tensor);
+
+// Whether `tensor` shows all of `source`, and nothing else of its memory.
+bool is_same_view(const DLTensor& tensor, const at::Tensor& source);
+
+// Whether all of `tensor`, which is contiguous and not empty, is memory that `source` shows.
+bool lies_inside(const DLTensor& tensor, const at::Tensor& source);
+
+// `tensor`, known to lie inside of `source`, as a view of `source`: the two share a storage and
+// a version counter, so that autograd and in-place writes treat them as PyTorch's own views.
+at::Tensor view_of(const at::Tensor& source, const DLTensor& tensor);
+
+}  // namespace tvmify

@@ -1,0 +1,114 @@
+"""The options of ``@tvmify``, and the only place that reads ``TVMIFY_*`` variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from tvmify import target as targets
+from tvmify.errors import OptionError
+
+# Marks a field that cannot change the compiled code, and so stays out of the disk key.
+_NOT_KEYED = {"keyed": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """How a decorated module is compiled, cached and refused.
+
+    Attributes
+    ----------
+    target
+        What TVM builds for: ``"llvm"``, ``"cuda"``, a dict of TVM's target attributes with a
+        ``"kind"``, or None to follow the device of the inputs.
+    strict
+        Raise the `NotCompiled` error instead of running in eager PyTorch.
+    cache
+        True for the user's cache directory (``TVMIFY_CACHE_DIR`` if set), a path for another
+        directory, False for none.
+    cache_size
+        How many signatures one module keeps ready in memory.
+    progress
+        Show the stages of a compilation. None shows them when standard error is a terminal.
+    """
+
+    # The target has an entry of its own in the key, resolved for the device of the call.
+    target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
+    strict: bool = field(default=False, metadata=_NOT_KEYED)
+    cache: bool | str | os.PathLike[str] = field(default=True, metadata=_NOT_KEYED)
+    cache_size: int = field(default=64, metadata=_NOT_KEYED)
+    progress: bool | None = field(default=None, metadata=_NOT_KEYED)
+
+    def __post_init__(self) -> None:
+        targets.check(self.target)
+        _expect(isinstance(self.strict, bool), "strict", self.strict, "True or False")
+        _expect(
+            isinstance(self.cache, (bool, str, os.PathLike)), "cache", self.cache, "a bool or a path"
+        )
+        _expect(
+            type(self.cache_size) is int and self.cache_size > 0,
+            "cache_size",
+            self.cache_size,
+            "an int above 0",
+        )
+        _expect(self.progress in (None, True, False), "progress", self.progress, "a bool or None")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> CompileOptions:
+        """Make options from keyword arguments.
+
+        Raises
+        ------
+        OptionError
+            A name or a value does not exist; the message names the valid ones.
+        """
+        names = [f.name for f in dataclasses.fields(cls)]
+        for name in given:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise OptionError(f"unknown option {name!r}: choose from {', '.join(names)}{hint}")
+        return cls(**given)
+
+    def key_text(self) -> str:
+        """Return the options that can change the compiled code, one ``name=value`` a line."""
+        keyed = (f.name for f in dataclasses.fields(self) if f.metadata.get("keyed", True))
+        return "\n".join(f"{name}={getattr(self, name)!r}" for name in keyed)
+
+    def cache_directory(self) -> Path | None:
+        """Return where compiled programs are kept on disk, or None for nowhere."""
+        if self.cache is False:
+            return None
+        if self.cache is not True:
+            return Path(self.cache).expanduser()
+        return default_cache_directory()
+
+    def shows_progress(self) -> bool:
+        """Whether to draw the stages of a compilation on standard error."""
+        if self.progress is not None:
+            return self.progress
+        return sys.stderr is not None and sys.stderr.isatty()
+
+
+def default_cache_directory() -> Path:
+    """Return ``TVMIFY_CACHE_DIR``, or tvmify's folder in the user's cache directory."""
+    chosen = os.environ.get("TVMIFY_CACHE_DIR")
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tvmify"))
+
+
+def disabled() -> bool:
+    """Whether ``TVMIFY_DISABLE`` is set to something other than 0: every call then runs in eager."""
+    return os.environ.get("TVMIFY_DISABLE", "0") not in ("", "0")
+
+
+def _expect(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise OptionError(f"option {name!r} is {value!r}: expected {expected}")

@@ -1,0 +1,132 @@
+"""One loaded artifact, ready to be called, and the packed weights that its calls read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact import Artifact
+from tvmify.runtime.native import Call
+
+
+class PackedWeights:
+    """The weights of one module instance at one moment, as its executors lay them out.
+
+    Executors for different shapes mostly pack a weight alike; then they share one copy. When a
+    weight changes, a new store takes the place of this one.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def take(
+        self, keys: Sequence[str], pack: Callable[[], Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Return the packed weights of these keys, packing only if one is missing.
+
+        Parameters
+        ----------
+        keys
+            ``Artifact.packed``: equal keys mean equal tensors.
+        pack
+            Returns the tensors of all keys, in order.
+        """
+        # The lock is held while packing: a second executor had better wait for the result.
+        with self._lock:
+            if any(key not in self._tensors for key in keys):
+                for key, tensor in zip(keys, pack(), strict=True):
+                    self._tensors.setdefault(key, tensor)
+            return [self._tensors[key] for key in keys]
+
+
+class Executor:
+    """Executes one artifact in this process.
+
+    Safe to use from several threads at once: calls that run while `bind` replaces the weights
+    finish with those that they began with.
+
+    Parameters
+    ----------
+    artifact
+        What the compiler made. Its bytes are copied and loaded.
+
+    Attributes
+    ----------
+    artifact : Artifact
+        As given.
+    compiled : torch.classes.tvmify.CompiledModule
+        The native object, which TorchScript can hold, too.
+
+    Raises
+    ------
+    RuntimeError
+        The bytes are not a library that TVM can load.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        # frombuffer wants memory that may be written to; the native side makes its own copy.
+        library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
+        self.compiled = torch.classes.tvmify.CompiledModule(artifact.metadata(), library)
+
+    def share(self) -> Executor:
+        """Return an executor of the same loaded library without weights, for another instance."""
+        shared = object.__new__(Executor)
+        shared.artifact = self.artifact
+        shared.compiled = self.compiled.share()
+        return shared
+
+    def bind(self, tensors: Sequence[torch.Tensor], store: PackedWeights) -> None:
+        """Let all calls from now on read these weights.
+
+        Parameters
+        ----------
+        tensors
+            The weights that ``artifact.weights`` names, in that order. One that the kernels use
+            as it is shares its memory with the store.
+        store
+            Of the module instance; what it has is not packed again, what it lacks is added.
+
+        Raises
+        ------
+        TypeError
+            A weight is not a dense CPU tensor.
+        RuntimeError
+            A weight has not the shape or dtype that the artifact was compiled for.
+        """
+        if not self.artifact.packed:
+            return  # the program reads no weights, and its library has no function to pack them
+        detached = [tensor.detach() for tensor in tensors]
+        self.compiled.bind(store.take(self.artifact.packed, lambda: self.compiled.pack(detached)))
+
+    def call(self) -> Call:
+        """Return the callable that takes the leaves of the arguments and returns the result.
+
+        An output that is a view of an argument shares its memory, as in eager PyTorch. All others
+        own theirs: no later call writes to it.
+        """
+        structure = pytree.treespec_loads(self.artifact.output_structure)
+        outputs = list(self.artifact.outputs)
+        return Call(self.compiled, self.artifact.inputs, outputs, _rebuild(structure))
+
+
+def _rebuild(structure: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:
+    """Return what turns the leaves of a result into the result; None where it is its only leaf."""
+    if structure.is_leaf():
+        return None
+    if structure.type in (tuple, list) and structure.num_children == structure.num_leaves:
+        return structure.type  # built natively
+    return partial(_unflatten, structure)
+
+
+def _unflatten(structure: pytree.TreeSpec, leaves: list[Any]) -> Any:
+    return pytree.tree_unflatten(leaves, structure)

@@ -1,0 +1,84 @@
+"""Finds and loads the native library, without importing TVM.
+
+Importing this module loads everything that compiled code needs: TVM's small runtime (its compiler
+stays on disk), ``tvmify/lib/libtvmify.so``, which registers ``torch.classes.tvmify``, and then
+``tvmify._C``. The order matters, so other modules take the names of ``_C`` from
+`tvmify.runtime`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import torch
+
+from tvmify.errors import NativeLibraryError
+
+_REINSTALL = "Install tvmify again, in this environment: pip install --force-reinstall --no-deps tvmify."
+
+
+def _directory(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise NativeLibraryError(f"the package {package!r} is not installed. {_REINSTALL}")
+    return Path(spec.origin).parent
+
+
+def _load_library(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    except OSError as error:
+        raise NativeLibraryError(f"cannot load {path}: {error}. {_REINSTALL}") from error
+
+
+def _check_versions(built_against: str) -> None:
+    """Compare the packages that the library was compiled against with those that are installed.
+
+    Parameters
+    ----------
+    built_against
+        Requirements as setup.py wrote them, e.g. ``"torch==2.13.0+cpu apache-tvm==0.27.0"``.
+
+    Raises
+    ------
+    NativeLibraryError
+        One differs; the layout of its objects may, too.
+    """
+    for requirement in built_against.split():
+        package, _, built = requirement.partition("==")
+        installed = torch.__version__ if package == "torch" else importlib.metadata.version(package)
+        if package == "torch":
+            # Within a minor version the C++ interface stays, whatever the build (+cpu, +cu130).
+            built, installed = (version.rsplit(".", 1)[0] for version in (built, installed))
+        if built != installed:
+            raise NativeLibraryError(
+                f"the native library was built for {package} {built}, and {installed} is "
+                f"installed. {_REINSTALL}"
+            )
+
+
+def _load() -> None:
+    # Found by full path and made global, because the search paths compiled into our library would
+    # hold in site-packages only, and kernels refer to the runtime's functions by bare name.
+    _load_library(_directory("tvm_ffi") / "lib" / "libtvm_ffi.so", ctypes.RTLD_GLOBAL)
+    _load_library(_directory("tvm") / "lib" / "libtvm_runtime.so", ctypes.RTLD_GLOBAL)
+    library = _load_library(Path(__file__).parents[1] / "lib" / "libtvmify.so")
+    library.tvmify_built_against.restype = ctypes.c_char_p
+    _check_versions(library.tvmify_built_against().decode())
+
+
+_load()
+
+# After the libraries, which it is linked to.
+from tvmify._C import Call, Guard, flatten  # noqa: E402
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Return LLVM's names of the instruction sets that this machine's CPU has."""
+    return tuple(torch.ops.tvmify.cpu_features())
+
+
+__all__ = ["Call", "Guard", "cpu_features", "flatten"]

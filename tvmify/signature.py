@@ -1,0 +1,204 @@
+"""What a call looks like, without the values of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import UnsupportedInput, WarmUpError
+
+#: Dtypes of tensors that compiled code takes; the others run in eager.
+SUPPORTED_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+_SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, dtype and device of a tensor.
+
+    Attributes
+    ----------
+    shape
+        Sizes, outermost first.
+    dtype
+        Element type.
+    device
+        Where the tensor lives.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+    def __post_init__(self) -> None:
+        # Lists and strings are what people type; the fields hold one form so that specs compare.
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "device", torch.device(self.device))
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Describe a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    def example(self) -> torch.Tensor:
+        """Return a tensor of zeros of this kind; zero is a valid index of any embedding."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} {self.device}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The leaves of a call's arguments and the structure that holds them.
+
+    Attributes
+    ----------
+    structure
+        The pytree of ``(args, kwargs)``, as text.
+    leaves
+        For each leaf a `TensorSpec`, or the text of a value that is not a tensor.
+    """
+
+    structure: str
+    leaves: tuple[TensorSpec | str, ...]
+
+    @classmethod
+    def of(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
+        """Describe the arguments of a call.
+
+        Raises
+        ------
+        UnsupportedInput
+            A leaf is neither a plain dense tensor of a supported dtype nor a Python scalar.
+        """
+        paths, structure = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+        leaves = tuple(_describe(pytree.keystr(path), leaf) for path, leaf in paths)
+        return cls(str(structure), leaves)
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """The devices of the tensors."""
+        return {leaf.device for leaf in self.leaves if isinstance(leaf, TensorSpec)}
+
+    def __str__(self) -> str:
+        return f"({', '.join(map(str, self.leaves))})"
+
+    def key_text(self) -> str:
+        """Return structure and leaves, one a line."""
+        return "\n".join([self.structure, *map(str, self.leaves)])
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that compiled code would read wrongly, or that would crash it.
+
+    Raises
+    ------
+    UnsupportedInput
+        The tensor is a subclass, not dense, complex, quantised, conjugated, negated or functorch's.
+    """
+    kind = _unsupported_kind(tensor)
+    if kind is not None:
+        raise UnsupportedInput(
+            f"{name} is {kind}", "Pass a plain dense tensor of a real, integer or bool dtype."
+        )
+
+
+def _unsupported_kind(tensor: torch.Tensor) -> str | None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside a torch.func transform"
+    if tensor.is_quantized:
+        return f"a quantised tensor ({tensor.dtype})"
+    if tensor.dtype not in SUPPORTED_DTYPES:
+        return f"a tensor of dtype {tensor.dtype}"
+    if tensor.is_neg() or tensor.is_conj():
+        return "a view with a pending negation or conjugation (call .resolve_neg().resolve_conj())"
+    if tensor.numel() >= 2**31:
+        return f"a tensor of {tensor.numel()} elements, more than compiled indices can count"
+    return None
+
+
+def _describe(path: str, leaf: Any) -> TensorSpec | str:
+    # The path reads "[0][1]['mask']": the first index tells args from kwargs.
+    name = f"argument {path[3:]}"
+    if isinstance(leaf, torch.Tensor):
+        check_tensor(name, leaf)
+        return TensorSpec.of(leaf)
+    if isinstance(leaf, _SCALARS):
+        return f"{type(leaf).__name__} {leaf!r}"
+    raise UnsupportedInput(
+        f"{name} is a {type(leaf).__module__}.{type(leaf).__qualname__}",
+        "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows.",
+    )
+
+
+def example_arguments(
+    signature: Any, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Turn what ``warmup`` is given for one call into example arguments.
+
+    Parameters
+    ----------
+    signature
+        A list or tuple with one item per positional argument, or a mapping of keyword arguments.
+        An item is a shape, a `TensorSpec`, a tensor, or a value to pass as it is; a single shape,
+        spec or tensor stands for a call with that one argument.
+    dtype, device
+        Of the tensors that are given as bare shapes.
+
+    Raises
+    ------
+    WarmUpError
+        The signature is none of these.
+    """
+
+    def example(item: Any) -> Any:
+        if isinstance(item, TensorSpec):
+            return item.example()
+        if _is_shape(item):
+            return TensorSpec(tuple(item), dtype, device).example()
+        if isinstance(item, Mapping):
+            return {name: example(value) for name, value in item.items()}
+        if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+            return type(item)(example(value) for value in item)
+        return item
+
+    if isinstance(signature, Mapping):
+        return (), {str(name): example(item) for name, item in signature.items()}
+    if isinstance(signature, (TensorSpec, torch.Tensor)) or _is_shape(signature):
+        return (example(signature),), {}
+    if isinstance(signature, (list, tuple)):
+        return tuple(example(item) for item in signature), {}
+    raise WarmUpError(
+        f"cannot warm up for {signature!r}: give a list with a shape, a TensorSpec or a tensor for "
+        "each argument, such as [(1, 3, 224, 224)], or a dict of keyword arguments"
+    )
+
+
+def _is_shape(item: Any) -> bool:
+    return (
+        isinstance(item, (tuple, torch.Size))
+        and len(item) > 0
+        and all(type(size) is int for size in item)
+    )
