@@ -51,6 +51,7 @@ bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py
 
 wheel: install
+	rm -rf build/lib* dist
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	PYTHON=$(BIN)/python .ci/try-wheel dist/tvmify-*.whl
 

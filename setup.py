@@ -15,10 +15,12 @@ from setuptools import Extension, setup
 from torch.utils import cpp_extension
 
 NATIVE = Path("tvmify/native")
+LIBRARY = "tvmify.lib.libtvmify"
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Compiled code depends on the layout of these packages' objects: the library refuses others.
 BUILT_AGAINST = " ".join(
-    f"{name}=={importlib.metadata.version(name)}" for name in ("torch", "apache-tvm", "apache-tvm-ffi")
+    f"{name}=={importlib.metadata.version(name)}"
+    for name in ("torch", "apache-tvm", "apache-tvm-ffi")
 )
 
 
@@ -45,7 +47,7 @@ def compile_args() -> list[str]:
 def native_library() -> Extension:
     """Return the library that TorchScript and C++ programs load."""
     extension = cpp_extension.CppExtension(
-        "tvmify.lib.libtvmify",
+        LIBRARY,
         sorted(map(str, NATIVE.glob("*.cpp"))),
         depends=sorted(map(str, NATIVE.glob("*.h"))),
         define_macros=[("TVMIFY_BUILT_AGAINST", f'"{BUILT_AGAINST}"')],
@@ -81,7 +83,8 @@ class BuildNative(cpp_extension.BuildExtension):
 
     def get_ext_filename(self, ext_name: str) -> str:
         """Name the library without Python's ABI: it has none."""
-        if ext_name.split(".")[-1] == "libtvmify":
+        # setuptools asks by the full name and by its last part.
+        if LIBRARY.endswith(ext_name):
             return str(Path(*ext_name.split(".")).with_suffix(".so"))
         return super().get_ext_filename(ext_name)
 
@@ -89,6 +92,11 @@ class BuildNative(cpp_extension.BuildExtension):
         """Build one of the two, in the order in which they are listed."""
         ext.library_dirs.append(str(Path(self.build_lib, "tvmify", "lib").absolute()))
         super().build_extension(ext)
+
+    def copy_extensions_to_source(self) -> None:
+        """Make the folder of the library for editable installs: nothing else lies in it."""
+        Path("tvmify/lib").mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
 
 
 setup(

@@ -101,7 +101,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="how often each call is timed")
     arguments = parser.parse_args()
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder(), local_files_only=True)
 
     def tokens(texts: list[str]) -> tuple[Tensor, Tensor]:
@@ -145,13 +146,15 @@ def main() -> None:
     console.print(times)
 
     info = fast.cache_info()
-    if info.builds == 0:
-        console.print(f"\nCompiled nothing: {info.disk_hits} programs came from the disk cache.")
-    else:
+    if info.builds:
         console.print(
             f"\nCompiled {info.builds} programs in {sum(info.seconds.values()):.1f} s. "
             "Run this again: nothing will be compiled."
         )
+    elif info.disk_hits:
+        console.print(f"\nCompiled nothing: {info.disk_hits} programs came from the disk cache.")
+    else:
+        fast.explain()  # nothing could be compiled on this machine, and this says why
 
 
 if __name__ == "__main__":

@@ -60,9 +60,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     torch.manual_seed(0)
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # (1797, 1, 8, 8)
-    split = train_test_split(images, torch.tensor(digits.target), test_size=0.3, random_state=0)
+    pixels, digits = (torch.tensor(array) for array in load_digits(return_X_y=True))
+    images = pixels.float().view(-1, 1, 8, 8) / 16
+    split = train_test_split(images, digits, test_size=0.3, random_state=0)
     train_images, test_images, train_digits, test_digits = split
 
     net = DigitNet()

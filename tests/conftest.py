@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from tvmify import dispatcher
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +23,12 @@ def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "cache"
     monkeypatch.setenv("TVMIFY_CACHE_DIR", str(directory))
     return directory
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the code that earlier tests loaded, as a new process would."""
+    monkeypatch.setattr(dispatcher, "_LOADED", weakref.WeakValueDictionary())
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +92,14 @@ def step_an_optimizer(m: Scaled) -> None:
     torch.optim.SGD([m.linear.weight], lr=1.0).step()
 
 
+def write_through_data(m: Scaled) -> None:
+    m.linear.weight.data.copy_(torch.eye(4))
+
+
+def write_through_numpy(m: Scaled) -> None:
+    m.shift.numpy()[:] = 5
+
+
 def swap_equal_submodule(m: Scaled) -> None:
     m.linear = nn.Linear(4, 4)
 
@@ -105,6 +115,8 @@ def swap_equal_submodule(m: Scaled) -> None:
         swap_in_the_registry,
         point_elsewhere,
         step_an_optimizer,
+        write_through_data,
+        write_through_numpy,
         swap_equal_submodule,
     ],
 )
@@ -169,12 +181,46 @@ def test_edit_in_place_needs_refresh(pair: tuple[Any, Scaled]) -> None:
     assert_same(fast)
 
 
-def test_write_through_data_needs_refresh(pair: tuple[Any, Scaled]) -> None:
+def test_a_single_element_written_through_data_needs_refresh(pair: tuple[Any, Scaled]) -> None:
     fast, _ = pair
-    fast.linear.weight.data.copy_(torch.eye(4))
+    fast.linear.weight.data[1, 1] = 9
     fast.refresh()
     assert_same(fast)
     assert fast.cache_info().builds == 1
+
+
+def test_weights_made_in_inference_mode_have_no_version_and_are_still_followed() -> None:
+    with torch.inference_mode():
+        fast: Any = decorate(Scaled().eval(), strict=True)
+        fast(X)
+        fast.load_state_dict(Scaled().state_dict())
+        assert_same(fast)
+    assert fast.cache_info().builds == 1
+
+
+def test_a_tensor_of_a_closure_is_followed(inference: None) -> None:
+    table = torch.arange(4.0)
+    fast = decorate(lambda x: x + table, strict=True)
+    assert torch.equal(fast(X), X + table)
+    table.mul_(3)
+    assert torch.equal(fast(X), X + table)
+    assert torch.equal(fast(X), X + table)
+    assert fast.cache_info().entries == 1
+
+
+def test_a_module_is_freed_with_its_last_reference() -> None:
+    plain = Scaled().eval()
+    fast: Any = decorate(plain, strict=True)
+    with torch.no_grad():
+        fast(X)
+    weight = weakref.ref(plain.linear.weight)
+    gc.collect()  # what torch.export left behind while this was built
+    gc.disable()
+    try:
+        del fast, plain
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_going_back_costs_nothing(pair: tuple[Any, Scaled]) -> None:
@@ -215,7 +261,9 @@ def test_a_module_that_changes_itself_is_left_to_eager() -> None:
     with pytest.warns(TvmifyWarning):
         for call in range(1, 41):
             assert torch.equal(fast(X), X + call)
-    assert "changes from call to call (calls)" in tvmify.explain(fast) or fast.calls == 40
+    assert fast.calls == 40
+    with pytest.warns(TvmifyWarning, match=r"changes from call to call \(calls\)"):
+        fast(X)
 
 
 # --------------------------------------------------------------------------- modes and refusals
@@ -319,9 +367,12 @@ def test_autocast_runs_eager() -> None:
 
 def test_an_error_of_the_model_is_the_error_of_eager() -> None:
     fast: Any = decorate(Scaled().eval())
-    with torch.no_grad(), pytest.raises(RuntimeError, match="mat1 and mat2"):
-        with pytest.warns(TvmifyWarning):
-            fast(torch.ones(3, 5))
+    with (
+        torch.no_grad(),
+        pytest.warns(TvmifyWarning),
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+    ):
+        fast(torch.ones(3, 5))
 
 
 # --------------------------------------------------------------------------- caches and keys
@@ -469,7 +520,9 @@ class Pair(NamedTuple):
 
 
 class Nested(nn.Module):
-    def forward(self, batch: dict, pair: tuple, *, offset: torch.Tensor, twice: bool = False) -> dict:
+    def forward(
+        self, batch: dict, pair: tuple, *, offset: torch.Tensor, twice: bool = False
+    ) -> dict:
         total = batch["a"] + batch["b"][0] * pair[1]
         total = total * 2 if twice else total
         return {"sum": total + offset, "pair": (pair[0], [total - offset, 3]), "none": None}

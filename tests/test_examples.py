@@ -74,3 +74,12 @@ def test_digits_keep_their_accuracy_and_new_weights_compile_nothing(tmp_path: Pa
 def test_torchscript_file_agrees_with_itself(tmp_path: Path) -> None:
     printed = run("04_torchscript_file.py", cache=tmp_path / "cache")
     assert "Largest difference / largest logit" in printed
+
+
+def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    script = tmp_path / "first.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0], encoding="utf-8")
+    printed = run(str(script), cache=tmp_path / "cache")
+    assert "builds=1" in printed
+    assert "runs compiled" in printed

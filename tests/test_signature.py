@@ -37,7 +37,9 @@ def test_signature_names_structure_leaves_and_values() -> None:
         (torch.empty(1, dtype=torch.int8).expand(2**31), "2147483648 elements"),
     ],
 )
-def test_tensors_that_native_code_would_misread_are_refused(tensor: torch.Tensor, word: str) -> None:
+def test_tensors_that_native_code_would_misread_are_refused(
+    tensor: torch.Tensor, word: str
+) -> None:
     with pytest.raises(UnsupportedInput, match=word):
         Signature.of((tensor,), {})
 
@@ -66,7 +68,9 @@ def test_every_form_of_a_warm_up_signature(signature: object) -> None:
 
 
 def test_warm_up_with_keywords_nesting_and_values() -> None:
-    args, kwargs = example_arguments({"x": (2,), "rest": [(3,), {"y": (4,)}], "n": 5}, torch.int64, CPU)
+    args, kwargs = example_arguments(
+        {"x": (2,), "rest": [(3,), {"y": (4,)}], "n": 5}, torch.int64, CPU
+    )
     assert args == ()
     assert kwargs["x"].dtype == torch.int64
     assert kwargs["rest"][0].shape == (3,)

@@ -1,4 +1,4 @@
-"""How close is right. Every tolerance of the tests is here; none is loosened to make a test pass."""
+"""How close is right: every tolerance of the tests. None is loosened to make a test pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ SLACK = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.b
 
 
 def assert_close_to_reference(
-    actual: Any, module: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    actual: Any,
+    module: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
 ) -> None:
     """Hold a result against eager and against float64.
 

@@ -5,7 +5,9 @@ from typing import Any, final
 
 import torch
 
-def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], /) -> tuple[tuple[Any, ...], bytes | None]:
+def flatten(
+    args: tuple[Any, ...], kwargs: dict[str, Any], /
+) -> tuple[tuple[Any, ...], bytes | None]:
     """Return the leaves of a call, and bytes that differ for calls which need different programs.
 
     The leaves are in the order of ``torch.utils._pytree.tree_flatten((args, kwargs))``. The key is

@@ -37,7 +37,7 @@ class Artifact:
         ``["argument", i]`` (the i-th leaf of the arguments, returned as it came) or
         ``["constant", value]``.
     output_structure
-        The pytree of the result, as ``torch.utils._pytree.treespec_dumps`` writes it.
+        The pytree of the result, as `tvmify.structure.structure_text` writes it.
     report
         What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
         operators, seconds per stage.

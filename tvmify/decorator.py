@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 import torch
 from torch import nn
 
+from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError
 from tvmify.explanation import CacheInfo
@@ -191,10 +192,10 @@ def _decorate_class(cls: type[nn.Module], compile_options: CompileOptions) -> ty
             dispatcher = _dispatcher_of_module(self, decoration)
         return dispatcher(args, kwargs)
 
-    setattr(forward, "__tvmify_eager__", eager)
+    forward.__tvmify_eager__ = eager  # type: ignore[attr-defined]
     cls.forward = forward
-    setattr(cls, "__tvmify__", decoration)
-    setattr(cls, "__prepare_scriptable__", undecorated)
+    cls.__tvmify__ = decoration  # type: ignore[attr-defined]
+    cls.__prepare_scriptable__ = undecorated  # type: ignore[attr-defined]
     for method in _METHODS:
         if not hasattr(cls, method.__name__):  # a name of the user's own stays the user's
             setattr(cls, method.__name__, method)
@@ -222,11 +223,11 @@ def _decorate_instance(module: nn.Module, compile_options: CompileOptions) -> nn
         base = base.__mro__[1]
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     decorated = _decorate_class(type(base.__name__, (base,), members), compile_options)
-    setattr(decorated, "__reduce_ex__", _reduce_instance)
-    twin = decorated.__new__(decorated)
+    decorated.__reduce_ex__ = _reduce_instance  # type: ignore[assignment]
+    shared = decorated.__new__(decorated)
     # The very dicts of parameters, buffers and submodules: what is swapped on one is on the other.
-    twin.__dict__.update(_own_attributes(module))
-    return twin
+    shared.__dict__.update(_own_attributes(module))
+    return shared
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
@@ -244,38 +245,27 @@ def _rebuild_instance(cls: type[nn.Module], compile_options: CompileOptions) -> 
     return _decorate_instance(cls.__new__(cls), compile_options)
 
 
-def undecorated(
-    module: nn.Module,
-    eager: Callable[..., Any] | None = None,
-    twins: dict[int, nn.Module] | None = None,
-) -> nn.Module:
-    """Return a module as it would be without decorators, sharing tensors and attributes.
+def undecorated(module: nn.Module, eager: Callable[..., Any] | None = None) -> nn.Module:
+    """Return a twin of a module, without decorators.
 
     Parameters
     ----------
     module
-        Itself returned when nothing in it is decorated. Never changed.
+        Not changed; the twin shares its tensors, and has attributes and submodules of its own.
     eager
-        The forward that the result gets; None for the one that its class came with.
-    twins
-        Results so far by ``id``, so that a shared submodule stays shared.
+        The forward that the twin gets; None for the one that its class came with.
     """
-    twins = {} if twins is None else twins
-    if id(module) in twins:
-        return twins[id(module)]
-    decoration: _Decoration | None = getattr(type(module), "__tvmify__", None)
-    children = {
-        name: child if child is None else undecorated(child, None, twins)
-        for name, child in module._modules.items()
-    }
-    if decoration is None and all(new is module._modules[name] for name, new in children.items()):
-        twin = module
-    else:
-        cls = type(module) if decoration is None else _plain_class(type(module), eager or decoration.eager)
-        twin = cls.__new__(cls)
-        twin.__dict__.update(_own_attributes(module), _modules=children)
-    twins[id(module)] = twin
-    return twin
+    copied = twin(module)
+    # They run around the compiled call, with the tensors of the call.
+    copied._forward_hooks.clear()
+    copied._forward_pre_hooks.clear()
+    for part in copied.modules():
+        decoration: _Decoration | None = getattr(type(part), "__tvmify__", None)
+        if decoration is not None:
+            forward = eager if part is copied and eager is not None else decoration.eager
+            part.__dict__.pop(decoration.attribute, None)
+            part.__class__ = _plain_class(type(part), forward)
+    return copied
 
 
 @functools.cache
@@ -298,12 +288,11 @@ class TvmifiedFunction:
     def __init__(self, function: Callable[..., Any], compile_options: CompileOptions) -> None:
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
         functools.update_wrapper(self, function)
-        self._tvmify_dispatcher = Dispatcher(
-            name, function, lambda _: function, compile_options
-        )
+        self._tvmify_dispatcher = Dispatcher(name, function, lambda _: function, compile_options)
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call."""
         if torch.compiler.is_compiling():
             return self._function(*args, **kwargs)
         return self._tvmify_dispatcher(args, kwargs)
@@ -349,12 +338,9 @@ class _ScriptedModule(nn.Module):
 
     def _register_again(self) -> None:
         script = self._tvmify_script
-        for name, parameter in script.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in script.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
-        for name, child in script.named_children():
-            self.add_module(name, child)
+        self._parameters.update(script.named_parameters(recurse=False))
+        self._buffers.update(script.named_buffers(recurse=False))
+        self._modules.update(script.named_children())
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         self._tvmify_script._apply(fn, recurse)

@@ -22,17 +22,26 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
-from tvmify import _C, keys, options
+from tvmify import keys, options
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, MemoryCache
-from tvmify.capture import Program, capture
+from tvmify.capture import Program, capture, resolve
 from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
-from tvmify.runtime import Executor, PackedWeights, Watched, attach, cpu_features, watch
-from tvmify.signature import Signature
-from tvmify.target import Target, resolve
+from tvmify.runtime import (
+    Executor,
+    Guard,
+    PackedWeights,
+    Watched,
+    attach,
+    cpu_features,
+    flatten,
+    watch,
+)
+from tvmify.signature import Signature, check_tensor
+from tvmify.target import Target, target_for
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -104,6 +113,10 @@ class Dispatcher:
         self._module: Callable[[], nn.Module | None] = (
             weakref.ref(module) if module is not None else lambda: None
         )
+        if module is not None:
+            # The guard holds the dicts of the module, and they hold this: a cycle, broken here so
+            # that memory is free as soon as the module is.
+            weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self._lock = threading.RLock()
         self._memory: MemoryCache[Entry] = MemoryCache(compile_options.cache_size)
         self._warned: set[str] = set()
@@ -114,6 +127,9 @@ class Dispatcher:
         self._state = _State(0)
         self._weights = PackedWeights()
         self._unsettled: Entry | None = None
+        # Tensors of closures and globals that captured programs hold by value.
+        self._constants: list[torch.Tensor] = []
+        self._constants_guard: Guard | None = None
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Run one call.
@@ -148,7 +164,10 @@ class Dispatcher:
             self._watched = None
             self._unsettled = None
             self._states.clear()
+            self._state = _State(self._state.number + 1)
             self._memory.clear()
+            self._constants.clear()
+            self._constants_guard = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of a module begin without one: it belongs to one module in one process.
@@ -159,7 +178,9 @@ class Dispatcher:
         memory = self._memory
         entries = sum(entry.run is not None for entry in memory.values())
         seconds = dict(self._seconds)
-        return CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
+        return CacheInfo(
+            memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds
+        )
 
     def explain(self) -> str:
         """Return what ran where, and why, as text."""
@@ -168,7 +189,7 @@ class Dispatcher:
     # ----------------------------------------------------------------- signature → memory cache
 
     def _find(self, args: Args, kwargs: Kwargs) -> tuple[tuple[Any, ...], Entry]:
-        leaves, signature = _C.flatten(args, kwargs)
+        leaves, signature = flatten(args, kwargs)
         if signature is None:
             leaves, signature = _unusual_signature(args, kwargs)
             if signature is None:
@@ -190,7 +211,9 @@ class Dispatcher:
         with self._lock:
             if self._watched is not None and not self._watched.guard.changed():
                 return  # another thread was here first
-            watched = watch(self._module())
+            if self._constants_guard is not None and self._constants_guard.changed():
+                self.refresh()  # their elements are part of programs
+            watched = watch(self._module(), self._constants)
             state = self._states.get(watched.state)
             if state is None:
                 self._settle(watched)
@@ -225,7 +248,7 @@ class Dispatcher:
         return functools.partial(self._eager, *bound, *args, **kwargs)
 
     def _tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
-        return [_attribute(self._module(), name) for name in names]
+        return [resolve(self._module(), name) for name in names]
 
     # ------------------------------------------------------------------------------------- miss
 
@@ -297,18 +320,24 @@ class Dispatcher:
 
     def _capture(self, args: Args, kwargs: Kwargs, entry: Entry) -> Program:
         program = self._state.scripted
-        if program is None:
+        if program is None or not program.accepts(args, kwargs):
             with torch.no_grad():
                 program = capture(self._captured(self._module()), args, kwargs)
             if program.method == "torchscript":
                 self._state.scripted = program  # it serves every signature
+            if program.constants:
+                self._constants += program.constants
+                self._constants_guard = Guard([], [], self._constants)
+                self._watched = watch(self._module(), self._constants)
         entry.notes["captured by"] = program.method
         if program.reason is not None:
             entry.notes["not scripted"] = program.reason
         return program
 
     def _key(self, program: Program, signature: Signature) -> Key:
-        weights = dict(zip(program.weights, self._tensors(program.weights)))
+        weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
+        for name, weight in weights.items():
+            check_tensor(f"weight {name!r}", weight)
         devices = signature.devices | {weight.device for weight in weights.values()}
         if len(devices) > 1:
             raise UnsupportedTarget(
@@ -316,7 +345,7 @@ class Dispatcher:
                 "Move them to one device.",
             )
         device = devices.pop() if devices else torch.get_default_device()
-        target = resolve(self.options.target, device.type, cpu_features())
+        target = target_for(self.options.target, device.type, cpu_features())
         return keys.key(program.fingerprint, signature, weights, target, self.options)
 
     def _load_or_build(
@@ -343,7 +372,9 @@ class Dispatcher:
                 executor = Executor(artifact)
             else:
                 entry.notes["code"] = "built"
-                artifact = self._build(program, args, kwargs, Target.parse(key.entries["target"]), stages)
+                artifact = self._build(
+                    program, args, kwargs, Target.parse(key.entries["target"]), stages
+                )
                 if disk is not None:
                     stages.begin("store")
                     disk.store(key, artifact)
@@ -373,32 +404,32 @@ class Dispatcher:
         warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
 
 
-def _attribute(module: nn.Module | None, path: str) -> Any:
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
+def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:
+    if (alive := dispatcher()) is not None:
+        alive.refresh()
 
 
 def _unusual_signature(
     args: Args, kwargs: Kwargs
 ) -> tuple[tuple[Any, ...], tuple[Hashable, ...] | None]:
-    """Describe a call in Python where `_C.flatten` did not, or return None for its signature."""
+    """Describe a call in Python where `flatten` did not, or return None for its signature."""
     if _is_being_transformed():
         return (), None
-    # A default device is a mode of torch functions, which `_C.flatten` leaves alone; it is the one
+    # A default device is a mode of torch functions, which `flatten` leaves alone; it is the one
     # such mode that compiled code can follow, because the key names it.
     with torch._C.DisableTorchFunction():
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        leaves, signature = _C.flatten(tuple(leaves), {})
+        leaves, signature = flatten(tuple(leaves), {})
     if signature is None:
         return (), None
     return leaves, (signature, str(structure), torch.get_default_device())
 
 
 def _is_being_transformed() -> bool:
-    """Whether something looks at the operators of this call: a trace, an export, torch.func …"""
-    modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    """Whether a trace, an export or a function transform looks at the operators of this call."""
+    modes = [
+        torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())
+    ]
     return (
         torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0

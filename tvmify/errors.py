@@ -96,4 +96,4 @@ class UnsupportedOperator(NotCompiled):
 
 
 class TvmifyWarning(UserWarning):
-    """A call runs slower than it could (in eager, or without the disk cache); said once per reason."""
+    """A call runs slower than it could: in eager, or without the disk cache."""

@@ -62,7 +62,10 @@ def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
     for entry in entries:
         lines += ["", f"  {entry.signature}"]
         if entry.reason is not None:
-            lines += [f"    runs in eager PyTorch: {entry.reason.reason}", f"      {entry.reason.next_step}"]
+            lines += [
+                f"    runs in eager PyTorch: {entry.reason.reason}",
+                f"      {entry.reason.next_step}",
+            ]
         elif entry.executor is None:
             lines.append("    runs in eager PyTorch")
         else:

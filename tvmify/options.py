@@ -51,7 +51,10 @@ class CompileOptions:
         targets.check(self.target)
         _expect(isinstance(self.strict, bool), "strict", self.strict, "True or False")
         _expect(
-            isinstance(self.cache, (bool, str, os.PathLike)), "cache", self.cache, "a bool or a path"
+            isinstance(self.cache, (bool, str, os.PathLike)),
+            "cache",
+            self.cache,
+            "a bool or a path",
         )
         _expect(
             type(self.cache_size) is int and self.cache_size > 0,
@@ -105,7 +108,7 @@ def default_cache_directory() -> Path:
 
 
 def disabled() -> bool:
-    """Whether ``TVMIFY_DISABLE`` is set to something other than 0: every call then runs in eager."""
+    """Whether ``TVMIFY_DISABLE`` is set, other than to 0, and every call runs in eager."""
     return os.environ.get("TVMIFY_DISABLE", "0") not in ("", "0")
 
 

@@ -80,7 +80,7 @@ def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | N
     return option
 
 
-def resolve(
+def target_for(
     option: str | Mapping[str, Any] | None, device_type: str, cpu_features: Sequence[str]
 ) -> Target:
     """Name the target that serves tensors of a device.

@@ -114,7 +114,7 @@ def test_a_digest_that_collides_is_not_believed(
 ) -> None:
     monkeypatch.setattr(Key, "digest", "0" * 64)
     cache = DiskCache(tmp_path)
-    cache.store(KEY, artifact())
+    cache.store(Key(KEY.entries), artifact())
     with pytest.warns(TvmifyWarning, match="another key"):
         assert cache.load(Key({"program": "gelu", "target": "llvm"})) is None
 

@@ -51,7 +51,7 @@ class DiskCache:
         """Keep an artifact under a key, replacing an entry that `load` would not return."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # The sibling is on the same file system, so that the rename publishes all files at once.
+            # A sibling is on the same file system: the rename publishes all files at once.
             with tempfile.TemporaryDirectory(prefix=".new-", dir=self.directory) as temporary:
                 new = Path(temporary) / "entry"
                 new.mkdir(mode=0o700)

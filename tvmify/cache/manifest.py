@@ -64,7 +64,9 @@ class Manifest:
                 raise CacheError(f"format {document['format']!r} is not {FORMAT_VERSION}")
             library = document["library"]
             key = Key({str(name): str(value) for name, value in document["key"].items()})
-            return cls(key, dict(document["artifact"]), str(library["sha256"]), int(library["size"]))
+            return cls(
+                key, dict(document["artifact"]), str(library["sha256"]), int(library["size"])
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CacheError(f"not a manifest: {error!r}") from error
 

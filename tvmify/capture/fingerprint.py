@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import operator
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from tvmify.capture.state import ModulePath, State, WeightName
 from tvmify.errors import CaptureError, UnsupportedOperator
 
 _UNKNOWN = object()
+#: What a condition may be decided on; a comparison of tensors is an operation like others.
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
@@ -74,7 +77,7 @@ def literal_text(value: Any) -> str:
     )
 
 
-def type_text(type_: torch._C.Type) -> str:
+def type_text(type_: torch._C.JitType) -> str:
     """Return the canonical name of a TorchScript type."""
     fields = field_names(type_)
     name = demangled(type_.annotation_str)
@@ -103,30 +106,136 @@ def fingerprint(graph: torch._C.Graph, schema: torch._C.FunctionSchema, state: S
 
 
 class _Walk:
-    """One pass over a graph: ``_texts`` names every value, ``_known`` has those that are known."""
+    """One pass over a graph.
+
+    ``_texts`` has what stands for a value in the lines; ``_known`` has the values of constants and
+    plain attributes, and of conditions on them.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._texts: dict[str, str] = {}
         self._known: dict[str, Any] = {}
         self._lines: list[str] = []
+        self._unsupported: list[tuple[str, str]] = []
         self._count = 0
 
     def describe(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema) -> str:
-        for value, argument in zip(graph.inputs(), schema.arguments, strict=True):
-            if self._state.root is not None and value is next(iter(graph.inputs())):
-                pass
-            if argument.name == "self" or self._is_root(value, graph):
-                self._know(value, ModulePath(""), "module()")
-                continue
-            default = ""
-            if argument.has_default_value():
-                default = f" = {literal_text(argument.default_value)}"
+        inputs = list(graph.inputs())
+        arguments = list(schema.arguments)
+        if self._state.root is not None:
+            self._known[inputs.pop(0).debugName()] = ModulePath("")
+            arguments = arguments[1:]
+        for value, argument in zip(inputs, arguments, strict=True):
             number = self._number(value)
-            kind = type_text(argument.type)
             keyword = "*, " if argument.kwarg_only else ""
-            self._lines.append(f"argument {number} {keyword}{argument.name}: {kind}{default}")
-        self._block(graph, "")
-        (result,) = graph.outputs()
-        self._lines.append(f"return {self._text(result)}")
+            line = f"argument {number} {keyword}{argument.name}: {type_text(argument.type)}"
+            if argument.has_default_value():
+                line += f" = {literal_text(argument.default_value)}"
+            self._lines.append(line)
+        results = self._block(graph, "")
+        self._lines.append(f"return {results}")
+        if self._unsupported:
+            names, places = zip(*self._unsupported, strict=True)
+            raise UnsupportedOperator(names, places[0])
         return "\n".join([*self._lines, *self._weights()])
+
+    def _weights(self) -> list[str]:
+        """Name the tensors; two names of one tensor are a fact about the program."""
+        first: dict[int, str] = {}
+        lines = []
+        for name, tensor in self._state.tensors.items():
+            same = first.setdefault(id(tensor), name)
+            lines.append(f"weight {name}" + ("" if same == name else f" is {same}"))
+        return lines
+
+    def _block(self, block: Any, indent: str) -> str:
+        for node in block.nodes():
+            self._node(node, indent)
+        return ", ".join(self._text(value) for value in block.outputs())
+
+    def _node(self, node: torch._C.Node, indent: str) -> None:
+        kind = node.kind()
+        outputs = list(node.outputs())
+        if kind == "prim::Constant":
+            if outputs[0].type().kind() != "FunctionType":  # of calls that are inlined by now
+                self._known[outputs[0].debugName()] = outputs[0].toIValue()
+            return
+        names = [value.debugName() for value in node.inputs()]
+        known = [self._known.get(name, _UNKNOWN) for name in names]
+        if kind == "prim::GetAttr" and isinstance(known[0], ModulePath):
+            path = known[0].attribute(node.s("name"))
+            self._known[outputs[0].debugName()] = value = self._state.find(path)
+            if not isinstance(value, (ModulePath, WeightName)):
+                self._texts[outputs[0].debugName()] = f"{path}={literal_text(value)}"
+            return
+        if kind in _CONDITIONS and all(isinstance(value, _PLAIN) for value in known):
+            self._known[outputs[0].debugName()] = _CONDITIONS[kind](*known)
+            return
+        if kind in ("aten::__is__", "aten::__isnot__") and _is_weight_and_none(known):
+            self._known[outputs[0].debugName()] = kind == "aten::__isnot__"
+            return
+        if kind == "prim::If" and isinstance(known[0], bool):
+            self._taken(list(node.blocks())[0 if known[0] else 1], outputs, indent)
+            return
+        operation = qualified_name(node)
+        if not interprets(node):
+            place = where(node)
+            if kind == "prim::SetAttr" and isinstance(known[0], ModulePath):
+                place = f"forward sets the attribute {known[0].attribute(node.s('name'))}"
+            self._unsupported.append((operation, place))
+            return
+        operands = ", ".join(self._text(value) for value in node.inputs())
+        extra = "".join(f" {name}={_node_attribute(node, name)}" for name in node.attributeNames())
+        position = len(self._lines)
+        self._lines.append("")
+        for block in node.blocks():
+            parameters = ", ".join(self._number(value) for value in block.inputs())
+            self._lines.append(f"{indent}  block({parameters})")
+            results = self._block(block, indent + "    ")
+            self._lines.append(f"{indent}    yield {results}")
+        results = ", ".join(f"{self._number(o)}: {type_text(o.type())}" for o in outputs)
+        self._lines[position] = f"{indent}{results} = {operation}({operands}){extra}"
+
+    def _taken(self, block: Any, outputs: list[Any], indent: str) -> None:
+        """Describe the branch that an attribute selects as if there were no condition."""
+        for node in block.nodes():
+            self._node(node, indent)
+        for inner, outer in zip(block.outputs(), outputs, strict=True):
+            for table in (self._known, self._texts):
+                if inner.debugName() in table:
+                    table[outer.debugName()] = table[inner.debugName()]
+
+    def _number(self, value: Any) -> str:
+        self._count += 1
+        text = self._texts[value.debugName()] = f"%{self._count - 1}"
+        return text
+
+    def _text(self, value: Any) -> str:
+        name = value.debugName()
+        if name not in self._texts:
+            # a value that is never defined (after an operator that is not supported) has no text
+            self._texts[name] = literal_text(self._known.get(name, "?"))
+        return self._texts[name]
+
+
+#: Conditions on attributes (``training``, a bias that is None, a mode) are decided right away.
+_CONDITIONS = {
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__not__": operator.not_,
+    "aten::eq": operator.eq,
+    "aten::ne": operator.ne,
+    "prim::unchecked_cast": lambda value: value,
+}
+
+
+def _is_weight_and_none(known: list[Any]) -> bool:
+    return isinstance(known[0], WeightName) and known[1] is None
+
+
+def _node_attribute(node: torch._C.Node, name: str) -> str:
+    kind = node.kindOf(name)
+    if kind not in ("i", "f", "s", "is", "fs", "ss"):
+        raise UnsupportedOperator([node.kind()], f"its attribute {name} ({where(node)})")
+    return literal_text(getattr(node, kind)(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tvmify.capture.named_tuples import named_tuple_class
 from tvmify.capture.operators import find_operator, qualified_name
 from tvmify.capture.state import ModulePath
+from tvmify.capture.values import plain
 from tvmify.errors import CaptureError, NotCompiled, UnsupportedOperator
 
 #: Scalars come out as the graph's types say: 2 ** 3 is 8.0 where TorchScript has a float.
@@ -50,7 +52,7 @@ class Interpreter:
         """
         values = dict(zip((i.debugName() for i in self._graph.inputs()), inputs, strict=True))
         (result,) = self._run_block(self._graph, values)
-        return result
+        return plain(result)
 
     def _run_block(self, block: Any, values: dict[str, Any]) -> list[Any]:
         for node in block.nodes():
@@ -110,14 +112,14 @@ class Interpreter:
 
 def where(node: torch._C.Node) -> str:
     """Return the line of Python that a node comes from: ``net.py:12: y = x[n]``."""
-    return source_line(node.sourceRange())
+    return source_line(str(node.sourceRange()))
 
 
 def source_line(text: str) -> str:
     """Pick the file, the line's number and the line out of TorchScript's description of a place."""
     file, line = "", ""
     rows = text.splitlines()
-    for row, following in zip(rows, [*rows[1:], ""], strict=True):
+    for row, following in itertools.pairwise([*rows, ""]):
         if row.lstrip().startswith("File "):
             file = row.strip().removeprefix("File ").replace('"', "").replace(", line ", ":")
         if following.rstrip().endswith("<--- HERE"):

@@ -17,7 +17,7 @@ def demangled(name: str) -> str:
     return _MANGLED.sub("", name)
 
 
-def field_names(type_: torch._C.Type) -> tuple[str, ...] | None:
+def field_names(type_: torch._C.JitType) -> tuple[str, ...] | None:
     """Return the fields of a NamedTuple's type, or None for any other type."""
     text = str(type_)
     if type_.kind() != "TupleType" or not text.startswith("NamedTuple("):
@@ -33,7 +33,7 @@ def field_names(type_: torch._C.Type) -> tuple[str, ...] | None:
     return tuple(part.partition(" : ")[0].strip() for part in "".join(top).split(",") if part)
 
 
-def named_tuple_class(type_: torch._C.Type) -> Any:
+def named_tuple_class(type_: torch._C.JitType) -> Any:
     """Return a class for the values of a NamedTuple's type (as torch does), or None."""
     fields = field_names(type_)
     if fields is None:
@@ -44,4 +44,4 @@ def named_tuple_class(type_: torch._C.Type) -> Any:
 @functools.cache
 def _made(name: str, fields: tuple[str, ...]) -> Any:
     # cached, because pytrees of two classes never compare equal
-    return collections.namedtuple(name, fields)  # noqa: PYI024
+    return collections.namedtuple(name, fields)

@@ -10,16 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.capture.primitives import (
-    DTYPES,
-    LAYOUTS,
-    MEMORY_FORMATS,
-    PREFERRED,
-    PRIMITIVE_OVERLOADS,
-    PRIMITIVES,
-    code_of,
-    is_literal,
-)
+from tvmify.capture.primitives import PREFERRED, PRIMITIVE_OVERLOADS, PRIMITIVES
+from tvmify.capture.values import DTYPES, LAYOUTS, MEMORY_FORMATS, code_of, is_literal
 from tvmify.errors import UnsupportedOperator
 
 #: Overloads that take ``Tensor[]`` where the dispatcher takes ``Tensor?[]``; else the same.

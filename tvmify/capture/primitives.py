@@ -14,108 +14,8 @@ from typing import Any
 
 import torch
 
-from tvmify.errors import CaptureError, UnsupportedOperator
-
-#: c10::ScalarType in its order: TorchScript stores a dtype as the index.
-DTYPES: tuple[torch.dtype | None, ...] = (
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-    torch.complex32,
-    torch.complex64,
-    torch.complex128,
-    torch.bool,
-    torch.qint8,
-    torch.quint8,
-    torch.qint32,
-    torch.bfloat16,
-    torch.quint4x2,
-    torch.quint2x4,
-    None,  # Bits1x8 … Bits16: internal types without arithmetic
-    None,
-    None,
-    None,
-    None,
-    torch.float8_e5m2,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2fnuz,
-    torch.float8_e4m3fnuz,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
-#: c10::Layout and c10::MemoryFormat, as far as TorchScript programs use them.
-LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
-MEMORY_FORMATS = (
-    torch.contiguous_format,
-    torch.preserve_format,
-    torch.channels_last,
-    torch.channels_last_3d,
-)
-
-
-class StateList(list):
-    """A list that outlives the call (an attribute or an argument): it must not be written."""
-
-
-class StateDict(dict):
-    """A dictionary that outlives the call: it must not be written."""
-
-
-def protect(value: Any) -> Any:
-    """Copy lists and dictionaries, however nested, as ones that refuse to be written."""
-    if isinstance(value, list):
-        return StateList(protect(item) for item in value)
-    if isinstance(value, dict):
-        return StateDict((key, protect(item)) for key, item in value.items())
-    if isinstance(value, tuple):
-        items = [protect(item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
-
-
-def is_literal(value: Any) -> bool:
-    """Tell whether a value is a tensor whose elements are known while capturing."""
-    from torch._subclasses.fake_tensor import is_fake
-
-    return isinstance(value, torch.Tensor) and not is_fake(value)
-
-
-def read_number(value: Any) -> Any:
-    """Return the Python number in a tensor of one element, when capturing can know it.
-
-    Raises
-    ------
-    CaptureError
-        The tensor depends on the inputs or the weights.
-    """
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not is_literal(value):
-        raise CaptureError(
-            "A Python number is read from a tensor's values, so the program depends on them",
-            "Keep the value in a tensor (torch.where instead of if), "
-            "or decorate the submodules around this place.",
-        )
-    return value.item()
-
-
-def code_of(value: Any) -> Any:
-    """Turn a dtype, layout or memory format into the integer that TorchScript uses for it."""
-    for table in (DTYPES, LAYOUTS, MEMORY_FORMATS):
-        if type(value) is type(table[0]):
-            return table.index(value)
-    return value
-
-
-def dtype_of(code: Any) -> torch.dtype | None:
-    """Turn TorchScript's integer, or None, into a dtype."""
-    return DTYPES[code] if isinstance(code, int) else code
+from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
+from tvmify.errors import UnsupportedOperator
 
 
 def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,6 +74,10 @@ def _affix(test: str) -> Callable[..., bool]:
         return bool(getattr(text[start : None if end == -1 else end], test)(part))
 
     return matches
+
+
+def _percent_format(text: str, *values: Any) -> str:
+    return text % (values[0] if len(values) == 1 else values)
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -282,7 +186,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "aten::startswith": _affix("startswith"),
     "aten::endswith": _affix("endswith"),
     "aten::format": _method("format"),
-    "aten::percentFormat": lambda text, *values: text % values,
+    "aten::percentFormat": _percent_format,
     "aten::str": str,
     # questions about a tensor, a device or the interpreter
     **{
@@ -337,9 +241,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
 
 #: Operators of which only this overload differs from the dispatcher's operator of the same kind.
 PRIMITIVE_OVERLOADS: dict[str, Callable[..., Any]] = {
-    "aten::to.prim_Device": lambda tensor, device, dtype, non_blocking, copy: _to(
-        tensor, device, dtype, non_blocking, copy
-    ),
+    "aten::to.prim_Device": _to,
     "aten::to.prim_dtype": lambda tensor, dtype, non_blocking, copy: _to(
         tensor, None, dtype, non_blocking, copy
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tvmify.capture.primitives import protect
+from tvmify.capture.values import protect
 
 
 class ModulePath(str):
@@ -74,6 +74,17 @@ class State:
             return {key: self._named(f"{name}.{key}", item) for key, item in value.items()}
         return value
 
+    def forget_root(self, owner: Any) -> None:
+        """Keep only tensors that ``owner`` does not have under their names."""
+        self.root = None
+        for name, tensor in list(self.tensors.items()):
+            try:
+                found = resolve(owner, name)
+            except (AttributeError, LookupError, ValueError):
+                continue
+            if found is tensor:
+                del self.tensors[name]
+
     def read(self, name: str, tensors: dict[str, torch.Tensor]) -> Any:
         """Return an attribute's value, with tensors taken from ``tensors``, safe from writes."""
         return protect(_filled(self.find(name), tensors))
@@ -103,7 +114,7 @@ def resolve(root: Any, name: str) -> Any:
     value = root
     for part in name.split("."):
         if isinstance(value, dict):
-            value = next(item for key, item in value.items() if str(key) == part)
+            (value,) = (item for key, item in value.items() if str(key) == part)
         elif isinstance(value, (list, tuple)):
             value = value[int(part)]
         else:
@@ -122,7 +133,7 @@ def tensor_names(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
+    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         yield name, value
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):

@@ -23,10 +23,16 @@ WHOLE = (
     aten.upsample_nearest2d.vec,
 )
 
+#: Asserts the dtype and device that the tensor had at export; they are part of every key.
+CHECK = aten._assert_tensor_metadata.default
+
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Return the program in core ATen, functional, with the operators of `WHOLE` kept."""
     table = torch.export.default_decompositions()
     for operator in WHOLE:
         table.pop(operator, None)
-    return program.run_decompositions(table)
+    program = program.run_decompositions(table)
+    for node in program.graph.find_nodes(op="call_function", target=CHECK):
+        program.graph.erase_node(node)
+    return program

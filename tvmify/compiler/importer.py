@@ -9,7 +9,7 @@ shape and dtype that torch recorded for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import tvm
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -27,6 +26,7 @@ from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.stock import STOCK
 from tvmify.errors import UnsupportedInput, UnsupportedOperator
+from tvmify.structure import structure_text
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,19 @@ class Importer(ExportedProgramImporter):
 
     def emit_te(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> relax.Var:
         """Bind a call of a tensor expression, which sees Relax values as TE tensors."""
+        kwargs.setdefault("primfunc_name_hint", function.__name__)
         return self.block_builder.emit_te(function, *args, **kwargs)
+
+    def call_loop(
+        self, function: tvm.tirx.PrimFunc, name: str, arguments: list[relax.Expr], size: int
+    ) -> relax.Var:
+        """Bind a call of one of `converters.loops` on flat tensors.
+
+        The result is flat, has `size` elements and the dtype of the first argument.
+        """
+        variable = self.block_builder.add_func(function, name)
+        result = relax.TensorType([size], str(arguments[0].ty.dtype))
+        return self.emit(relax.call_tir(variable, arguments, result))
 
     def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
         """Return an argument of a call, given by position or by name."""
@@ -130,25 +142,25 @@ class Importer(ExportedProgramImporter):
         """Translate the whole program."""
         inputs, weights = self._declare()
         signature = self.program.graph_signature
-        with self.block_builder.function(
-            "main",
-            params=[*inputs.values(), *weights.values()],
-            attrs={"num_input": len(inputs)},
-        ):
-            with self.block_builder.dataflow():
-                for node in self.program.graph.nodes:
-                    if node.op == "call_function":
+        params = [*inputs.values(), *weights.values()]
+        with self.block_builder.function("main", params, attrs={"num_input": len(inputs)}):
+            try:
+                with self.block_builder.dataflow():
+                    for node in _calls(self.program.graph):
                         self.env[node] = self._translate(node)
-                tensors, outputs = self._outputs()
-                result = self.block_builder.emit_output(relax.Tuple(tensors))
-            self.block_builder.emit_func_output(result)
+                    tensors, outputs = self._outputs()
+                    result = self.block_builder.emit_output(relax.Tuple(tensors))
+                self.block_builder.emit_func_output(result)
+            except Exception:
+                self.block_builder._end_block()  # else it complains on the terminal when it dies
+                raise
         targets = {spec.arg.name: spec.target for spec in signature.input_specs}
         return Imported(
             ir_mod=self.block_builder.finalize(),
             inputs=tuple(inputs),
             weights=tuple(str(targets[name]) for name in weights),
             outputs=outputs,
-            output_structure=_structure(self.program),
+            output_structure=structure_text(self.program.call_spec.out_spec),
             operators=_count_operators(self.program.graph),
         )
 
@@ -178,13 +190,16 @@ class Importer(ExportedProgramImporter):
             self.env[node] = self._constant(getattr(self.program.graph_module, str(node.target)))
         return inputs, weights
 
-    def _constant(self, tensor: torch.Tensor) -> relax.Constant:
+    def _constant(self, tensor: torch.Tensor) -> relax.Expr:
         # A copy: the constant's memory must not change when the caller's tensor does.
         copy = tensor.detach().cpu().contiguous().clone()
         _tensor_type(copy, "a tensor constant")
         return relax.const(tvm.runtime.from_dlpack(copy), dtype_name(copy.dtype))
 
     def _translate(self, node: fx.Node) -> Any:
+        expected = node.meta.get("val")
+        if isinstance(expected, torch.Tensor) and expected.numel() == 0:
+            return self._constant(torch.empty(expected.shape, dtype=expected.dtype))
         name = _short_name(node)
         convert = CONVERTERS.get(name)
         try:
@@ -193,7 +208,7 @@ class Importer(ExportedProgramImporter):
             raise
         except Exception as error:
             raise UnsupportedOperator([_name(node)], _reason(error)) from error
-        return self._checked(node, value, node.meta.get("val"))
+        return self._checked(node, value, expected)
 
     def _checked(self, node: fx.Node, value: Any, expected: Any) -> Any:
         """Compare a translated value with what torch recorded, and repair its dtype."""
@@ -310,10 +325,6 @@ def _short_name(node: fx.Node) -> str:
     return name.removeprefix("aten.") if name.startswith("aten.") else getattr(
         node.target, "__name__", name
     )
-
-
-def _structure(program: ExportedProgram) -> str:
-    return pytree.treespec_dumps(program.call_spec.out_spec)
 
 
 def _reason(error: Exception) -> str:

@@ -73,16 +73,20 @@ class CompiledModule::PackedWeights {
       if (packed.nbytes() > 0) ranges_.emplace_back(begin, begin + packed.nbytes());
     }
     std::sort(ranges_.begin(), ranges_.end());
+    // Weights may share memory: each range is made to reach as far as any before it.
+    for (size_t i = 1; i < ranges_.size(); ++i) {
+      ranges_[i].second = std::max(ranges_[i].second, ranges_[i - 1].second);
+    }
   }
 
   const std::vector<ffi::Tensor>& tensors() const { return tensors_; }
 
+  // Whether an output begins in a weight's memory.
   bool own(const DLTensor& output) const {
     const char* start = static_cast<const char*>(output.data) + output.byte_offset;
     const auto after = std::upper_bound(
         ranges_.begin(), ranges_.end(), start,
         [](const char* wanted, const auto& range) { return wanted < range.first; });
-    // Two weights may share memory, but then one range holds the other's start.
     return after != ranges_.begin() && start < std::prev(after)->second;
   }
 
@@ -92,9 +96,8 @@ class CompiledModule::PackedWeights {
 };
 
 CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library)
-    : CompiledModule(std::move(metadata), translate_errors([&] {
-                       return std::make_shared<const Library>(library);
-                     })) {}
+    : CompiledModule(std::move(metadata),
+                     translate_errors([&] { return std::make_shared<const Library>(library); })) {}
 
 CompiledModule::CompiledModule(std::string metadata, std::shared_ptr<const Library> library)
     : metadata_(std::move(metadata)),
@@ -102,7 +105,8 @@ CompiledModule::CompiledModule(std::string metadata, std::shared_ptr<const Libra
       weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
 
 c10::intrusive_ptr<CompiledModule> CompiledModule::share() const {
-  return c10::intrusive_ptr<CompiledModule>::reclaim(new CompiledModule(metadata_, library_));
+  return c10::intrusive_ptr<CompiledModule>::unsafe_steal_from_new(
+      new CompiledModule(metadata_, library_));
 }
 
 void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {

@@ -116,12 +116,13 @@ std::unique_ptr<Library::Machine> Library::make_machine() const {
 }
 
 at::Tensor Library::bytes() const {
-  struct stat status {};
+  struct stat status{};
   TORCH_CHECK(fstat(file_, &status) == 0, "fstat: ", std::strerror(errno));
   at::Tensor bytes = at::empty({status.st_size}, at::kByte);
   auto* data = static_cast<char*>(bytes.mutable_data_ptr());
   for (off_t done = 0; done < status.st_size;) {
-    const ssize_t count = pread(file_, data + done, static_cast<size_t>(status.st_size - done), done);
+    const ssize_t count =
+        pread(file_, data + done, static_cast<size_t>(status.st_size - done), done);
     TORCH_CHECK(count > 0, "reading a compiled library back: ", std::strerror(errno));
     done += count;
   }

@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <tvm/ffi/extra/module.h>
-#include <tvm/ffi/optional.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 
 #include <array>
 #include <atomic>
@@ -55,7 +55,7 @@ class Library {
 
   std::unique_ptr<Machine> make_machine() const;
 
-  int file_ = -1;    // a sealed memfd
+  int file_ = -1;           // a sealed memfd
   void* handle_ = nullptr;  // from dlopen
   tvm::ffi::Optional<tvm::ffi::Module> executable_;
   mutable std::mutex making_;

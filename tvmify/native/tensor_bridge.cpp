@@ -61,7 +61,7 @@ at::Tensor readable(const at::Tensor& tensor) {
                    tensor.dtype(), ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
   const bool contiguous = tensor.is_contiguous();
   if (contiguous && (is_aligned(tensor.const_data_ptr()) || tensor.numel() == 0)) return tensor;
-  // The copy is an implementation detail: it is neither recorded by autograd nor cast by autocast.
+  // The copy is our own affair, which autograd must not record.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return contiguous ? tensor.clone(at::MemoryFormat::Contiguous) : tensor.contiguous();
 }

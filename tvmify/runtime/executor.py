@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.runtime.native import Call
+from tvmify.structure import structure_of
 
 
 class PackedWeights:
@@ -114,7 +114,7 @@ class Executor:
         An output that is a view of an argument shares its memory, as in eager PyTorch. All others
         own theirs: no later call writes to it.
         """
-        structure = pytree.treespec_loads(self.artifact.output_structure)
+        structure = structure_of(self.artifact.output_structure)
         outputs = list(self.artifact.outputs)
         return Call(self.compiled, self.artifact.inputs, outputs, _rebuild(structure))
 
@@ -123,10 +123,6 @@ def _rebuild(structure: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:
     """Return what turns the leaves of a result into the result; None where it is its only leaf."""
     if structure.is_leaf():
         return None
-    if structure.type in (tuple, list) and structure.num_children == structure.num_leaves:
+    if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):
         return structure.type  # built natively
-    return partial(_unflatten, structure)
-
-
-def _unflatten(structure: pytree.TreeSpec, leaves: list[Any]) -> Any:
-    return pytree.tree_unflatten(leaves, structure)
+    return lambda leaves: pytree.tree_unflatten(leaves, structure)

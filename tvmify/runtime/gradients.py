@@ -10,7 +10,10 @@ from torch.utils import _pytree as pytree
 
 
 def attach(
-    result: Any, eager: Callable[[], Any], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+    result: Any,
+    eager: Callable[[], Any],
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
 ) -> Any:
     """Make a compiled result differentiable by the weights.
 
@@ -44,7 +47,7 @@ def attach(
     outputs = _Recompute.apply(
         _Recipe(eager, places, [leaves[i] for i in places], len(wanted)), *wanted, *inputs
     )
-    for place, output in zip(places, outputs):
+    for place, output in zip(places, outputs, strict=True):
         leaves[place] = output
     return pytree.tree_unflatten(leaves, structure)
 
@@ -82,7 +85,7 @@ class _Recompute(torch.autograd.Function):
         with torch.enable_grad():
             leaves = pytree.tree_leaves(ctx.recipe.eager())
         outputs = [leaves[place] for place in ctx.recipe.places]
-        reached = [(o, g) for o, g in zip(outputs, gradients) if o.requires_grad]
+        reached = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
         found = torch.autograd.grad(
             [output for output, _ in reached],
             weights,

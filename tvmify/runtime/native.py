@@ -17,7 +17,9 @@ import torch
 
 from tvmify.errors import NativeLibraryError
 
-_REINSTALL = "Install tvmify again, in this environment: pip install --force-reinstall --no-deps tvmify."
+_REINSTALL = (
+    "Install tvmify again, in this environment: pip install --force-reinstall --no-deps tvmify."
+)
 
 
 def _directory(package: str) -> Path:
@@ -52,7 +54,7 @@ def _check_versions(built_against: str) -> None:
         installed = torch.__version__ if package == "torch" else importlib.metadata.version(package)
         if package == "torch":
             # Within a minor version the C++ interface stays, whatever the build (+cpu, +cu130).
-            built, installed = (version.rsplit(".", 1)[0] for version in (built, installed))
+            built, installed = (".".join(v.split(".")[:2]) for v in (built, installed))
         if built != installed:
             raise NativeLibraryError(
                 f"the native library was built for {package} {built}, and {installed} is "
@@ -60,7 +62,7 @@ def _check_versions(built_against: str) -> None:
             )
 
 
-def _load() -> None:
+def _load() -> ctypes.CDLL:
     # Found by full path and made global, because the search paths compiled into our library would
     # hold in site-packages only, and kernels refer to the runtime's functions by bare name.
     _load_library(_directory("tvm_ffi") / "lib" / "libtvm_ffi.so", ctypes.RTLD_GLOBAL)
@@ -68,9 +70,10 @@ def _load() -> None:
     library = _load_library(Path(__file__).parents[1] / "lib" / "libtvmify.so")
     library.tvmify_built_against.restype = ctypes.c_char_p
     _check_versions(library.tvmify_built_against().decode())
+    return library
 
 
-_load()
+_library = _load()
 
 # After the libraries, which it is linked to.
 from tvmify._C import Call, Guard, flatten  # noqa: E402

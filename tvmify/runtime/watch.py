@@ -9,15 +9,17 @@ variable. ``refresh()`` is for those.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import functools
+import inspect
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from tvmify import _C
 from tvmify.errors import NotCompiled
+from tvmify.runtime.native import Guard
 
 # The bookkeeping of nn.Module itself: what matters of it (parameters, hooks …) is watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
@@ -48,7 +50,7 @@ class Watched:
         Whether any parameter does.
     """
 
-    guard: _C.Guard
+    guard: Guard
     state: tuple[Hashable, ...]
     names: tuple[str, ...]
     training: str | None
@@ -92,17 +94,25 @@ class _ByIdentity:
         return id(self.value)
 
 
-def watch(module: nn.Module | None) -> Watched:
-    """Take a module's state and a guard over it; None stands for a function, which has none."""
+def watch(module: nn.Module | None, constants: Sequence[torch.Tensor] = ()) -> Watched:
+    """Take a module's state and a guard over it.
+
+    Parameters
+    ----------
+    module
+        None stands for a function, which has no state.
+    constants
+        Tensors outside of the module that the guard covers too.
+    """
     slots: list[tuple[dict[str, Any], str, Any]] = []
     sizes: list[tuple[dict[Any, Any], int]] = []
-    tensors: list[torch.Tensor] = []
+    tensors = list(constants)
     state: list[tuple[str, Hashable]] = []
     training = hooked = None
 
     for path, part in module.named_modules() if module is not None else ():
         prefix = f"{path}." if path else ""
-        if training is None and part.training:
+        if training is None and part.training and (not path or _heeds_training(type(part))):
             training = path
         if isinstance(part, torch.jit.ScriptModule):
             # Its attributes live in C++, where a new Python object is made at every look: only
@@ -138,7 +148,7 @@ def watch(module: nn.Module | None) -> Watched:
                 if hooked is None and attributes[name]:
                     hooked = path
     return Watched(
-        guard=_C.Guard(slots, sizes, tensors),
+        guard=Guard(slots, sizes, tensors),
         state=tuple(value for _, value in state),
         names=tuple(name for name, _ in state),
         training=training,
@@ -147,7 +157,24 @@ def watch(module: nn.Module | None) -> Watched:
     )
 
 
-def _comparable(value: object) -> Hashable:
+@functools.cache
+def _heeds_training(cls: type[nn.Module]) -> bool:
+    """Whether a submodule in training mode computes something else; layers like Linear do not.
+
+    A fresh layer is in training mode, and one that was put into a model in place of another often
+    stays so. Only PyTorch's own layers are believed to say where they look at the mode.
+    """
+    if not cls.__module__.startswith("torch.nn.modules."):
+        return True
+    return any(
+        "training" in member.__code__.co_names
+        for base in cls.__mro__[: cls.__mro__.index(nn.Module)]
+        for member in vars(base).values()
+        if inspect.isfunction(member)
+    )
+
+
+def _comparable(value: Any) -> Hashable:
     # Values that cannot be edited in place compare by value, so that assigning an equal one
     # does not cost a capture; 1, 1.0 and True are told apart.
     if isinstance(value, _BY_VALUE):

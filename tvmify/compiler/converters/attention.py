@@ -87,7 +87,7 @@ def _times(importer: Importer, x: relax.Expr, factor: float) -> relax.Expr:
     return importer.emit(relax.op.multiply(x, relax.const(float(factor), dtype_of(x))))
 
 
-def _minus_infinity(like: relax.Expr) -> relax.Constant:
+def _minus_infinity(like: relax.Expr) -> relax.Expr:
     return relax.const(-math.inf, dtype_of(like))
 
 

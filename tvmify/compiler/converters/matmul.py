@@ -52,7 +52,7 @@ def add_product(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.add(product, addend)
 
 
-def _number(value: float, like: relax.Expr) -> relax.Constant:
+def _number(value: float, like: relax.Expr) -> relax.Expr:
     return relax.const(value, dtype_of(like))
 
 

@@ -56,7 +56,7 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
         epsilon=float(eps),
     )
     result = importer.emit(relax.op.reshape(normal, list(shape)))
-    per_channel = [int(channels)] + [1] * (len(shape) - 2)
+    per_channel = [1, int(channels)] + [1] * (len(shape) - 2)
     if weight is not None:
         scale = relax.op.reshape(importer.tensor(weight, dtype), per_channel)
         result = importer.emit(relax.op.multiply(result, scale))
@@ -77,7 +77,7 @@ def batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
-    per_channel = [shape[1]] + [1] * (len(shape) - 2)
+    per_channel = [1, shape[1]] + [1] * (len(shape) - 2)
     deviation = relax.op.sqrt(
         relax.op.add(importer.tensor(variance, dtype), relax.const(float(eps), dtype_of(x)))
     )
@@ -99,7 +99,7 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
     axes = [0, *range(2, len(shape))]
-    per_channel = [shape[1]] + [1] * (len(shape) - 2)
+    per_channel = [1, shape[1]] + [1] * (len(shape) - 2)
     centred = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
     variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
     deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
-from tvm import relax, tirx, topi
+from tvm import relax, tirx
 
 from tvmify.compiler.converters import scalar
 from tvmify.compiler.converters.registry import converts, dtype_of
@@ -45,10 +45,8 @@ FLOAT = {
     "asin.default": relax.op.asin,
     "asinh.default": relax.op.asinh,
     "atan.default": relax.op.atan,
-    "atan2.default": relax.op.atan2,
     "atanh.default": relax.op.atanh,
     "cos.default": relax.op.cos,
-    "cosh.default": relax.op.cosh,
     "div.Scalar": relax.op.divide,
     "div.Tensor": relax.op.divide,
     "erf.default": relax.op.erf,
@@ -57,7 +55,6 @@ FLOAT = {
     "rsqrt.default": relax.op.rsqrt,
     "sigmoid.default": relax.op.sigmoid,
     "sin.default": relax.op.sin,
-    "sinh.default": relax.op.sinh,
     "sqrt.default": relax.op.sqrt,
     "tan.default": relax.op.tan,
     "tanh.default": relax.op.tanh,
@@ -122,6 +119,12 @@ for _names, _kind in (
         converts(_name)(_pointwise(_function, _kind))
 
 
+@converts("atan2.default")
+def by_llvm(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, y = promoted(importer, node, node.args, PROMOTION.INT_TO_FLOAT)
+    return importer.emit_te(elementwise(scalar.llvm(_base(node))), x, y)
+
+
 def _logical(function: Callable[..., relax.Expr]) -> Callable[..., relax.Expr]:
     def convert(importer: Importer, node: fx.Node) -> relax.Expr:
         return function(*(importer.tensor(argument, torch.bool) for argument in node.args))
@@ -165,7 +168,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
         return importer.emit_te(
             elementwise(scalar.floor_divide) if mode == "floor" else elementwise(scalar.trunc_divide), x, y
         )
-    return importer.emit_te(topi.floor_divide if mode == "floor" else topi.trunc_divide, x, y)
+    return importer.emit_te(elementwise(tirx.floordiv if mode == "floor" else tirx.truncdiv), x, y)
 
 
 @converts("remainder.Tensor", "remainder.Scalar")
@@ -173,7 +176,7 @@ def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the divisor."""
     _refuse_zero_divisor(node)
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
-    return importer.emit_te(elementwise(scalar.remainder) if _is_float(x) else topi.floor_mod, x, y)
+    return importer.emit_te(elementwise(scalar.remainder if _is_float(x) else tirx.floormod), x, y)
 
 
 @converts("fmod.Tensor", "fmod.Scalar")
@@ -181,24 +184,23 @@ def fmod(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the dividend."""
     _refuse_zero_divisor(node)
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
-    return importer.emit_te(elementwise(tirx.fmod if _is_float(x) else tirx.truncmod), x, y)
+    return importer.emit_te(elementwise(scalar.fmod if _is_float(x) else tirx.truncmod), x, y)
 
 
 @converts("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def power(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node, node.args[:2], PROMOTION.BOOL_TO_LONG)
     exponent = node.args[1]
-    if exponent in (2, 2.0):
-        return relax.op.multiply(x, x)
-    if exponent in (3, 3.0):
-        return relax.op.multiply(relax.op.multiply(x, x), x)
+    if exponent in (2, 3, 4):
+        square = importer.emit(relax.op.multiply(x, x))
+        return square if exponent == 2 else relax.op.multiply(square, x if exponent == 3 else square)
     if not _is_float(x):
-        raise UnsupportedOperator([str(node.target)], "integer powers other than 2 and 3")
+        raise UnsupportedOperator([str(node.target)], "integer powers other than 2, 3 and 4")
     if exponent == 0.5:
         return relax.op.sqrt(x)
     if exponent == -0.5:
         return relax.op.divide(relax.const(1.0, dtype_of(x)), relax.op.sqrt(x))
-    return relax.op.power(x, y)
+    return importer.emit_te(elementwise(scalar.power), x, y)
 
 
 @converts("clamp.default", "clamp.Tensor", "hardtanh.default", "clamp_min.default")
@@ -225,7 +227,7 @@ def where(importer: Importer, node: fx.Node) -> relax.Expr:
     )
 
 
-@converts("log2.default", "log10.default", "log1p.default", "expm1.default", "round.default")
+@converts(*(f"{name}.default" for name in scalar.INTRINSICS))
 def by_intrinsic(importer: Importer, node: fx.Node) -> relax.Expr:
     """Functions that Relax has no operator for, or only an inexact one."""
     kind = PROMOTION.DEFAULT if _base(node) == "round" else PROMOTION.INT_TO_FLOAT
@@ -267,7 +269,7 @@ def silu(importer: Importer, node: fx.Node) -> relax.Expr:
 def hard(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
 
-    def constant(value: float) -> relax.Constant:
+    def constant(value: float) -> relax.Expr:
         return relax.const(value, dtype_of(x))
 
     gate = relax.op.maximum(relax.op.add(x, constant(3.0)), constant(0.0))
@@ -286,18 +288,18 @@ def leaky_relu(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("elu.default")
 def elu(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
-    alpha, scale, input_scale = (
+    alpha, gain, input_scale = (
         importer.argument(node, index, name, 1)
         for index, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))
     )
 
-    def compute(value: tirx.Expr) -> tirx.Expr:
+    def compute(value: scalar.Scalar) -> scalar.Scalar:
+        def number(constant: float) -> scalar.Scalar:
+            return tirx.const(constant, str(value.ty.dtype))
+
         # The exponential of a positive value may be infinite; it is not the branch that is taken.
-        negative = scalar.expm1(value * tirx.const(float(input_scale), value.dtype))
-        negative = negative * tirx.const(float(alpha * scale), value.dtype)
-        zero = tirx.const(0.0, value.dtype)
-        positive = value * tirx.const(float(scale), value.dtype)
-        return tirx.Select(value <= zero, negative, positive)
+        negative = scalar.expm1(value * number(float(input_scale))) * number(float(alpha * gain))
+        return tirx.Select(value <= number(0.0), negative, value * number(float(gain)))
 
     return importer.emit_te(elementwise(compute), x)
 

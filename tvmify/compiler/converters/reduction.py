@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.converters import loops
 from tvmify.compiler.converters.registry import converts, dtype_of
 from tvmify.errors import UnsupportedOperator
 
@@ -53,8 +55,7 @@ def extremum(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 def _extremum(importer: Importer, source: Any, name: str, axes: list[int], keep: bool) -> relax.Expr:
-    dtype = source.meta["val"].dtype
-    x = importer.tensor(source, torch.int8 if dtype is torch.bool else dtype)
+    x = _comparable(importer, source)
     if not importer.shape(source):
         return x
     return (relax.op.max if name == "max" else relax.op.min)(x, axes, keep)
@@ -71,10 +72,11 @@ def truth(importer: Importer, node: fx.Node) -> relax.Expr:
     return reduce(importer.emit(x), _axes(importer, node), keep)
 
 
-@converts("var.correction", "var.dim")
-def variance(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("var.correction", "var.dim", "var_mean.correction")
+def variance(importer: Importer, node: fx.Node) -> Any:
     """The mean first, then the squares of the deviations: one pass would cancel digits."""
-    dtype = accumulator(node.meta["val"].dtype)
+    with_mean = "var_mean" in str(node.target)
+    dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(node.args[0], dtype)
     axes = _axes(importer, node)
     correction = node.kwargs.get("correction", 1)
@@ -88,29 +90,68 @@ def variance(importer: Importer, node: fx.Node) -> relax.Expr:
         count *= shape[axis]
     if count - correction <= 0:
         raise UnsupportedOperator([str(node.target)], "the variance of too few elements")
-    deviation = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
+    mean = importer.emit(relax.op.mean(x, axes, True))
+    deviation = importer.emit(relax.op.subtract(x, mean))
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
-    return relax.op.divide(squares, relax.const(float(count - correction), dtype_of(x)))
+    result = relax.op.divide(squares, relax.const(float(count - correction), dtype_of(x)))
+    if not with_mean:
+        return result
+    return importer.emit(result), mean if keep else importer.emit(relax.op.squeeze(mean, axes))
 
 
 @converts("argmax.default", "argmin.default")
-def argument_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
-    x = importer.tensor(node.args[0])
+def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
     axis = importer.argument(node, 1, "dim")
     keep = bool(importer.argument(node, 2, "keepdim", False))
-    reduce = _arg_reducer("argmax" in str(node.target))
-    return importer.emit_te(lambda t: _reduce_index(t, axis, keep, reduce), x)
+    x, shape = _comparable(importer, node.args[0]), importer.shape(node.args[0])
+    if axis is None:
+        x = importer.emit(relax.op.reshape(x, [prod(shape)]))
+    found = _position(importer, x, axis or 0, "argmax" in str(node.target))[1]
+    return relax.op.reshape(found, list(importer.shape(node))) if keep or axis is None else found
 
 
 @converts("max.dim", "min.dim")
-def extremum_and_index(importer: Importer, node: fx.Node) -> tuple[relax.Expr, relax.Expr]:
-    name = "max" if "max" in str(node.target) else "min"
-    keep = bool(importer.argument(node, 2, "keepdim", False))
-    axis = node.args[1]
-    values = importer.emit(_extremum(importer, node.args[0], name, _axes(importer, node), keep))
-    reduce = _arg_reducer(name == "max")
-    x = importer.tensor(node.args[0])
-    return values, importer.emit_te(lambda t: _reduce_index(t, axis, keep, reduce), x)
+def extremum_and_position(importer: Importer, node: fx.Node) -> tuple[relax.Expr, relax.Expr]:
+    x, axis = _comparable(importer, node.args[0]), int(node.args[1])  # type: ignore[arg-type]
+    value, found = _position(importer, x, axis, "max" in str(node.target))
+    shape = list(node.meta["val"][0].shape)
+    return (
+        importer.emit(relax.op.reshape(value, shape)),
+        importer.emit(relax.op.reshape(found, shape)),
+    )
+
+
+def _comparable(importer: Importer, source: Any) -> relax.Expr:
+    """Return a tensor in a dtype that extrema are taken in."""
+    dtype = source.meta["val"].dtype
+    return importer.tensor(source, torch.int8 if dtype is torch.bool else dtype)
+
+
+def _position(
+    importer: Importer, x: relax.Expr, axis: int, largest: bool
+) -> tuple[relax.Expr, relax.Expr]:
+    """Return the extremum along an axis, which stays with extent 1, and its first position.
+
+    In two reductions of plain numbers, which vectorise, instead of one of pairs. As in torch, NaN
+    is more extreme than any number.
+    """
+    if not x.ty.shape.values:
+        return x, relax.const(0, "int64")
+    axis %= len(x.ty.shape.values)
+    value = importer.emit((relax.op.max if largest else relax.op.min)(x, [axis], True))
+
+    def candidates(every: te.Tensor, best: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            this = every(*i)
+            equal = this == best(*i[:axis], 0, *i[axis + 1 :])
+            if "float" in str(every.dtype):
+                equal = tirx.any(equal, tirx.isnan(this))
+            return tirx.Select(equal, tirx.Cast("int64", i[axis]), te.max_value("int64"))
+
+        return te.compute(every.shape, element, name="candidates")
+
+    places = importer.emit_te(candidates, x, value, primfunc_name_hint="candidates")
+    return value, importer.emit(relax.op.min(places, [axis], False))
 
 
 @converts("_softmax.default", "_log_softmax.default", "softmax.int", "log_softmax.int")
@@ -126,54 +167,29 @@ def softmax(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("cumsum.default", "cumprod.default")
 def running(importer: Importer, node: fx.Node) -> relax.Expr:
-    dtype = accumulator(node.meta["val"].dtype)
+    dtype, shape = accumulator(node.meta["val"].dtype), importer.shape(node)
     x = importer.tensor(node.args[0], dtype)
-    if not importer.shape(node.args[0]):
+    if not shape:
         return x
-    function = relax.op.cumsum if "cumsum" in str(node.target) else relax.op.cumprod
-    return function(x, int(node.args[1]))
+    axis = int(node.args[1]) % len(shape)  # type: ignore[arg-type]
+    extents = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    function = loops.accumulate(*extents, dtype_of(x), product="cumprod" in str(node.target))
+    flat = importer.emit(relax.op.reshape(x, [prod(shape)]))
+    result = importer.call_loop(function, "accumulate", [flat], prod(shape))
+    return relax.op.reshape(result, list(shape))
 
 
-# ------------------------------------------------------------------------ tensor expressions
-
-
-def _arg_reducer(largest: bool) -> Callable[..., Any]:
-    """Make a reducer of (index, value) pairs: the first extremum, or the first NaN, wins."""
-
-    def combine(left: Any, right: Any) -> tuple[Any, Any]:
-        better = left[1] > right[1] if largest else left[1] < right[1]
-        first = tirx.all(left[1] == right[1], left[0] < right[0])
-        keep = tirx.any(better, first)
-        if "float" in str(left[1].ty.dtype):
-            left_nan, right_nan = tirx.isnan(left[1]), tirx.isnan(right[1])
-            both = tirx.all(left_nan, right_nan, left[0] < right[0])
-            keep = tirx.any(both, tirx.all(tirx.Not(right_nan), tirx.any(left_nan, keep)))
-        return tirx.Select(keep, left[0], right[0]), tirx.Select(keep, left[1], right[1])
-
-    def identity(index: str, value: str) -> tuple[Any, Any]:
-        # Larger than any index, so that an element equal to the identity still wins.
-        worst = te.min_value(value) if largest else te.max_value(value)
-        return te.max_value(index), worst
-
-    return te.comm_reducer(combine, identity, name="argmax" if largest else "argmin")
-
-
-def _reduce_index(x: te.Tensor, axis: int | None, keep: bool, reduce: Any) -> te.Tensor:
-    extents = [int(e) for e in x.shape]
-    axes = list(range(len(extents))) if axis is None else [axis % max(len(extents), 1)]
-    if not extents:
-        return te.compute((), lambda: tirx.const(0, "int64"))
-    shape = [1 if i in axes else e for i, e in enumerate(extents)]
-    if not keep:
-        shape = [e for i, e in enumerate(extents) if i not in axes]
-    reduced = {i: te.reduce_axis((0, extents[i]), f"k{i}") for i in axes}
-
-    def element(*indices: Any) -> Any:
-        rest = iter(indices if not keep else [v for i, v in enumerate(indices) if i not in axes])
-        at = [reduced[i] if i in axes else next(rest) for i in range(len(extents))]
-        flat: Any = tirx.const(0, "int64")
-        for i in axes:
-            flat = flat * extents[i] + reduced[i].var.astype("int64")
-        return reduce((flat, x(*at)), axis=list(reduced.values()))
-
-    return te.compute(shape, element, name="arg_reduce")[0]
+@converts("linalg_vector_norm.default")
+def norm(importer: Importer, node: fx.Node) -> relax.Expr:
+    order = importer.argument(node, 1, "ord", 2)
+    shape = importer.shape(node.args[0])
+    axes = importer.argument(node, 2, "dim")
+    axes = list(range(len(shape))) if axes is None else list(axes)
+    keep = bool(importer.argument(node, 3, "keepdim", False))
+    x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
+    if not shape or order not in (1, 2, math.inf, -math.inf):
+        raise UnsupportedOperator([str(node.target)], f"the norm of order {order}")
+    if order == 2:
+        return relax.op.sqrt(relax.op.sum(relax.op.multiply(x, x), axes, keep))
+    reduce = {1: relax.op.sum, math.inf: relax.op.max, -math.inf: relax.op.min}[order]
+    return reduce(relax.op.abs(x), axes, keep)

@@ -22,8 +22,9 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
         def element(*indices: Scalar) -> Scalar:
             return function(*(_at(tensor, indices) for tensor in tensors))
 
-        return te.compute(shape, element, name=function.__name__.strip("_<>"))
+        return te.compute(shape, element, name=function.__name__)
 
+    compute.__name__ = function.__name__  # becomes the name of the kernel
     return compute
 
 
@@ -34,6 +35,28 @@ def _at(tensor: te.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
 
 def _number(value: float, like: Scalar) -> Scalar:
     return tirx.const(value, str(like.ty.dtype))
+
+
+def llvm(name: str) -> Callable[..., Scalar]:
+    """Return one of LLVM's functions, which become calls of the C library, element by element.
+
+    Not `tirx.call_pure_extern`: in a vectorised loop that passes whole vectors to the library.
+    """
+
+    def call(*arguments: Scalar) -> Scalar:
+        dtype = str(arguments[0].ty.dtype)
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
+
+    call.__name__ = name
+    return call
+
+
+power = llvm("pow")
+
+
+def fmod(x: Scalar, y: Scalar) -> Scalar:
+    """Return the exact remainder of floats with the sign of the dividend: LLVM's ``frem``."""
+    return tirx.Mod(x, y)
 
 
 def expm1(x: Scalar) -> Scalar:
@@ -50,7 +73,7 @@ def expm1(x: Scalar) -> Scalar:
 
 def remainder(x: Scalar, y: Scalar) -> Scalar:
     """Return the remainder of floats with the sign of the divisor, as torch computes it."""
-    rest = tirx.fmod(x, y)
+    rest = fmod(x, y)
     zero = _number(0.0, x)
     differ = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
     return tirx.Select(differ, rest + y, rest)
@@ -73,9 +96,12 @@ def trunc_divide(x: Scalar, y: Scalar) -> Scalar:
 
 #: By the base name of the ATen operator.
 INTRINSICS: dict[str, Callable[[Scalar], Scalar]] = {
+    "cosh": llvm("cosh"),
+    "exp2": tirx.exp2,
     "expm1": expm1,
     "log10": tirx.log10,
     "log1p": tirx.log1p,
     "log2": tirx.log2,
     "round": tirx.nearbyint,
+    "sinh": llvm("sinh"),
 }

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.target import Target
 
-from tvmify.compiler.schedule import matmul
+from tvmify.compiler import intrinsics
+from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.tails import split_tails
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,10 +20,23 @@ if TYPE_CHECKING:
     from tvm.relax import BlockBuilder, Expr
 
 #: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
-LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {"relax.matmul": matmul.legalize}
+LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
+    "relax.matmul": matmul.legalize,
+    "relax.nn.conv2d": conv2d.legalize,
+    "relax.nn.max_pool2d": pooling.legalize_max,
+    "relax.nn.avg_pool2d": pooling.legalize_average,
+}
 
 #: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
-RULES: tuple[Rule, ...] = (matmul.Matmul(), Elementwise())
+RULES: tuple[Rule, ...] = (
+    conv2d.Conv2d(),
+    depthwise.Depthwise(),
+    matmul.Matmul(),
+    pooling.Pooling(),
+    reduction.Reduction(),
+    reduction.ColumnReduction(),
+    Elementwise(),
+)
 
 
 def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
@@ -35,6 +50,7 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
         For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
         matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
     """
+    intrinsics.register()
     report: dict[str, str] = {}
     scheduled = {}
     with target:
@@ -59,6 +75,6 @@ def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFun
             failures.append(f"{rule.name} failed: {message[-1] if message else repr(error)}")
             continue
         if schedule_ is not None:
-            result = schedule_.mod["main"].with_attr("tirx.is_scheduled", True)
+            result = split_tails(schedule_.mod["main"]).with_attr("tirx.is_scheduled", True)
             return result, rule.name + (f" ({'; '.join(failures)})" if failures else "")
     return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")

@@ -17,7 +17,6 @@ from tvmify.compiler.schedule.loops import (
     kinds,
     output_bits,
     parallel_if_worth,
-    traffic,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
@@ -40,15 +39,16 @@ class Elementwise(Rule):
 def inline_cheap(sch: s_tir.Schedule) -> None:
     """Inline the element-wise blocks, unless that would repeat their work.
 
-    A block that is read more often than it has elements (a sigmoid broadcast over an image) and
-    calls a function is kept.
+    A block that calls a function is kept if its elements are read more than once: by two stages,
+    as the exponential of a softmax, or by many elements, as a sigmoid broadcast over an image.
     """
     for block in blocks_of(sch):
         if not is_injective(sch, block) or is_output(sch, block):
             continue
         consumers = sch.get_consumers(block)
         widest = max(_iterations(sch, consumer) for consumer in consumers)
-        if calls_function(sch, block) and widest > 2 * _iterations(sch, block):
+        often = len(consumers) > 1 or widest > 2 * _iterations(sch, block)
+        if often and calls_function(sch, block):
             continue
         try:
             sch.compute_inline(block)
@@ -86,7 +86,7 @@ def schedule_block(
     """Make one block a nest of its own: parallel outside, one vector inside."""
     letters = kinds(sch, block)
     loops = sch.get_loops(block)
-    if not loops or len(loops) != len(letters) or set(letters) - set("SR"):
+    if len(loops) != len(letters) or set(letters) - set("SR"):
         return
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]

@@ -7,8 +7,11 @@ from math import prod
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm_ffi import get_global_func
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+
+_loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
 
 
 def blocks_of(sch: s_tir.Schedule) -> list[SBlockRV]:
@@ -30,6 +33,11 @@ def kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
     """One letter for each iteration variable: "S" spatial, "R" reduction, "O" other."""
     letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
     return "".join(letters.get(int(v.iter_type), "O") for v in sch.get(block).iter_vars)
+
+
+def is_reduction_loop(sch: s_tir.Schedule, loop: LoopRV) -> bool:
+    """Whether the iterations of a loop add to the same elements."""
+    return _loop_kind(sch, loop) == "R"
 
 
 def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
@@ -89,3 +97,41 @@ def parallel_if_worth(
     """Mark a loop parallel unless the whole function is too short for a fork and join."""
     if extent(sch, loop) > 1 and machine.worth_threads(multiply_adds, traffic(sch.mod["main"])):
         sch.parallel(loop)
+
+
+def keep_in_registers(
+    sch: s_tir.Schedule,
+    anchor: SBlockRV,
+    store: SBlockRV,
+    lanes: int,
+    rows: int = 1,
+    reductions: int = 1,
+) -> None:
+    """Turn a tile of sums into registers: the heart of every kernel.
+
+    Parameters
+    ----------
+    anchor
+        The block that adds up, already computed at its tile. Its innermost loops are `rows` loops
+        over rows, one over columns, and `reductions` loops to reduce over.
+    store
+        The block that stores the tile; its innermost loops are those rows and columns.
+    """
+    loops = sch.get_loops(anchor)
+    reduced = loops[-reductions:]
+    tile = loops[-reductions - rows - 1 : -reductions]
+    sch.reorder(*reduced, *tile)
+    for row in tile[:-1]:
+        sch.unroll(row)
+    # Marks must be set before the initial value is split off: afterwards TVM refuses them.
+    columns = extent(sch, tile[-1])
+    vectorize(sch, tile[-1], lanes)
+    initial = sch.get_loops(sch.decompose_reduction(anchor, reduced[0]))
+    sch.vectorize(initial[-1])
+    for loop in initial[-1 - rows - (columns > lanes) : -1]:
+        sch.unroll(loop)
+    sch.set_scope(anchor, 0, "local")
+    *_, column = sch.get_loops(store)
+    for row in sch.get_loops(store)[-1 - rows : -1]:
+        sch.unroll(row)
+    vectorize(sch, column, lanes)

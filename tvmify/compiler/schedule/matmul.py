@@ -8,22 +8,27 @@ from math import prod
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule import tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.schedule.loops import extent, find, fuse, parallel_if_worth, vectorize
+from tvmify.compiler.schedule.legalizing import accumulator, is_weight, plain
+from tvmify.compiler.schedule.loops import (
+    extent,
+    find,
+    fuse,
+    keep_in_registers,
+    parallel_if_worth,
+    vectorize,
+)
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.rule import Rule
-from tvmify.compiler.schedule.weights import is_weight
 
 #: Names of the template's blocks: the copy of the right-hand side, the tile of sums, its store.
 PACK, ANCHOR, STORE = "matmul_pack", "matmul_tile", "matmul_store"
 #: With fewer pieces than this a parallel loop cannot be shared out evenly.
 FEW_PIECES = 8
-#: What a byte from beyond the private caches costs, counted in bytes from within.
-_FAR = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -48,16 +53,6 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     return builder.call_te(
         template, left, right, primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
     )
-
-
-def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
-    """TVM's own lowering, one loop per axis, for the rules of reductions."""
-    return call.op.get_attr("FLegalize")(builder, call)
-
-
-def accumulator(dtype: str) -> str:
-    """The type to add up in: the half types have no arithmetic worth the name."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 @dataclass(frozen=True)
@@ -202,13 +197,8 @@ class Matmul(Rule):
             int(variable.dom.extent) for variable in block.iter_vars
         )
         work = prod(batch) * row_tiles * column_tiles * rows * columns * depth
-        shape = [extent(sch, loop) for loop in sch.get_loops(store)[:-1]]
-        if not batch and len(shape) > 1:
-            # Rows are numbered through: only on one loop does TVM see tiles across leading axes.
-            number = tirx.IndexMap.from_func(
-                lambda *i: (_flatten(i[:-1], shape), i[-1]), ndim=len(shape) + 1
-            )
-            sch.transform_block_layout(store, number)
+        if not batch:
+            _number_rows(sch, store)
         *around, row, column = sch.get_loops(store)
         row_tile, row = sch.split(row, [None, rows])
         column_tile, column = sch.split(column, [None, columns])
@@ -216,8 +206,8 @@ class Matmul(Rule):
         size = bits_of(str(block.writes[0].source.dtype)) // 8
         if packing is None:
             left, right = row_tiles * rows * depth * size, column_tiles * columns * depth * size
-            by_column = right + left * column_tiles * _far(left, machine)
-            by_row = left + right * row_tiles * _far(right, machine)
+            by_column = right + left * column_tiles * machine.distance(left)
+            by_row = left + right * row_tiles * machine.distance(right)
             nest = [column_tile, row_tile] if by_column <= by_row else [row_tile, column_tile]
             sch.reorder(*around, *nest, row, column)
             outermost = inner = fuse(sch, [*around, *nest])
@@ -240,39 +230,19 @@ class Matmul(Rule):
         return sch
 
 
-def keep_in_registers(
-    sch: s_tir.Schedule, anchor: SBlockRV, store: SBlockRV, lanes: int, reductions: int = 1
-) -> None:
-    """Turn the two innermost spatial loops of a kernel, and of its store, into registers.
 
-    Parameters
-    ----------
-    anchor
-        A block at its tile whose innermost loops are rows, columns and `reductions` reductions.
-    store
-        The block that stores the tile; its innermost loops are rows and columns.
+
+def _number_rows(sch: s_tir.Schedule, store: SBlockRV) -> None:
+    """Make one loop of those over leading axes: only then TVM sees tiles that cross them.
+
+    Two axes at a time; for more at once TVM does not recognise that the numbers are the rows.
     """
-    loops = sch.get_loops(anchor)
-    reduced = loops[-reductions:]
-    row, column = loops[-reductions - 2 : -reductions]
-    sch.reorder(*reduced, row, column)
-    sch.unroll(row)
-    # Marks must be set before the initial value is split off; afterwards TVM refuses them.
-    vectorize(sch, column, lanes)
-    initial = sch.decompose_reduction(anchor, reduced[0])
-    _mark(sch, sch.get_loops(initial), extent(sch, row))
-    sch.set_scope(anchor, 0, "local")
-    row, column = sch.get_loops(store)[-2:]
-    sch.unroll(row)
-    vectorize(sch, column, lanes)
+    while len(loops := sch.get_loops(store)) > 2:
+        merged = _merge_last_rows(len(loops), extent(sch, loops[-2]))
+        sch.transform_block_layout(store, merged)
 
 
-def _mark(sch: s_tir.Schedule, loops: list[LoopRV], rows: int) -> None:
-    del rows
-    sch.vectorize(loops[-1])
-    for loop in loops[-3:-1]:
-        sch.unroll(loop)
-
-
-def _far(size: int, machine: Microarchitecture) -> int:
-    return _FAR if size > machine.l2_bytes // 2 else 1
+def _merge_last_rows(count: int, inner: int) -> tirx.IndexMap:
+    return tirx.IndexMap.from_func(
+        lambda *i: (*i[:-3], i[-3] * inner + i[-2], i[-1]), ndim=count
+    )

@@ -16,6 +16,9 @@ _BYTES_PER_NANOSECOND = 20
 #: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
 _FORK_WORTHWHILE_NANOSECONDS = 10_000
 
+#: How much dearer a byte is that comes from beyond the private caches.
+_FAR = 4
+
 
 @dataclass(frozen=True)
 class Microarchitecture:
@@ -69,6 +72,10 @@ class Microarchitecture:
     def lanes(self, bits: int = 32) -> int:
         """How many elements of so many bits one register holds."""
         return max(1, self.vector_bits // max(bits, 8))
+
+    def distance(self, size: int) -> int:
+        """What reading a tensor again costs per byte, in bytes read from the private caches."""
+        return _FAR if size > self.l2_bytes // 2 else 1
 
     @property
     def accumulators(self) -> int:

@@ -20,9 +20,9 @@ class Tile:
     columns: int
 
 
-def candidates(machine: Microarchitecture, bits: int) -> list[Tile]:
+def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile]:
     """Every tile whose sums, weights and one activation fit into the registers."""
-    lanes = machine.lanes(bits)
+    lanes = lanes_for(columns, machine, bits)
     return [
         Tile(rows, vectors * lanes)
         for vectors in range(1, 2 * _MOST_VECTORS + 1)
@@ -32,13 +32,21 @@ def candidates(machine: Microarchitecture, bits: int) -> list[Tile]:
     ]
 
 
-def cycles(tile: Tile, machine: Microarchitecture, bits: int) -> float:
+def lanes_for(columns: int, machine: Microarchitecture, bits: int) -> int:
+    """Lanes of the vectors that a tile is made of: a whole register, unless columns are few."""
+    lanes = machine.lanes(bits)
+    while lanes > 1 and lanes // 2 >= columns:
+        lanes //= 2
+    return lanes
+
+
+def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> float:
     """Estimate the cycles that one step of the reduction takes on one tile.
 
     Two multiply-adds start per cycle, two operands are loaded per cycle, and a sum can be added
     to once per latency: whichever is slowest.
     """
-    vectors = tile.columns // machine.lanes(bits)
+    vectors = tile.columns // lanes_for(columns, machine, bits)
     arithmetic = tile.rows * vectors / 2
     loads = (tile.rows + vectors) / 2
     return max(arithmetic, loads, _LATENCY)
@@ -47,15 +55,36 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int) -> float:
 def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> Tile:
     """Pick the tile for a product of so many rows and columns.
 
-    The estimate counts whole tiles, so what a tail wastes is part of it; a fixed share per tile
-    stands for filling and storing the registers.
+    Whole tiles are counted, so that what a tail wastes is part of the estimate. Among equals the
+    squarer tile is better: it loads less.
     """
 
-    def cost(tile: Tile) -> float:
+    def cost(tile: Tile) -> tuple[float, float]:
         count = -(-rows // tile.rows) * -(-columns // tile.columns)
-        return count * cycles(tile, machine, bits)
+        vectors = tile.columns / machine.lanes(bits)
+        loaded = count * (tile.rows + vectors)
+        return count * cycles(tile, machine, bits, columns), loaded
 
-    narrow = [tile for tile in candidates(machine, bits) if tile.rows <= rows]
-    # Among equals the squarer tile loads less from the caches.
-    return min(narrow, key=lambda t: (cost(t), t.rows / t.columns * machine.lanes(bits) + 
-                                      t.columns / machine.lanes(bits) / t.rows))
+    narrow = (tile for tile in candidates(machine, bits, columns) if tile.rows <= rows)
+    return min(narrow, key=cost)
+
+
+def choose_image(
+    height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
+) -> tuple[int, int, int]:
+    """Pick rows, pixels of a row, and channels of the tile for an image.
+
+    As `choose`; a tile over several image rows is taken only where one row is too short for it.
+    """
+    best, choice = None, (1, 1, 1)
+    for tile in candidates(machine, bits, columns):
+        for down in range(1, min(height, tile.rows) + 1):
+            if tile.rows % down or tile.rows // down > width:
+                continue
+            across = tile.rows // down
+            count = -(-height // down) * -(-width // across) * -(-columns // tile.columns)
+            vectors = tile.columns / machine.lanes(bits)
+            cost = (count * cycles(tile, machine, bits, columns), down, count * (tile.rows + vectors))
+            if best is None or cost < best:
+                best, choice = cost, (down, across, tile.columns)
+    return choice

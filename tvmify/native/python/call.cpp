@@ -1,7 +1,10 @@
 // Call: from the leaves of a call to its result, through the compiled program.
 
-#include <c10/util/SmallVector.h>
+// clang-format off: structmember.h needs Python.h, and does not say so
+#include <torch/csrc/python_headers.h>
 #include <structmember.h>
+// clang-format on
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -24,8 +27,7 @@ struct Output {
 };
 
 struct Call {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   c10::intrusive_ptr<CompiledModule> compiled;
   std::vector<size_t> inputs;
   std::vector<Output> outputs;
@@ -92,8 +94,9 @@ PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, 
 
 PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(PyVectorcall_NARGS(flags) == 1 && names == nullptr && PyTuple_CheckExact(args[0]),
-                   "Call takes one tuple, the leaves of the arguments");
+  TORCH_CHECK_TYPE(
+      PyVectorcall_NARGS(flags) == 1 && names == nullptr && PyTuple_CheckExact(args[0]),
+      "Call takes one tuple, the leaves of the arguments");
   const Call& call = *Call::from(self);
   PyObject* leaves = args[0];
   const Tensors inputs = select_inputs(call, leaves);
@@ -140,6 +143,7 @@ size_t to_index(PyObject* object) {
 Output parse_output(PyObject* pair) {
   const char* kind;
   PyObject* value;
+  TORCH_CHECK_TYPE(PyTuple_Check(pair), "an output is a tuple, not a ", Py_TYPE(pair)->tp_name);
   if (!PyArg_ParseTuple(pair, "sO", &kind, &value)) throw python_error();
   const std::string_view name(kind);
   if (name == "tensor") return {Output::kTensor, to_index(value), nullptr};
@@ -159,8 +163,9 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   }
   TORCH_CHECK_VALUE(rebuild != Py_None || PyList_GET_SIZE(outputs) == 1,
                     "without rebuild there is one output, not ", PyList_GET_SIZE(outputs));
-  auto program = torch::jit::toIValue(compiled, c10::getCustomClassType<c10::intrusive_ptr<CompiledModule>>())
-                     .toCustomClass<CompiledModule>();
+  auto program =
+      torch::jit::toIValue(compiled, c10::getCustomClassType<c10::intrusive_ptr<CompiledModule>>())
+          .toCustomClass<CompiledModule>();
   Owned self(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   Call* call = Call::from(self.get());
@@ -195,9 +200,8 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec spec = {
-    "tvmify._C.Call", sizeof(Call), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+PyType_Spec spec = {"tvmify._C.Call", sizeof(Call), 0,
+                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
 }  // namespace
 

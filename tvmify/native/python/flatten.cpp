@@ -55,7 +55,7 @@ bool is_observed() {
   const c10::DispatchKeySet usual = c10::default_included_set | c10::autocast_dispatch_keyset;
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return (included | usual) != usual || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-         at::impl::PythonTorchFunctionTLS::stack_len() > 0;
+         at::impl::torch_function_mode_enabled();
 }
 
 uint32_t denormal_mode() {
@@ -77,16 +77,23 @@ void add_autocast(Key& key, at::DeviceType device) {
   if (enabled) key.add(at::autocast::get_autocast_dtype(device));
 }
 
+// "Never set" and "set to full precision" are the same, though PyTorch tells them apart.
+at::Float32Precision matmul_precision(at::Float32Backend backend) {
+  const auto precision = at::globalContext().float32Precision(backend, at::Float32Op::MATMUL);
+  const bool is_reduced =
+      precision == at::Float32Precision::TF32 || precision == at::Float32Precision::BF16;
+  return is_reduced ? precision : at::Float32Precision::IEEE;
+}
+
 // The modes of this thread, and of PyTorch, that change what an operator computes.
 void add_modes(Key& key, bool grad_mode) {
-  const at::Context& context = at::globalContext();
   key.add(grad_mode);
   add_autocast(key, at::kCPU);
   add_autocast(key, at::kCUDA);
   key.add(c10::typeMetaToScalarType(c10::get_default_dtype()));
-  key.add(context.deterministicAlgorithms());
-  key.add(context.float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL));
-  key.add(context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL));
+  key.add(at::globalContext().deterministicAlgorithms());
+  key.add(matmul_precision(at::Float32Backend::MKLDNN));
+  key.add(matmul_precision(at::Float32Backend::CUDA));
   key.add(denormal_mode());
 }
 
@@ -145,21 +152,22 @@ class Walk {
   }
 
   template <typename Body>
-  void descend(const Body& body) {
+  static void descend(const Body& body) {
     // A list that contains itself is a RecursionError, as it is for pytree.
     if (Py_EnterRecursiveCall(" in the arguments of a compiled module")) throw python_error();
+    struct Leave {
+      ~Leave() { Py_LeaveRecursiveCall(); }
+    } leave;
     body();
-    Py_LeaveRecursiveCall();
   }
 
   // These return whether the key now tells the leaf from all others.
   bool add_tensor(PyObject* leaf) {
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
-    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     // Nested tensors, and those of function transforms, have no sizes of their own to read here;
     // one with a forward-mode tangent has a second half that compiled code would lose.
-    if (!tensor.defined() || impl->has_symbolic_sizes_strides() || impl->is_sparse_csr() ||
-        tensor.is_nested() || is_transformed(*impl) || tensor._fw_grad(/*level=*/0).defined()) {
+    if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.is_nested() ||
+        is_transformed(tensor) || tensor._fw_grad(/*level=*/0).defined()) {
       return false;
     }
     key_.add(Py_TYPE(leaf) == reinterpret_cast<PyTypeObject*>(ParameterClass) ? 'P' : 'T');
@@ -174,8 +182,8 @@ class Walk {
     return true;
   }
 
-  static bool is_transformed(const c10::TensorImpl& impl) {
-    return impl.key_set().has_any(c10::DispatchKeySet(
+  static bool is_transformed(const at::Tensor& tensor) {
+    return tensor.key_set().has_any(c10::DispatchKeySet(
         {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
          c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
   }
@@ -245,9 +253,9 @@ class Walk {
 
 PyObject* flatten(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 2 && PyTuple_CheckExact(arguments[0]) &&
-                       PyDict_CheckExact(arguments[1]),
-                   "flatten() takes a tuple and a dict");
+  TORCH_CHECK_TYPE(
+      count == 2 && PyTuple_CheckExact(arguments[0]) && PyDict_CheckExact(arguments[1]),
+      "flatten() takes a tuple and a dict");
   Walk walk(c10::GradMode::is_enabled());
   walk.visit(arguments[0]);
   walk.visit(arguments[1]);

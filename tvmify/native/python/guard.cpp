@@ -6,8 +6,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <cstring>
 #include <new>
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -24,19 +26,21 @@ class TensorState {
       : storage_(storage_of(tensor)),
         start_(start_of(tensor)),
         version_(version_of(tensor)),
+        sample_(sample_of(tensor)),
         requires_grad_(tensor.requires_grad()),
         dtype_(tensor.scalar_type()),
         device_(tensor.device()),
-        sizes_(tensor.sizes()),
-        strides_(tensor.strides()) {}
+        sizes_(sizes_of(tensor)),
+        strides_(strides_of(tensor)) {}
 
   Change compare(const at::Tensor& tensor) const {
-    if (tensor.scalar_type() != dtype_ || tensor.device() != device_ || tensor.sizes() != sizes_) {
+    if (tensor.scalar_type() != dtype_ || tensor.device() != device_ ||
+        sizes_of(tensor) != sizes_) {
       return kStructure;
     }
     const bool equal = start_of(tensor) == start_ && version_of(tensor) == version_ &&
-                       tensor.requires_grad() == requires_grad_ && tensor.strides() == strides_ &&
-                       storage_of(tensor) == storage_;
+                       tensor.requires_grad() == requires_grad_ && strides_of(tensor) == strides_ &&
+                       storage_of(tensor) == storage_ && sample_of(tensor) == sample_;
     return equal ? kNothing : kWeights;
   }
 
@@ -47,20 +51,51 @@ class TensorState {
 
   static Storage storage_of(const at::Tensor& tensor) {
     if (!tensor.has_storage()) return Storage(c10::intrusive_ptr<c10::StorageImpl>());
-    return Storage(tensor.storage().getIntrusivePtr());
+    return tensor.storage().getWeakStorageImpl();
   }
   static const void* start_of(const at::Tensor& tensor) {
     return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
+  }
+  // Sparse and nested tensors have no strides, or no sizes either: they are watched without.
+  static bool is_dense(const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && !tensor.is_nested() &&
+           !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  }
+  static c10::IntArrayRef sizes_of(const at::Tensor& tensor) {
+    return is_dense(tensor) ? tensor.sizes() : c10::IntArrayRef();
+  }
+  static c10::IntArrayRef strides_of(const at::Tensor& tensor) {
+    return is_dense(tensor) ? tensor.strides() : c10::IntArrayRef();
   }
   static uint32_t version_of(const at::Tensor& tensor) {
     // An inference tensor has no version: PyTorch itself does not count writes to it.
     const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
     return version.enabled() ? version.current_version() : 0;
   }
+  // Four words spread over the elements. Versions do not count writes through tensor.data, through
+  // NumPy, or to inference tensors; those that fill a weight anew, as nearly all do, show here.
+  static uint64_t sample_of(const at::Tensor& tensor) {
+    if (!is_dense(tensor) || !tensor.is_cpu() || !tensor.has_storage() || !tensor.is_contiguous()) {
+      return 0;
+    }
+    const size_t bytes = tensor.nbytes();
+    const auto* start = static_cast<const char*>(tensor.const_data_ptr());
+    uint64_t sample = 0, word = 0;
+    if (bytes < sizeof(word)) {
+      std::memcpy(&sample, start, bytes);
+      return sample;
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      std::memcpy(&word, start + (bytes - sizeof(word)) * i / 3, sizeof(word));
+      sample = sample * 0x9e3779b97f4a7c15u + word;  // Knuth's multiplicative hashing
+    }
+    return sample;
+  }
 
   Storage storage_;
   const void* start_;
   uint32_t version_;
+  uint64_t sample_;
   bool requires_grad_;
   at::ScalarType dtype_;
   at::Device device_;
@@ -83,8 +118,7 @@ struct Watched {
 
 // All Python objects in here are owned by the guard.
 struct Guard {
-  PyObject_HEAD
-  std::vector<Slot> slots;
+  PyObject_HEAD std::vector<Slot> slots;
   std::vector<Size> sizes;
   std::vector<Watched> tensors;
 
@@ -131,12 +165,17 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
+// Takes a tuple apart; its parts are borrowed.
+template <typename... Parts>
+void take_apart(PyObject* tuple, const char* format, Parts... parts) {
+  TORCH_CHECK_TYPE(PyTuple_Check(tuple), "expected a tuple, got a ", Py_TYPE(tuple)->tp_name);
+  if (!PyArg_ParseTuple(tuple, format, parts...)) throw python_error();
+}
+
 void add_slots(Guard& guard, PyObject* slots) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(slots); ++i) {
     PyObject *dict, *name, *value;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(slots, i), "O!OO", &PyDict_Type, &dict, &name, &value)) {
-      throw python_error();
-    }
+    take_apart(PyList_GET_ITEM(slots, i), "O!OO", &PyDict_Type, &dict, &name, &value);
     guard.slots.push_back({Py_NewRef(dict), Py_NewRef(name), Py_NewRef(value)});
   }
 }
@@ -145,9 +184,7 @@ void add_sizes(Guard& guard, PyObject* sizes) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sizes); ++i) {
     PyObject* dict;
     Py_ssize_t size;
-    if (!PyArg_ParseTuple(PyList_GET_ITEM(sizes, i), "O!n", &PyDict_Type, &dict, &size)) {
-      throw python_error();
-    }
+    take_apart(PyList_GET_ITEM(sizes, i), "O!n", &PyDict_Type, &dict, &size);
     guard.sizes.push_back({Py_NewRef(dict), size});
   }
 }

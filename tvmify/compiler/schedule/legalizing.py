@@ -1,4 +1,4 @@
-"""Which expressions are weights: computed before the first call, hence free to lay out."""
+"""What the legalizers share: which operands are weights, and what to add up in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from functools import lru_cache
 
 from tvm import relax
 from tvm.ir import Call, Expr, GlobalVar
+
+
+def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower an operator as TVM does by itself: one loop per axis, for the general rules."""
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
+def accumulator(dtype: str) -> str:
+    """The type to add up in: the half types have no arithmetic worth the name."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:

@@ -1,0 +1,97 @@
+"""What cannot be one program is refused, with the place and the next step."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.capture import nets
+from tvmify.capture import capture
+from tvmify.errors import CaptureError, UnsupportedOperator
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nets.BranchOnValues(), "if x.sum() > 0"),
+        (nets.LoopOnValues(), "while x.sum() < 100"),
+        (nets.NumberFromValues(), "x.sum().item()"),
+        (nets.ShapeFromValues(), "depends on the values"),
+        (nets.UnscriptableBranch(), "nets.py"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_a_program_that_depends_on_values_is_refused(
+    module: nn.Module, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.rand(3)
+    with caplog.at_level(logging.WARNING), pytest.raises(CaptureError) as caught:
+        capture(module, (x,), {}).export((x,), {})
+    assert words in str(caught.value)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nets.Counter(), "calls"),
+        (nets.UnscriptableCounter(), "calls"),
+        (nets.Appender(), "changes a list"),
+        (nets.Accumulator(), "attribute total"),
+        (nets.InPlaceAccumulator(), "total"),
+        (nets.UnscriptableAccumulator(), "total"),
+        (nets.WritesInput(), "one of its arguments"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_a_program_that_writes_state_or_inputs_is_refused(module: nn.Module, words: str) -> None:
+    x = torch.rand(3)
+    with pytest.raises(UnsupportedOperator, match=words):
+        capture(module, (x,), {}).export((x,), {})
+    assert getattr(module, "calls", 0) == 0
+    assert len(getattr(module, "seen", [0])) == 1
+    assert not getattr(module, "total", x * 0).any()
+
+
+def test_a_list_that_was_given_is_not_written() -> None:
+    def grow(items: list[Tensor]) -> Tensor:
+        items.append(items[0])
+        return items[0] + 1
+
+    items = [torch.rand(3)]
+    with pytest.raises(UnsupportedOperator, match="given"):
+        capture(torch.jit.script(grow), (items,), {}).export((items,), {})
+    assert len(items) == 1
+
+
+def test_the_reason_is_the_same_at_every_attempt() -> None:
+    # torch itself says of the second attempt that it cannot redefine the method
+    reasons = {capture(nets.Starred(nn.ReLU()), (torch.rand(3),), {}).reason for _ in range(3)}
+    assert len(reasons) == 1
+    (reason,) = reasons
+    assert reason is not None and "variable number of arguments" in reason and "nets.py" in reason
+
+
+def test_results_of_unknown_types_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"torch\.device"):
+        capture(lambda x: (x, x.device), (torch.rand(3),), {})
+
+
+def test_what_the_module_raises_is_named() -> None:
+    program = capture(nets.Raises(), (torch.rand(2, 2),), {})
+    with pytest.raises(CaptureError, match="two dimensions, please"):
+        program.export((torch.rand(2),), {})
+
+
+def test_scripting_that_gives_something_else_than_eager_is_noticed() -> None:
+    class Different(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.jit.is_scripting():
+                return x.sum()
+            return x
+
+    with pytest.raises(CaptureError, match="is_scripting"):
+        capture(Different(), (torch.rand(3),), {}).export((torch.rand(3),), {})

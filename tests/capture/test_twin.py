@@ -1,0 +1,77 @@
+"""A twin shares tensors with its module, and nothing that either could write to."""
+
+import torch
+from torch import Tensor, nn
+
+from tvmify.capture.twin import changed_attribute, twin
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.same = self.linear
+        self.act = self.double
+        self.items = [1, 2]
+        self.flag = False
+        self.register_buffer("buffer", torch.rand(3))
+
+    def double(self, x: Tensor) -> Tensor:
+        return self.linear(x) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x) + self.buffer
+
+
+def test_a_twin_computes_the_same_with_the_same_tensors() -> None:
+    module, x = Net(), torch.rand(2, 3)
+    copy = twin(module)
+    assert torch.equal(copy(x), module(x))
+    for (name, ours), (other, theirs) in zip(
+        copy.named_parameters(), module.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert ours is theirs
+    assert copy.buffer is module.buffer
+
+
+def test_a_twin_is_a_tree_of_its_own() -> None:
+    module = Net()
+    copy = twin(module)
+    assert isinstance(copy, Net)
+    assert copy.linear is not module.linear
+    assert copy.linear is copy.same
+    assert copy.act.__self__ is copy
+    copy.linear.weight = nn.Parameter(torch.zeros(3, 3))
+    copy.items.append(3)
+    copy.flag = True
+    assert module.linear.weight.any()
+    assert module.items == [1, 2]
+    assert not module.flag
+
+
+def test_modules_that_torch_fx_generated() -> None:
+    graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    x = torch.rand(2, 3)
+    assert torch.equal(twin(graph_module)(x), graph_module(x))
+
+
+def test_a_script_module_inside_is_kept() -> None:
+    scripted = torch.jit.script(nn.Linear(3, 3))
+    assert twin(nn.Sequential(scripted)).get_submodule("0") is scripted
+
+
+def test_changes_are_named() -> None:
+    module = Net()
+    copy = twin(module)
+    copy(torch.rand(2, 3))
+    assert changed_attribute(copy, module) is None
+    setattr(copy.linear, "flag", 1)  # noqa: B010
+    assert changed_attribute(copy, module) == "linear.flag"
+    copy = twin(module)
+    assert isinstance(copy, Net)
+    copy.items.append(3)
+    assert changed_attribute(copy, module) == "items"
+    copy = twin(module)
+    copy.register_buffer("more", torch.zeros(1))
+    assert changed_attribute(copy, module) == "_buffers"

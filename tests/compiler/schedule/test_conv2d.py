@@ -1,0 +1,150 @@
+"""Convolutions of every form: direct, pointwise, grouped, depthwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tvm import relax
+
+from tests.compiler.schedule.kernels import (
+    NATIVE,
+    NEON,
+    TARGETS,
+    build,
+    check,
+    has_parallel_loop,
+    random,
+    widest_vector,
+)
+
+op = relax.op
+
+
+def _convolution(stride, padding, dilation, groups):
+    def describe(builder, image, kernel, bias):
+        convolved = builder.emit(
+            op.nn.conv2d(
+                image,
+                kernel,
+                strides=stride,
+                padding=padding,
+                dilation=dilation,
+                groups=groups,
+                data_layout="NHWC",
+                kernel_layout="OHWI",
+            )
+        )
+        return op.nn.relu(builder.emit(op.add(convolved, bias)))
+
+    def reference(image, kernel, bias):
+        top, left, bottom, right = padding if len(padding) == 4 else (*padding, *padding)
+        nchw, weight = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (image, kernel))
+        nchw = torch.nn.functional.pad(nchw, (left, right, top, bottom))
+        result = torch.nn.functional.conv2d(
+            nchw, weight, torch.from_numpy(bias), stride, 0, dilation, groups
+        )
+        return result.relu().permute(0, 2, 3, 1).numpy()
+
+    return describe, reference
+
+
+def _check(shape, out, window, rule, target, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
+    kernel = random(out, *window, shape[3] // groups, seed=1)
+    describe, reference = _convolution(stride, padding, dilation, groups)
+    inputs = [random(*shape)]
+    return check(
+        describe, reference, inputs, [kernel, random(out, seed=2)], rule=rule, target=target
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "out", "window", "options"),
+    [
+        ((1, 16, 16, 16), 32, (3, 3), {"padding": (1, 1)}),
+        ((2, 13, 11, 5), 7, (3, 3), {"padding": (1, 1)}),
+        ((1, 15, 9, 6), 9, (3, 2), {"padding": (1, 0, 2, 1), "stride": (2, 1)}),
+        ((1, 20, 20, 3), 40, (7, 7), {"padding": (3, 3), "stride": (2, 2)}),
+        ((1, 14, 14, 24), 20, (3, 3), {"padding": (2, 2), "dilation": (2, 2), "groups": 4}),
+        ((3, 8, 8, 12), 24, (1, 1), {"groups": 3}),
+        ((1, 7, 7, 33), 65, (1, 1), {"stride": (2, 2)}),
+        ((1, 1, 30, 8), 16, (1, 5), {"padding": (0, 2)}),
+    ],
+)
+def test_direct(target, shape, out, window, options):
+    built = _check(shape, out, window, "conv2d", target, **options)
+    assert widest_vector(built.kernel()) > 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "window", "options"),
+    [
+        ((1, 14, 14, 32), (3, 3), {"padding": (1, 1)}),
+        ((2, 9, 11, 7), (5, 5), {"padding": (2, 2), "stride": (2, 2)}),
+        ((1, 12, 12, 40), (3, 3), {"padding": (2, 2), "dilation": (2, 2)}),
+        ((1, 40, 20, 16), (7, 7), {"padding": (3, 3, 2, 3)}),
+    ],
+)
+def test_depthwise(target, shape, window, options):
+    built = _check(shape, shape[3], window, "depthwise", target, groups=shape[3], **options)
+    assert widest_vector(built.kernel()) > 1
+
+
+def test_pointwise_is_a_matrix_product():
+    _check((2, 9, 7, 20), 30, (1, 1), "matmul", NATIVE)
+
+
+def test_residual_and_activation_are_fused():
+    def describe(builder, image, other, kernel):
+        convolved = builder.emit(
+            op.nn.conv2d(
+                image, kernel, padding=1, data_layout="NHWC", kernel_layout="OHWI"
+            )
+        )
+        total = builder.emit(op.add(convolved, other))
+        return op.multiply(total, builder.emit(op.sigmoid(total)))
+
+    def reference(image, other, kernel):
+        nchw, weight = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (image, kernel))
+        total = torch.nn.functional.conv2d(nchw, weight, padding=1).permute(0, 2, 3, 1)
+        total = total + torch.from_numpy(other)
+        return torch.nn.functional.silu(total).numpy()
+
+    inputs = [random(1, 10, 10, 8), random(1, 10, 10, 24, seed=1)]
+    check(describe, reference, inputs, [random(24, 3, 3, 8, seed=2)], rule="conv2d")
+
+
+def test_result_may_be_stored_in_another_layout():
+    def describe(builder, image, kernel):
+        convolved = builder.emit(
+            op.nn.conv2d(image, kernel, padding=1, data_layout="NHWC", kernel_layout="OHWI")
+        )
+        return op.permute_dims(convolved, [0, 3, 1, 2])
+
+    inputs, weights = [random(1, 10, 10, 8)], [random(24, 3, 3, 8, seed=2)]
+    built = build(describe, inputs, weights)
+    assert "unscheduled" not in built.report.values()
+    nchw, weight = (torch.from_numpy(a).permute(0, 3, 1, 2) for a in (*inputs, *weights))
+    expected = torch.nn.functional.conv2d(nchw, weight, padding=1).numpy()
+    np.testing.assert_allclose(built.run(inputs, weights), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_parallel_only_when_worth_it():
+    describe, _ = _convolution((1, 1), (1, 1), (1, 1), 1)
+
+    def of(size, channels):
+        weights = [random(channels, 3, 3, channels, seed=1), random(channels, seed=2)]
+        return build(describe, [random(1, size, size, channels)], weights).kernel()
+
+    assert has_parallel_loop(of(28, 64))
+    assert not has_parallel_loop(of(6, 8))
+
+
+def test_neon_multiplies_and_adds_vectors():
+    describe, _ = _convolution((1, 1), (1, 1), (1, 1), 1)
+    weights = [random(16, 3, 3, 8, seed=1), random(16, seed=2)]
+    built = build(describe, [random(1, 8, 8, 8)], weights, NEON)
+    assert built.rules == {"conv2d"}
+    assert "fmla\tv" in built.assembly()

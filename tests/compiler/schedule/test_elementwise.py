@@ -1,0 +1,108 @@
+"""What has no sums: chains, broadcasts, permutations, gathers, concatenations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te, tirx
+
+from tests.compiler.schedule.kernels import (
+    NATIVE,
+    TARGETS,
+    build,
+    check,
+    has_parallel_loop,
+    random,
+    widest_vector,
+)
+from tvmify.compiler.schedule import schedule
+
+op = relax.op
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 1, 5), (7, 9), (2, 3, 37), (4, 64), (130, 1)])
+def test_chain_with_broadcast(target, shape):
+    check(
+        lambda builder, x, y: op.multiply(
+            builder.emit(op.add(x, y)), builder.emit(op.sigmoid(builder.emit(op.negative(x))))
+        ),
+        lambda x, y: (x + y) / (1 + np.exp(x)),
+        [random(*shape), random(shape[-1], seed=1)],
+        rule="elementwise",
+        target=target,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((2, 5, 3, 16), [0, 2, 1, 3]), ((3, 20, 33), [0, 2, 1]), ((1, 3, 10, 10), [0, 2, 3, 1])],
+)
+def test_permutation(shape, axes):
+    check(
+        lambda builder, x: op.permute_dims(x, axes),
+        lambda x: x.transpose(axes),
+        [random(*shape)],
+        rule="elementwise",
+    )
+
+
+def test_concatenation_and_split():
+    check(
+        lambda builder, x, y: op.concat([x, y], 1),
+        lambda x, y: np.concatenate([x, y], 1),
+        [random(2, 5, 33), random(2, 4, 33, seed=1)],
+        rule="elementwise",
+    )
+
+
+def test_gather_of_rows():
+    table, index = random(30, 24), np.array([3, 0, 29, 7, 7], "int64")
+    built = build(lambda builder, t, i: op.take(t, i, 0), [table, index])
+    assert built.rules == {"elementwise"}
+    np.testing.assert_array_equal(built.run([table, index]), table[index])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float64", "float16"])
+def test_types(dtype):
+    x = (random(5, 13) * 8).astype(dtype)
+    y = (random(5, 13, seed=1) * 8).astype(dtype)
+    built = build(lambda builder, a, b: op.where(op.equal(a, b), a, b), [x, y])
+    assert built.rules == {"elementwise"}
+    np.testing.assert_array_equal(built.run([x, y]), np.where(x == y, x, y))
+
+
+def test_one_vector_per_iteration_and_one_pass():
+    x = random(8, 512)
+    built = build(lambda builder, v: op.exp(builder.emit(op.add(v, v))), [x])
+    lanes = widest_vector(built.kernel())
+    assert lanes == 16 if "+avx512f" in str(NATIVE) else 8
+
+
+def test_parallel_only_when_worth_it():
+    def of(*shape):
+        return build(lambda builder, x: op.add(x, x), [random(*shape)]).kernel()
+
+    assert has_parallel_loop(of(1024, 1024))
+    assert not has_parallel_loop(of(16, 64))
+
+
+def test_expensive_broadcast_is_computed_once():
+    def describe(builder, image, gate):
+        return op.multiply(image, builder.emit(op.sigmoid(gate)))
+
+    inputs = [random(1, 20, 20, 16), random(1, 1, 1, 16, seed=1)]
+    built = build(describe, inputs)
+    np.testing.assert_allclose(
+        built.run(inputs), inputs[0] / (1 + np.exp(-inputs[1])), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_what_no_rule_can_do_is_reported_and_kept():
+    a = te.placeholder((4,), name="a")
+    function = te.create_prim_func([a, te.compute((4,), lambda i: a[i] + 1, name="b")])
+    ir_mod = tvm.IRModule({"f": function.with_attr("tirx.is_scheduled", True)})
+    _, report = schedule(ir_mod, NATIVE)
+    assert report == {"f": "scheduled before"}
+    assert isinstance(ir_mod["f"], tirx.PrimFunc)

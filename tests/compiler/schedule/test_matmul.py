@@ -1,0 +1,149 @@
+"""Matrix products: shapes, tails, epilogues, and the loops they become."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax, tirx
+
+from tests.compiler.schedule.kernels import (
+    NATIVE,
+    NEON,
+    TARGETS,
+    build,
+    check,
+    has_parallel_loop,
+    loops,
+    random,
+    widest_vector,
+)
+
+op = relax.op
+
+
+def _linear(builder, x, weight, bias):
+    product = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0]))))
+    return op.nn.relu(builder.emit(op.add(product, bias)))
+
+
+def _linear_reference(x, weight, bias):
+    return np.maximum(x @ weight.T + bias, 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("lead", "depth", "columns"),
+    [
+        ((1,), 64, 200),
+        ((7,), 33, 43),
+        ((197,), 64, 96),
+        ((3, 5), 40, 64),
+        ((2, 3, 4), 17, 2),
+        ((65,), 1, 130),
+    ],
+)
+def test_packed_weights(target, lead, depth, columns):
+    weights = [random(columns, depth, seed=1), random(columns, seed=2)]
+    built = check(
+        _linear,
+        _linear_reference,
+        [random(*lead, depth)],
+        weights,
+        rule="matmul",
+        target=target,
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 3, 17, 33), (2, 3, 33, 19)),
+        ((4, 1, 8, 16), (3, 16, 40)),
+        ((100, 70), (70, 30)),
+        ((6, 1, 64), (6, 64, 33)),
+        ((2, 200, 8), (2, 8, 16)),
+        ((5, 12, 24), (24, 48)),
+    ],
+)
+def test_two_activations(left, right):
+    check(
+        lambda builder, a, b: op.matmul(a, b),
+        np.matmul,
+        [random(*left), random(*right, seed=1)],
+        rule="matmul",
+    )
+
+
+def test_transposed_activation():
+    def scores(builder, query, key):
+        turned = builder.emit(op.permute_dims(key, [0, 1, 3, 2]))
+        return op.multiply(builder.emit(op.matmul(query, turned)), relax.const(0.125, "float32"))
+
+    inputs = [random(2, 4, 20, 16), random(2, 4, 23, 16, seed=1)]
+    built = build(scores, inputs)
+    assert sorted(built.rules) == ["elementwise", "matmul"]
+    expected = inputs[0] @ inputs[1].transpose(0, 1, 3, 2) * 0.125
+    np.testing.assert_allclose(built.run(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_epilogue_that_permutes_is_fused():
+    def heads(builder, x, weight):
+        product = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0]))))
+        return op.add(product, builder.emit(op.nn.gelu(product)))
+
+    def reference(x, weight):
+        from math import erf
+
+        product = x @ weight.T
+        return product + product * 0.5 * (1 + np.vectorize(erf)(product / np.sqrt(2)))
+
+    built = check(heads, reference, [random(30, 24)], [random(50, 24, seed=1)], rule="matmul")
+    assert len(built.rules) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32"])
+def test_other_types(dtype):
+    x = (random(9, 12) * 4).astype(dtype)
+    weight = (random(20, 12, seed=1) * 4).astype(dtype)
+    tolerance = {"float64": 1e-14, "float16": 1e-3, "int32": 0}[dtype]
+    check(
+        lambda builder, a, w: op.matmul(a, builder.emit(op.permute_dims(w, [1, 0]))),
+        lambda a, w: a @ w.T,
+        [x],
+        [weight],
+        rule="matmul",
+        tolerance=tolerance,
+    )
+
+
+def test_vector_operands_are_reductions():
+    check(
+        lambda builder, a, b: op.matmul(a, b),
+        np.matmul,
+        [random(40, 300), random(300, seed=1)],
+        rule="reduction",
+    )
+
+
+def test_sums_stay_in_registers():
+    built = build(_linear, [random(128, 256)], [random(256, 256, seed=1), random(256, seed=2)])
+    kernel = built.kernel()
+    unrolled = [int(x.extent) for x in loops(kernel) if x.kind == tirx.ForKind.UNROLLED]
+    assert max(unrolled) >= 4  # rows of the tile
+    assert "local" in kernel.script()
+
+
+def test_parallel_only_when_worth_it():
+    def of(rows, depth, columns):
+        weights = [random(columns, depth, seed=1), random(columns, seed=2)]
+        return build(_linear, [random(rows, depth)], weights, NATIVE).kernel()
+
+    assert has_parallel_loop(of(256, 512, 512))
+    assert not has_parallel_loop(of(4, 32, 32))
+
+
+def test_neon_multiplies_and_adds_vectors():
+    built = build(_linear, [random(16, 64)], [random(40, 64, seed=1), random(40, seed=2)], NEON)
+    assert built.rules == {"matmul"}
+    assert "fmla\tv" in built.assembly()

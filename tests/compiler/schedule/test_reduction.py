@@ -1,0 +1,93 @@
+"""Reductions along rows and across them, with every kind of tail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.compiler.schedule.kernels import (
+    TARGETS,
+    build,
+    check,
+    has_parallel_loop,
+    random,
+    widest_vector,
+)
+
+op = relax.op
+
+
+def _softmax(x, axis):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 64), (7, 200), (128, 5), (1, 1000), (3, 16)])
+def test_softmax_of_rows(target, shape):
+    built = check(
+        lambda builder, x: op.nn.softmax(x, -1),
+        lambda x: _softmax(x, -1),
+        [random(*shape)],
+        rule="reduction",
+        target=target,
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+def test_softmax_across_rows():
+    check(
+        lambda builder, x: op.nn.softmax(x, 1),
+        lambda x: _softmax(x, 1),
+        [random(2, 9, 5, 8)],
+        rule="column reduction",
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "rule"),
+    [
+        ((6, 300), [1], "reduction"),
+        ((4, 5, 6, 7), [2, 3], "reduction"),
+        ((2, 33, 50), [1], "column reduction"),
+        ((1, 7, 7, 40), [1, 2], "column reduction"),
+        ((40, 7), [0], "column reduction"),
+        ((3, 70), [0, 1], "reduction"),
+    ],
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_sums(shape, axes, rule, keep):
+    built = build(lambda builder, x: op.sum(x, axes, keep), [random(*shape)])
+    (used,) = built.rules
+    assert used.startswith(rule)
+    x = random(*shape)
+    expected = x.astype(np.float64).sum(tuple(axes), keepdims=keep)
+    np.testing.assert_allclose(built.run([x]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layer_norm():
+    def describe(builder, x, scale, shift):
+        return op.nn.layer_norm(x, scale, shift, [-1])
+
+    def reference(x, scale, shift):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
+
+    inputs = [random(2, 11, 100) + 30, random(100, seed=1), random(100, seed=2)]
+    check(describe, reference, inputs, rule="reduction", tolerance=2e-5)
+
+
+def test_argmax_takes_the_first():
+    x = np.random.default_rng(0).integers(0, 5, (7, 50)).astype(np.float32)
+    built = build(lambda builder, v: op.argmax(v, 1), [x])
+    assert "unscheduled" not in built.report.values()
+    np.testing.assert_array_equal(built.run([x]), x.argmax(1))
+
+
+def test_parallel_only_when_worth_it():
+    def of(*shape):
+        return build(lambda builder, x: op.nn.softmax(x, -1), [random(*shape)]).kernel()
+
+    assert has_parallel_loop(of(512, 512))
+    assert not has_parallel_loop(of(8, 40))

@@ -1,0 +1,143 @@
+"""From the leaves of a call to its result."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from tests.runtime import programs
+from tvmify.artifact import Artifact
+from tvmify.runtime import Call, Executor
+
+
+def compiled() -> Any:
+    return Executor(programs.added()).compiled
+
+
+def with_outputs(outputs: Any, result: Any) -> Artifact:
+    added = programs.added()
+    structure = pytree.treespec_dumps(pytree.tree_structure(result))
+    return Artifact(added.library, (1,), (), (), tuple(outputs), structure)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [0, (0,), [0], (0, 0), [0, 0, 0], {"b": 0, "a": (0, [0])}, ((0,), 0), {}, (), [], {"a": None}],
+    ids=str,
+)
+def test_results_have_the_structure_of_the_program(result):
+    count = pytree.tree_structure(result).num_leaves
+    call = Executor(with_outputs([("tensor", 0)] * count, result)).call()
+    x = torch.randn(4, 16)
+    actual = call(("unused", x))
+    leaves, structure = pytree.tree_flatten(actual)
+    assert structure == pytree.tree_structure(result)
+    assert all(torch.equal(leaf, x + x) for leaf in leaves)
+    assert len({id(leaf) for leaf in leaves}) <= 1
+
+
+def test_leaves_can_be_arguments_and_constants():
+    outputs = [("argument", 0), ("tensor", 0), ("constant", None), ("constant", "text")]
+    call = Executor(with_outputs(outputs, (0, 0, 0, 0))).call()
+    x, other = torch.randn(4, 16), object()
+    first, second, third, fourth = call((other, x))
+    assert first is other and torch.equal(second, x + x) and (third, fourth) == (None, "text")
+
+
+@pytest.mark.parametrize("result", [(), {"a": 0}])
+def test_an_error_in_rebuild_reaches_the_caller(result):
+    def rebuild(leaves: list[Any]) -> Any:
+        raise KeyError("on purpose")
+
+    call = Call(compiled(), (0,), [("tensor", 0)], rebuild)
+    with pytest.raises(KeyError, match="on purpose"):
+        call((torch.randn(4, 16),))
+
+
+def test_misuse_is_an_exception():
+    call = Executor(programs.added()).call()
+    x = torch.randn(4, 16)
+    for arguments in [(), (x,), ([x],), ((x,), (x,))]:
+        with pytest.raises(TypeError, match="one tuple"):
+            call(*arguments)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="one tuple"):
+        call((x,), more=1)  # type: ignore[call-arg]
+    with pytest.raises(IndexError, match="leaf 0 of 0"):
+        call(())
+    with pytest.raises(TypeError, match="a tensor and is a int"):
+        call((1,))
+    with pytest.raises(IndexError, match="tensor 3 is wanted"):
+        Call(compiled(), (0,), [("tensor", 3)], None)((x,))
+    with pytest.raises(IndexError, match="returns leaf 2"):
+        Call(compiled(), (0,), [("argument", 2)], None)((x,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((None, (0,), [("tensor", 0)], None), (TypeError, RuntimeError)),
+        (("native", [0], [("tensor", 0)], None), TypeError),
+        (("native", (0,), [("tensor",)], None), TypeError),
+        (("native", (0,), [("other", 0)], None), ValueError),
+        (("native", (-1,), [("tensor", 0)], None), OverflowError),
+        (("native", ("a",), [("tensor", 0)], None), TypeError),
+        (("native", (0,), [], None), ValueError),
+        (("native", (0,), [("tensor", 0)] * 2, None), ValueError),
+    ],
+)
+def test_a_call_that_makes_no_sense_cannot_be_made(arguments, error):
+    first = compiled() if arguments[0] == "native" else arguments[0]
+    with pytest.raises(error):
+        Call(first, *arguments[1:])
+
+
+def test_calls_leak_nothing():
+    call = Executor(
+        with_outputs([("tensor", 0), ("argument", 0), ("constant", "c")], (0, 0, 0))
+    ).call()
+    nested = Executor(with_outputs([("tensor", 0)], {"a": 0})).call()
+    bad = torch.randn(3)
+    other, x = object(), torch.randn(4, 16)
+
+    def run() -> None:
+        call((other, x))
+        nested((other, x))
+        with pytest.raises(RuntimeError):
+            call((other, bad))
+
+    run()
+    gc.collect()
+    before = sys.getrefcount(other), sys.getrefcount(x), sys.getrefcount(bad)
+    blocks = sys.getallocatedblocks()
+    for _ in range(1000):
+        run()
+    gc.collect()
+    assert (sys.getrefcount(other), sys.getrefcount(x), sys.getrefcount(bad)) == before
+    assert sys.getallocatedblocks() - blocks < 500
+
+
+def test_results_are_freed_when_dropped():
+    call = Executor(programs.added()).call()
+    y = call((torch.randn(4, 16),))
+    tensor, storage = weakref.ref(y), weakref.ref(y.untyped_storage())
+    del y
+    assert tensor() is None and storage() is None
+
+
+def test_a_call_in_a_cycle_is_collected():
+    class Holder:
+        def rebuild(self, leaves: list[Any]) -> Any:
+            return leaves
+
+    holder: Any = Holder()
+    holder.call = Call(compiled(), (0,), [("tensor", 0)], holder.rebuild)
+    alive = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert alive() is None

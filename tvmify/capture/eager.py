@@ -1,0 +1,86 @@
+"""What eager PyTorch would return: the types that TorchScript does not have, and a check."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._pytree import TreeSpec
+
+from tvmify.capture.exporting import examples, quiet
+from tvmify.capture.twin import twin
+from tvmify.errors import CaptureError
+
+
+@dataclasses.dataclass(frozen=True)
+class EagerResult:
+    """What eager PyTorch returns for the example arguments, without elements.
+
+    Attributes
+    ----------
+    structure
+        Its pytree: TorchScript has fewer types than Python, and returns a list for a
+        ``torch.Size`` and another class for a NamedTuple.
+    leaves
+        Fake tensors and Python values.
+    """
+
+    structure: TreeSpec
+    leaves: list[Any]
+
+    def restore(self, result: Any) -> Any:
+        """Return TorchScript's result as eager would have, whose shapes and dtypes it must have.
+
+        Raises
+        ------
+        CaptureError
+            TorchScript computes something else than eager.
+        """
+        leaves = pytree.tree_leaves(result)
+        if len(leaves) != len(self.leaves):
+            raise _different(f"{len(leaves)} values", f"{len(self.leaves)}")
+        restored = []
+        for ours, eager in zip(leaves, self.leaves, strict=True):
+            if isinstance(ours, torch.Tensor) and isinstance(eager, torch.Tensor):
+                if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
+                    raise _different(
+                        f"{ours.dtype} {list(ours.shape)}", f"{eager.dtype} {list(eager.shape)}"
+                    )
+                restored.append(ours)
+            elif isinstance(ours, torch.Tensor) or isinstance(eager, torch.Tensor):
+                raise _different(type(ours).__name__, type(eager).__name__)
+            else:
+                restored.append(eager)
+        return pytree.tree_unflatten(restored, self.structure)
+
+
+def _different(ours: str, eager: str) -> CaptureError:
+    return CaptureError(
+        f"TorchScript returns {ours} where eager PyTorch returns {eager}",
+        "Look for torch.jit.is_scripting() and for annotations that the arguments do not fit.",
+    )
+
+
+def eager_result(
+    callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> EagerResult | None:
+    """Run the module on fake tensors; None where that is not possible."""
+    if isinstance(callable_, torch.nn.Module):
+        callable_ = twin(callable_)  # a forward may set attributes
+    inputs = examples((args, kwargs))
+    with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = pytree.tree_map(
+            lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf,
+            inputs,
+        )
+        try:
+            result = callable_(*fake[0], **fake[1])
+        except Exception:
+            # such as reading a number from a constant: no reason to refuse what was recorded
+            return None
+    leaves, structure = pytree.tree_flatten(result)
+    return EagerResult(structure, leaves)

@@ -1,0 +1,114 @@
+"""Programs of modules that cannot be scripted: recorded by ``torch.export`` for one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from tvmify.capture.exporting import (
+    FunctionModule,
+    TensorIdentity,
+    export,
+    name_attributes,
+    tensor_identity,
+)
+from tvmify.capture.fx_fingerprint import fingerprint
+from tvmify.capture.program import Program
+from tvmify.capture.state import resolve, tensor_names
+from tvmify.capture.twin import changed_attribute, twin
+from tvmify.errors import UnsupportedInput, UnsupportedOperator
+
+
+class TracedProgram(Program):
+    """A module or function that ``torch.export`` understands, for one signature.
+
+    Parameters
+    ----------
+    callable_
+        The plain module or function.
+    args, kwargs
+        Of the signature that it is recorded for.
+    reason
+        Why it was not scripted.
+
+    Raises
+    ------
+    CaptureError
+        ``torch.export`` cannot record it either.
+    UnsupportedOperator
+        Its forward sets an attribute.
+    """
+
+    method = "export"
+
+    def __init__(
+        self,
+        callable_: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reason: str,
+    ) -> None:
+        self.reason = reason
+        self._owner = callable_
+        names: dict[TensorIdentity, str] = {}
+        if isinstance(callable_, torch.nn.Module):
+            module = twin(callable_)
+            for name, tensor in tensor_names(callable_):
+                names.setdefault(tensor_identity(tensor), name)
+            # inside of the call, for torch.export puts the attributes back afterwards
+            module.register_forward_hook(partial(_refuse_changes, callable_))
+        else:
+            module = FunctionModule(callable_)
+        exported = export(module, args, kwargs)
+        self._exported, constants = name_attributes(exported, names)
+        self._call = _call_key(args, kwargs)
+        used = {
+            node.name: bool(node.users)
+            for node in self._exported.graph.nodes
+            if node.op == "placeholder"
+        }
+        self.weights = tuple(
+            spec.target
+            for spec in self._exported.graph_signature.input_specs
+            if spec.target in self._exported.state_dict and used[spec.arg.name]
+        )
+        self.constants = tuple(constants)
+        self.fingerprint = fingerprint(self._exported, self.weights)
+
+    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether these arguments have the signature that was recorded."""
+        return _call_key(args, kwargs) == self._call
+
+    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+        """Return the program that was recorded."""
+        if not self.accepts(args, kwargs):
+            raise UnsupportedInput(
+                "The program was recorded for arguments of other shapes or values",
+                "Capture the module again with these arguments.",
+            )
+        return self._exported
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the present tensors of the module."""
+        return [resolve(self._owner, name) for name in self.weights]
+
+
+def _refuse_changes(original: torch.nn.Module, module: torch.nn.Module, *_: Any) -> None:
+    name = changed_attribute(module, original)
+    if name is not None:
+        raise UnsupportedOperator(["prim::SetAttr"], f"forward sets the attribute {name}")
+
+
+def _call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    return structure, tuple(
+        (leaf.dtype, leaf.shape, leaf.device)
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), leaf)
+        for leaf in leaves
+    )

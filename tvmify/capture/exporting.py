@@ -1,0 +1,235 @@
+"""``torch.export``: recording a module as an ATen program, and what else that takes.
+
+Imported only when something has to be exported: a warm process never needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import CaptureError, NotCompiled, UnsupportedOperator
+
+_DECORATE_AROUND = (
+    "Write it with torch.where, or decorate the submodules around it and leave this place to "
+    "eager PyTorch."
+)
+#: ``torch.export`` patches nn.Module while it records: one thread at a time.
+RECORDING = threading.RLock()
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+#: Packages whose frames say nothing to the person whose module it is.
+_NOT_THE_USERS = ("torch", "tvmify", "contextlib")
+
+
+class FunctionModule(torch.nn.Module):
+    """A plain function as a module, which is all that ``torch.export`` takes."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ExportedProgram:
+    """Record a module as an ATen program with static shapes.
+
+    Raises
+    ------
+    CaptureError
+        Its control flow, or the shape of a result, depends on the values of tensors, or
+        ``torch.export`` cannot handle it.
+    """
+    args, kwargs = examples((args, kwargs))
+    with RECORDING, quiet(), torch.no_grad():
+        try:
+            program = torch.export.export(module, args, kwargs, strict=False)
+        except NotCompiled:
+            raise
+        except GuardOnDataDependentSymNode as error:
+            raise CaptureError(
+                f"A branch depends on the values of tensors ({_user_line(error)})",
+                _DECORATE_AROUND,
+            ) from error
+        except Exception as error:
+            line = str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
+            raise CaptureError(
+                f"torch.export failed: {line} ({_user_line(error)})",
+                "Run the module in eager PyTorch to see whether it fails there as well.",
+            ) from error
+    _refuse_unknown_shapes(program)
+    _simplify(program)
+    _refuse_writes(program)
+    return program
+
+
+def examples(arguments: Any) -> Any:
+    """Replace tensors by contiguous ones without gradients, of which no element was ever read.
+
+    Neither gradients, nor inference mode, nor strides are part of a program: a call with other
+    strides may well be the next one. And each leaf is a new tensor: one that is given twice would
+    be recorded as one input, for all later calls.
+    """
+
+    def example(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            return leaf.detach()
+        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+
+    with torch.inference_mode(False):
+        return pytree.tree_map(example, arguments)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch's own warnings about exporting from the user, who asked for no export."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # else it prints whole graphs about a branch that we report
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _user_line(error: BaseException) -> str:
+    """Return the innermost line of code outside of torch that an error passed through."""
+    place = "no source known"
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        module = traceback.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in _NOT_THE_USERS and not code.co_filename.startswith("<"):
+            place = f"{code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
+
+
+def _refuse_unknown_shapes(program: ExportedProgram) -> None:
+    """Refuse programs in which a shape or a number is known only when they run."""
+    for node in program.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+            if any(isinstance(size, _SYMBOLS) for size in sizes):
+                raise CaptureError(
+                    f"What {node.target} returns has a size, or is a number, that depends on the "
+                    f"values of tensors ({_first_line(node.meta.get('stack_trace'))})",
+                    _DECORATE_AROUND,
+                )
+
+
+def _refuse_writes(program: ExportedProgram) -> None:
+    """Refuse programs that write into their inputs or weights; temporary tensors may be written."""
+    owners: dict[int, str] = {}
+    for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not _is_fresh_literal(node):
+            owners[_storage(value)] = spec.target or "one of its arguments"
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        values = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
+        values |= node.kwargs
+        for argument in schema.arguments:
+            for written in pytree.tree_leaves(values[argument.name]) if argument.is_write else ():
+                owner = owners.get(_storage(written.meta["val"]))
+                if owner is not None:
+                    raise UnsupportedOperator([str(node.target)], f"it writes into {owner}")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _simplify(program: ExportedProgram) -> None:
+    """Remove checks of dtype and device, which a call's signature settles, and ``detach_``."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in list(module.graph.nodes):
+                if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                    module.graph.erase_node(node)
+                elif node.target is torch.ops.aten.detach_.default:
+                    node.replace_all_uses_with(node.args[0])
+                    module.graph.erase_node(node)
+            module.recompile()
+
+
+def _first_line(stack_trace: str | None) -> str:
+    rows = [row.strip() for row in (stack_trace or "").splitlines() if row.strip()]
+    return ": ".join(rows[-2:]) or "no source known"
+
+
+TensorIdentity = tuple[Any, ...]
+
+
+def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
+    """Return what two Python objects for one tensor have in common."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return (id(tensor),)
+    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def name_attributes(
+    program: ExportedProgram, names: dict[TensorIdentity, str]
+) -> tuple[ExportedProgram, list[torch.Tensor]]:
+    """Make every tensor that belongs to the module a persistent buffer of the program.
+
+    ``torch.export`` keeps tensor attributes and non-persistent buffers with the literals.
+
+    Parameters
+    ----------
+    names
+        Dotted names by `tensor_identity`.
+
+    Returns
+    -------
+    program, constants
+        The changed program, and the tensors among its literals that the code did not make itself:
+        those of closures and globals.
+    """
+    outside = []
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for position, spec in enumerate(program.graph_signature.input_specs):
+        if spec.target is None or spec.target not in program.constants:
+            continue
+        tensor = program.constants[spec.target]
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedOperator(
+                [str(type(tensor).__name__)], "the program uses an object of a custom class"
+            )
+        is_buffer = spec.kind == InputKind.BUFFER
+        name = spec.target if is_buffer else names.get(tensor_identity(tensor))
+        if name is not None:
+            del program.constants[spec.target]
+            program.state_dict[name] = tensor
+            program.graph_signature.input_specs[position] = InputSpec(
+                InputKind.BUFFER, spec.arg, name, persistent=True
+            )
+        elif not _is_fresh_literal(placeholders[spec.arg.name]):
+            outside.append(tensor)
+    return program, outside
+
+
+def _is_fresh_literal(node: torch.fx.Node) -> bool:
+    """Tell a ``torch.tensor([...])`` in forward, which is always copied first, from others."""
+    copies = torch.ops.aten.lift_fresh_copy.default
+    return bool(node.users) and all(user.target is copies for user in node.users)

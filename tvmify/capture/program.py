@@ -1,0 +1,70 @@
+"""What capturing gives: a program that has a fingerprint and can be exported."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+class Program(abc.ABC):
+    """A module or function as one ATen program.
+
+    Attributes
+    ----------
+    method
+        ``"torchscript"`` or ``"export"``.
+    reason
+        Why it could not be scripted; None when it could.
+    fingerprint
+        Canonical text: equal exactly when the operations, their wiring, the constants, the plain
+        attributes and the names of the weights are equal. One line per operation.
+    weights
+        Dotted names, from the root, of the tensors that the program reads.
+    constants
+        Tensors that belong to neither the arguments nor the module (of a closure, a global) and
+        whose elements are part of the fingerprint. When one is written, the program is stale.
+    """
+
+    method: str
+    reason: str | None
+    fingerprint: str
+    weights: tuple[str, ...]
+    constants: tuple[torch.Tensor, ...] = ()
+
+    @abc.abstractmethod
+    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether `export` may be called with these arguments.
+
+        A scripted program says no to what its annotations exclude (a list for a tensor): then
+        ``capture`` with these arguments gives another program.
+        """
+
+    @abc.abstractmethod
+    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+        """Return the ATen program for arguments of these shapes, dtypes and Python values.
+
+        Not decomposed, with static shapes. Its signature calls the tensors of the module by the
+        names in ``weights``, each a parameter or a persistent buffer in ``state_dict``;
+        ``constants`` of the result holds tensor literals only.
+
+        Parameters
+        ----------
+        args, kwargs
+            Real tensors; their elements are not looked at.
+
+        Raises
+        ------
+        CaptureError
+            Control flow depends on the values of tensors, or ``torch.export`` failed.
+        UnsupportedOperator
+            The program changes the module's attributes, or an operator is unknown.
+        """
+
+    @abc.abstractmethod
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the module's present tensors, in the order of ``weights``."""

@@ -1,0 +1,191 @@
+"""TorchScript programs: scripting, and recording the scripted graph as an ATen program."""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.jit import _recursive
+
+from tvmify.capture.arguments import bind
+from tvmify.capture.fingerprint import fingerprint
+from tvmify.capture.interpreter import Interpreter, source_line
+from tvmify.capture.program import Program
+from tvmify.capture.state import ModulePath, State, resolve
+from tvmify.capture.twin import twin
+from tvmify.errors import UnsupportedInput
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+#: Has a graph and a schema itself, or its forward has.
+Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
+
+
+#: ``torch.jit`` keeps global tables of types, and warning filters are global as well.
+_SCRIPTING = threading.RLock()
+
+
+class CannotScript(Exception):
+    """Why ``torch.jit.script`` refused a module, as one line."""
+
+
+def script(callable_: Any) -> Scripted:
+    """Script a module or function, which stays as it was.
+
+    Raises
+    ------
+    CannotScript
+        With the reason as one line that names the place.
+    """
+    source = twin(callable_) if isinstance(callable_, torch.nn.Module) else callable_
+    with _SCRIPTING, warnings.catch_warnings():
+        # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
+        # warnings are about annotations; eager and torch.export do not read those.
+        warnings.simplefilter("ignore")
+        types = _types_of(source)
+        try:
+            return torch.jit.script(source)
+        except Exception as error:
+            _types_of(source, types)
+            raise CannotScript(_one_line(error)) from error
+
+
+def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[type, Any]:
+    """Return, or put back, the TorchScript types of a module's classes.
+
+    After a failure torch keeps the half-made types, and says of the next module of that class only
+    that it cannot redefine its methods.
+    """
+    store = _recursive.concrete_type_store.type_store
+    classes = {type(m) for m in source.modules()} if isinstance(source, torch.nn.Module) else set()
+    present = {class_: list(store.get(class_, ())) for class_ in classes}
+    if replacement is not None:
+        store.update(replacement)
+    return present
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    message = text.partition("\n")[0].rstrip(":. ") or type(error).__name__
+    message = re.sub(r" at 0x[0-9a-f]+", "", message)
+    place = source_line(text)
+    return message if place == "no source known" else f"{message} ({place})"
+
+
+class ScriptedProgram(Program):
+    """A module or function that TorchScript understands; it serves every signature.
+
+    Parameters
+    ----------
+    scripted
+        What `script` returned, or what the user scripted, traced or loaded.
+    original
+        The module or function before it was scripted; None when there is only ``scripted``. Its
+        tensors count (they may be replaced later), and so do the types of its results.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The graph has operators or effects that cannot be interpreted.
+    """
+
+    method = "torchscript"
+    reason = None
+
+    def __init__(self, scripted: Scripted, original: Callable[..., Any] | None = None) -> None:
+        is_module = isinstance(scripted, torch.jit.ScriptModule)
+        forward: Any = scripted.forward if is_module else scripted
+        self._original = original
+        self._owner = scripted if original is None else original
+        self._graph = forward.inlined_graph
+        self._schema = forward.schema
+        self._is_module = is_module
+        self._state = State(scripted._c if is_module else None)
+        self.fingerprint = fingerprint(self._graph, self._schema, self._state)
+        self.weights = tuple(self._state.tensors)
+        self._state.forget_root(self._owner)
+
+    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether the annotations of forward admit these arguments."""
+        return self.refusal(args, kwargs) is None
+
+    def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return why the annotations exclude these arguments; None when they do not."""
+        try:
+            self._bind(args, kwargs)
+        except UnsupportedInput as error:
+            return error.reason
+        return None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the present tensors of the module before it was scripted."""
+        return list(self._tensors().values())
+
+    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+        """Record the interpretation of the graph for arguments of this signature."""
+        # imports sympy and much else, which a warm process never needs
+        from tvmify.capture.eager import eager_result
+        from tvmify.capture.exporting import export
+
+        self._bind(args, kwargs)
+        expected = None if self._original is None else eager_result(self._original, args, kwargs)
+        recorded = _Recorded(self, self._tensors(), expected)
+        return export(recorded, args, kwargs)
+
+    def run(self, args: Any, kwargs: Any, tensors: dict[str, torch.Tensor]) -> Any:
+        """Interpret the program with these tensors as its weights."""
+        inputs = self._bind(args, kwargs)
+        if self._is_module:
+            inputs.insert(0, ModulePath(""))
+        interpreter = Interpreter(self._graph, lambda name: self._state.read(name, tensors))
+        return interpreter.run(inputs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        arguments = list(self._schema.arguments)[1 if self._is_module else 0 :]
+        # an int for a float stays an int in eager, and TorchScript makes it a float
+        return bind(arguments, args, kwargs, coerce=self._original is None)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {name: self._tensor(name) for name in self.weights}
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        scripted = self._state.tensors.get(name)
+        return resolve(self._owner, name) if scripted is None else scripted
+
+
+class _Recorded(torch.nn.Module):
+    """Carries a program's tensors under their own names, for ``torch.export`` to find them."""
+
+    def __init__(
+        self, program: ScriptedProgram, tensors: dict[str, torch.Tensor], expected: Any
+    ) -> None:
+        super().__init__()
+        self.__dict__["_tvmify"] = (program, tuple(tensors), expected)
+        for name, tensor in tensors.items():
+            *path, last = name.split(".")
+            holder: torch.nn.Module = self
+            for part in path:
+                holder = holder._modules.setdefault(part, torch.nn.Module())  # type: ignore
+            # directly, for register_buffer refuses names that a module class uses itself
+            kind = isinstance(tensor, torch.nn.Parameter)
+            tensors_of_kind: dict[str, Any] = holder._parameters if kind else holder._buffers
+            tensors_of_kind[last] = tensor
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        program, names, expected = self.__dict__["_tvmify"]
+        tensors = {name: self._tensor(name) for name in names}
+        result = program.run(args, kwargs, tensors)
+        return result if expected is None else expected.restore(result)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        *path, last = name.split(".")
+        holder: Any = self
+        for part in path:
+            holder = holder._modules[part]
+        tensor = holder._parameters.get(last)
+        return holder._buffers[last] if tensor is None else tensor

@@ -1,0 +1,92 @@
+"""A copy of a module tree that shares its tensors."""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from typing import Any
+
+import torch
+
+
+def twin(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a module of the same classes, tensors and attributes, but with its own dictionaries.
+
+    ``torch.jit.script`` writes to the attributes of the module that it is given, and
+    ``torch.export`` replaces its parameters for a while: neither may happen to a module that other
+    threads are calling.
+    """
+    copies: dict[int, torch.nn.Module] = {}
+    result = _copy(module, copies)
+    for original in copies.values():
+        _rebind(original, copies)
+    return result
+
+
+def _copy(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> torch.nn.Module:
+    if id(module) in copies:
+        return copies[id(module)]
+    if isinstance(module, torch.jit.ScriptModule):
+        copies[id(module)] = module
+        return module
+    # not the class's own __new__: torch.fx.GraphModule's makes a new class without a forward
+    copy = copies[id(module)] = object.__new__(type(module))
+    attributes = {key: _own(value) for key, value in vars(module).items()}
+    attributes["_modules"] = {
+        name: child if child is None else _copy(child, copies)
+        for name, child in module._modules.items()
+    }
+    vars(copy).update(attributes)
+    return copy
+
+
+def _own(value: Any) -> Any:
+    """Copy containers, which a forward may write to, but nothing inside them."""
+    return value.copy() if type(value) in (dict, OrderedDict, list, set) else value
+
+
+def _rebind(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> None:
+    """Let methods that are kept as attributes belong to the twins."""
+    attributes = vars(module)
+    for key, value in attributes.items():
+        if isinstance(value, types.MethodType) and id(value.__self__) in copies:
+            attributes[key] = types.MethodType(value.__func__, copies[id(value.__self__)])
+
+
+def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str | None:
+    """Return the dotted name of an attribute that differs between a module and its twin.
+
+    Parameters and buffers do not count (``torch.export`` records what is written to those, and puts
+    others in their place meanwhile), and neither does what is inside of objects.
+    """
+    pairs = zip(
+        module.named_modules(remove_duplicate=False),
+        original.named_modules(remove_duplicate=False),
+        strict=False,
+    )
+    for (prefix, ours), (_, theirs) in pairs:
+        now, before = vars(ours), vars(theirs)
+        for key in now.keys() | before.keys():
+            if key in ("_parameters", "_buffers", "_modules"):
+                same = now[key].keys() == before[key].keys()
+            else:
+                same = _same(now.get(key, _MISSING), before.get(key, _MISSING))
+            if not same and key != "_forward_hooks":  # with which we look
+                return f"{prefix}.{key}" if prefix else key
+    return None
+
+
+_MISSING = object()
+
+
+def _same(now: Any, before: Any) -> bool:
+    if now is before or type(now) is not type(before):
+        return now is before
+    if isinstance(now, dict):
+        return now.keys() == before.keys() and all(_same(now[key], before[key]) for key in now)
+    if isinstance(now, (list, tuple)):
+        return len(now) == len(before) and all(map(_same, now, before))
+    if isinstance(now, (set, int, float, str)):
+        return now == before
+    # twins of submodules and their methods differ from the originals
+    return isinstance(now, (torch.nn.Module, types.MethodType))

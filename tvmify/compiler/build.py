@@ -1,0 +1,122 @@
+"""Planned Relax and scheduled TIR → object code → the bytes of one shared library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax import vm_build
+from tvm.support import cc
+from tvm.tirx.build import codegen_build
+
+from tvmify.errors import BuildError
+
+
+@dataclass(frozen=True)
+class Generated:
+    """LLVM modules, optimised but not yet machine code, and the virtual machine's program."""
+
+    modules: list[tvm.runtime.Module]
+    executable: tvm.runtime.Module
+    functions: list[str]
+
+
+def generate(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Generated:
+    """Generate LLVM code for every TIR function, in several threads.
+
+    LLVM is the slowest stage of a compilation, and functions do not see each other; TVM releases
+    the interpreter's lock meanwhile.
+    """
+    builder = relax.ExecBuilder()
+    # The functions of the VM become TIR too, not bytecode: up to 40 % less time per call.
+    ir_mod = vm_build._vmcodegen(builder, ir_mod, "compiled")
+    lowered = _lower_to_packed_calls(ir_mod, target)
+    functions = list(lowered.functions_items())
+    workers = min(os.cpu_count() or 1, len(functions))
+    parts = [tvm.IRModule(dict(functions[i::workers]), attrs=lowered.attrs) for i in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        modules = list(pool.map(lambda part: codegen_build(part, target), parts))
+    constants = dict(ir_mod.attrs["const_name_to_constant"]) if ir_mod.attrs else {}
+    executable = vm_build._ffi_api.VMLink(builder, target, modules[0], [], constants)
+    return Generated(modules, executable, [variable.name_hint for variable, _ in functions])
+
+
+def _lower_to_packed_calls(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Run TVM's own passes from schedules to LLVM's input, on all functions at once.
+
+    Not per part, as ``tvm.tirx.build`` would: calls between functions are resolved here.
+    """
+    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    passes, finalize_host, _ = tirx.get_tir_pipeline("s_tir")
+    sequence = [tirx.transform.BindTarget(target.with_host(target)), passes, finalize_host()]
+    lowered = tvm.transform.Sequential(sequence)(tvm.IRModule(functions, attrs=ir_mod.attrs))
+    # What is left of assertions checks the arguments of every kernel, which the executor has
+    # checked once; only our own (see `converters.loops`) say something new.
+    lean = tirx.transform.SkipAssert()(lowered)
+    for variable, function in lowered.functions_items():
+        if "tvmify.asserts" in function.attrs:
+            lean.update_func(lean.get_global_var(variable.name_hint), function)
+    return lean
+
+
+def link(generated: Generated) -> bytes:
+    """Emit machine code and link it.
+
+    Raises
+    ------
+    BuildError
+        There is no C compiler to link with.
+    """
+    with tempfile.TemporaryDirectory(prefix="tvmify-") as folder:
+        objects = [str(Path(folder, f"kernels{i}.o")) for i in range(len(generated.modules))]
+        with ThreadPoolExecutor(len(objects)) as pool:
+            list(pool.map(lambda module, path: module.write_to_file(path), generated.modules, objects))
+        description = generated.modules[0].get_function("_get_target_string")()
+        imports = str(Path(folder, "imports.o"))
+        # The VM's program and the constants, as one more object file.
+        pack_imports = tvm.runtime._ffi_api.ModulePackImportsToLLVM
+        pack_imports(generated.executable, False, description, "").write_to_file(imports)
+        library = Path(folder, "library.so")
+        _run_linker([*objects, imports, *_aliases(objects, generated.functions)], library)
+        return library.read_bytes()
+
+
+def _aliases(objects: list[str], functions: list[str]) -> list[str]:
+    """Return linker options that resolve calls between parts.
+
+    Such a call names the function without the prefix that TVM gives its symbol, and LLVM numbers
+    the name (``matmul``, ``matmul.7``) when a part calls the function more than once.
+    """
+    listing = subprocess.run(
+        ["nm", "--undefined-only", "--just-symbols", *objects],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    undefined = {line.strip() for line in listing.stdout.splitlines()}
+    known = set(functions)
+    return [
+        f'-Wl,--defsym,"{symbol}"=__tvm_ffi_{symbol.partition(".")[0]}'
+        for symbol in sorted(undefined)
+        if symbol.partition(".")[0] in known
+    ]
+
+
+def _run_linker(arguments: list[str], library: Path) -> None:
+    compiler = cc.get_cc()
+    if compiler is None:
+        raise BuildError(
+            "there is no C compiler on PATH to link the compiled code with",
+            "Install gcc or clang, or name one in the environment variable CC.",
+        )
+    # -s: symbols for debuggers would double the size of what every process reads from disk.
+    command = [compiler, "-shared", "-fPIC", "-s", "-o", str(library), *arguments, "-lm"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{compiler}: {result.stderr.strip()}")

@@ -1,0 +1,102 @@
+"""Loops that tensor expressions cannot say: they raise errors, or write in order.
+
+They are scheduled as they stand, and ``tvmify.asserts`` keeps their assertions when `build` drops
+those that repeat what the executor has checked.
+"""
+
+
+# pyright: basic, reportInvalidTypeForm=false
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+#: FuseOps leaves functions of this pattern alone ("opaque").
+OPAQUE = 8
+
+
+def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
+    """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones."""
+    lowest = -extent if wrap else 0
+
+    @T.prim_func(private=True, s_tir=True)
+    def check(index: T.Buffer((count,), dtype), result: T.Buffer((count,), dtype)):
+        T.func_attr(
+            {
+                "tirx.noalias": True,
+                "tirx.is_scheduled": True,
+                "op_pattern": OPAQUE,
+                "tvmify.asserts": True,
+            }
+        )
+        for i in range(count):
+            with T.sblock("check"):
+                at = T.axis.spatial(count, i)
+                assert T.And(index[at] >= lowest, index[at] < extent), (
+                    "IndexError",
+                    ["index out of range in self"],
+                )
+                result[at] = T.Select(index[at] < 0, index[at] + extent, index[at])
+
+    return check
+
+
+def write_runs(
+    size: int, count: int, inner: int, dtype: str, offset_dtype: str, add: bool
+) -> tirx.PrimFunc:
+    """Copy `size` elements, then write `count` runs of `inner` values, the last one winning.
+
+    With `add` the values are added instead.
+    """
+    keep = 1 if add else 0
+
+    @T.prim_func(private=True, s_tir=True)
+    def write(
+        source: T.Buffer((size,), dtype),
+        offsets: T.Buffer((count,), offset_dtype),
+        values: T.Buffer((count * inner,), dtype),
+        result: T.Buffer((size,), dtype),
+    ):
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
+        with T.sblock("write"):
+            T.reads(source[0:size], offsets[0:count], values[0 : count * inner])
+            T.writes(result[0:size])
+            for i in range(size):
+                result[i] = source[i]
+            for i, j in T.grid(count, inner):
+                if keep == 1:
+                    result[offsets[i] * inner + j] = (
+                        result[offsets[i] * inner + j] + values[i * inner + j]
+                    )
+                else:
+                    result[offsets[i] * inner + j] = values[i * inner + j]
+
+    return write
+
+
+def accumulate(outer: int, count: int, inner: int, dtype: str, *, product: bool) -> tirx.PrimFunc:
+    """Return running sums, or products, along the middle one of three axes."""
+    size = outer * count * inner
+    multiply = 1 if product else 0
+
+    @T.prim_func(private=True, s_tir=True)
+    def run(source: T.Buffer((size,), dtype), result: T.Buffer((size,), dtype)):
+        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
+        with T.sblock("accumulate"):
+            T.reads(source[0:size])
+            T.writes(result[0:size])
+            for i, k, j in T.grid(outer, count, inner):
+                if k == 0:
+                    result[i * count * inner + j] = source[i * count * inner + j]
+                elif multiply == 1:
+                    result[(i * count + k) * inner + j] = (
+                        result[(i * count + k - 1) * inner + j]
+                        * source[(i * count + k) * inner + j]
+                    )
+                else:
+                    result[(i * count + k) * inner + j] = (
+                        result[(i * count + k - 1) * inner + j]
+                        + source[(i * count + k) * inner + j]
+                    )
+
+    return run

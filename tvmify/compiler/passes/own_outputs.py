@@ -1,0 +1,65 @@
+"""Copy what the program returns where it would be memory of an argument, weight or constant.
+
+A result belongs to the caller, who may write to it. ``RewriteDataflowReshape``, which runs
+before, turns every reshape into a view.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, te
+from tvm.ir.expr import GenericConst
+
+
+@tvm.transform.module_pass(opt_level=0, name="OwnOutputs")
+class OwnOutputs:
+    """Copy the fields of the tuple that ``main`` returns which are views of what it does not own."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        main = ir_mod["main"]
+        values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
+        outputs = values[main.body.body].fields
+        foreign = [x for x in dict.fromkeys(outputs) if not _is_computed(_root(x, values))]
+        if not foreign:
+            return ir_mod
+        builder = relax.BlockBuilder(ir_mod)
+        copies = {x: relax.DataflowVar("copy", x.ty) for x in foreign}
+        bindings = [relax.VarBinding(copies[x], _call_copy(builder, x)) for x in foreign]
+        result = relax.Tuple([copies.get(x, x) for x in outputs])
+        bindings.append(relax.VarBinding(main.body.body, result))
+        blocks = [
+            type(block)([b for b in block.bindings if b.var != main.body.body])
+            for block in main.body.blocks
+        ]
+        blocks[-1] = type(blocks[-1])([*blocks[-1].bindings, *bindings])
+        ir_mod = builder.get()
+        ir_mod["main"] = relax.Function(
+            main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, True, main.attrs
+        )
+        return ir_mod
+
+
+def _call_copy(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    source = te.placeholder([int(extent) for extent in x.ty.shape], str(x.ty.dtype))
+    target = te.compute(source.shape, lambda *i: source(*i), name="copy")
+    function = builder.add_func(te.create_prim_func([source, target]), "copy")
+    return relax.call_tir(function, [x], x.ty)
+
+
+def _root(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
+    """Follow variables and views to the expression that owns the memory."""
+    while True:
+        value = values.get(expr) if isinstance(expr, relax.Var) else None
+        if isinstance(expr, relax.Call) and expr.op == tvm.ir.Op.get("relax.reshape"):
+            expr = expr.args[0]
+        elif value is not None:
+            expr = value
+        else:
+            return expr
+
+
+def _is_computed(root: relax.Expr) -> bool:
+    empty = 0 in [int(extent) for extent in root.ty.shape]  # has no memory to share
+    return empty or not isinstance(root, (relax.Var, GenericConst))
+

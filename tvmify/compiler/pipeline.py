@@ -1,0 +1,80 @@
+"""The passes from the imported program to fused TIR, and from scheduled TIR to the VM."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
+
+from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
+from tvmify.compiler.passes.keep_nan import KEEP_NAN
+from tvmify.compiler.passes.lift_weights import LiftWeights
+from tvmify.compiler.passes.own_outputs import OwnOutputs
+from tvmify.compiler.passes.trust_arguments import TrustArguments
+from tvmify.compiler.schedule import LEGALIZE
+from tvmify.target import Target
+
+
+def tvm_target(target: Target) -> tvm.target.Target:
+    """Return TVM's own object for a target."""
+    return tvm.target.Target({"kind": target.kind, **target.attributes})
+
+
+def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Turn the imported program into fused, unscheduled TIR.
+
+    Returns
+    -------
+    tvm.IRModule
+        With the Relax functions ``main(*inputs, *packed)`` and, if there are weights,
+        ``pack(*weights) -> packed``.
+    """
+    passes = [
+        FoldBatchNorm(),
+        relax.transform.DeadCodeElimination(),
+        # Channels last: the layout that the convolution schedules are written for.
+        relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
+        relax.transform.CanonicalizeBindings(),
+        # Softmax, normalization … in terms of simpler operators where Relax has inference forms.
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        # Operators become calls of TIR functions; ours pack the weights in a call of its own.
+        relax.transform.LegalizeOps(KEEP_NAN | LEGALIZE),
+        relax.transform.DeadCodeElimination(),
+        # What depends on weights only moves into ``pack``.
+        relax.transform.LiftTransformParams(),
+        LiftWeights(),
+        relax.transform.DeadCodeElimination(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(ir_mod)
+
+
+def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Fuse chains of TIR functions: bias, residual and activation join the kernel before them."""
+    passes = [
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+        # Reshapes that were not fused become views, which cost nothing …
+        relax.transform.RewriteDataflowReshape(),
+        # … and must not lead out of the program to memory that is not its own.
+        OwnOutputs(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(ir_mod)
+
+
+def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Turn dataflow into calls on planned memory, ready for the virtual machine."""
+    passes = [
+        # As TVM's ``dataflow_lower_passes``, less RewriteDataflowReshape: it came before.
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        *finalize_passes(target),  # memory planning is among them
+        TrustArguments(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(ir_mod)

@@ -1,0 +1,127 @@
+"""Windows that slide over each channel by itself: depthwise convolution and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tvm import s_tir, te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.schedule.loops import (
+    extent,
+    find,
+    fuse,
+    keep_in_registers,
+    output_bits,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.windows import Window, pad
+
+#: Output rows that one task computes: the rows that the window overlaps are padded once for them.
+_ROWS_PER_TASK = 8
+
+
+def slide(
+    image: te.Tensor,
+    window: Window,
+    out: tuple[int, ...],
+    names: tuple[str, str, str],
+    machine: Microarchitecture,
+    *,
+    element_bits: int,
+    border: float,
+    combine: Callable[..., Expr],
+    finish: Callable[[Expr, tirx.Var, tirx.Var], Expr],
+    held: int = 0,
+) -> te.Tensor:
+    """Describe a window over each channel of an NHWC image.
+
+    Parameters
+    ----------
+    names
+        Of the blocks: the padded image, the tile, its store.
+    border
+        Value of the padding.
+    combine
+        Called as ``combine(pixel, channel_block, ry, rx, lane)``: the reduction of one result.
+    finish
+        Called as ``finish(result, y, x)``: what is stored.
+    held
+        Registers that a kernel needs besides its results.
+    """
+    n, height, width, channels = out
+    lanes = tiles.lanes_for(channels, machine, element_bits)
+    blocks = -(-channels // lanes)
+    across = _pixels(width, machine.accumulators - held)
+    tiled = -(-width // across)
+    padded = pad(image, window, (height, tiled * across), names[0], border, blocks * lanes)
+    ry = te.reduce_axis((0, window.size[0]), "ry")
+    rx = te.reduce_axis((0, window.size[1]), "rx")
+
+    def tile(b: tirx.Var, y: tirx.Var, block: tirx.Var, *inner: tirx.Var) -> Expr:
+        xo, xi, lane = inner
+        pixel = padded[(b, *window.at(y, xo * across + xi, ry, rx), block * lanes + lane)]
+        return combine(pixel, block, ry, rx, lane)
+
+    results = te.compute((n, height, blocks, tiled, across, lanes), tile, name=names[1])
+
+    def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+        return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
+
+    return te.compute(out, store, name=names[2])
+
+
+def _pixels(width: int, registers: int) -> int:
+    # A few pixels hide the latency of the arithmetic; wider tiles read each weight less often.
+    return min(range(1, max(4, registers) + 1), key=lambda p: (-(-width // p) * (p + 1), -p))
+
+
+class Channelwise(Rule):
+    """Rows of pixels × one vector of channels in registers, stored with the chain that follows."""
+
+    #: Names of the blocks: the padded image, the tile, its store.
+    blocks = ("", "", "")
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `slide`."""
+        pad_name, anchor_name, store_name = self.blocks
+        if find(sch, anchor_name) is None:
+            return None
+        inline_producers(sch, anchor_name, keep=(pad_name,))
+        store, rest = fuse_epilogue(sch, store_name)
+        anchor = sch.get_sblock(anchor_name)
+        sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
+        height, across, lanes = sizes[1], sizes[4], sizes[5]
+        work = float(prod(sizes))
+        b, y, x, c = sch.get_loops(store)
+        yo, yi = sch.split(y, [None, min(height, _ROWS_PER_TASK)])
+        xo, xi = sch.split(x, [None, across])
+        co, ci = sch.split(c, [None, lanes])
+        sch.reorder(b, yo, co, yi, xo, xi, ci)
+        outermost = fuse(sch, [b, yo, co])
+        parallel_if_worth(sch, outermost, machine, work)
+        sch.compute_at(anchor, xo, preserve_unit_loops=True)
+        if sizes[6] * sizes[7] <= _UNROLLED_WINDOW:
+            for loop in sch.get_loops(anchor)[-2:]:
+                sch.unroll(loop)
+        keep_in_registers(sch, anchor, store, lanes, reductions=2)
+        padding = find(sch, pad_name)
+        if padding is not None:
+            sch.compute_at(padding, outermost, preserve_unit_loops=True)
+            channel = sch.get_loops(padding)[-1]
+            if extent(sch, channel) > 1:
+                vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        return sch
+
+
+#: Windows of more places than this stay loops: their code would not fit the cache.
+_UNROLLED_WINDOW = 25

@@ -1,0 +1,210 @@
+"""Direct convolution of NHWC images with packed weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import relax, s_tir, te, tirx
+from tvm.ir import Call, Expr
+
+from tvmify.compiler.schedule import depthwise, tiles
+from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.schedule.legalizing import accumulator, plain
+from tvmify.compiler.schedule.loops import (
+    find,
+    fuse,
+    keep_in_registers,
+    parallel_if_worth,
+)
+from tvmify.compiler.schedule.matmul import Product
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.windows import Window, pad
+
+#: Names of the template's blocks: the padded image, the tile of sums, its store.
+PAD, ANCHOR, STORE = "conv_pad", "conv_tile", "conv_store"
+#: Reductions over so few input channels are unrolled: the loop would cost more than its body.
+_FEW_CHANNELS = 4
+
+
+def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.nn.conv2d`` on NHWC images and OHWI weights; other layouts as TVM does."""
+    attributes = call.attrs
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
+    out = tuple(int(size) for size in call.ty.shape)
+    if layouts != ("NHWC", "OHWI", "NHWC") or min(*image, *kernel, *out) == 0:
+        return plain(builder, call)
+    data, weight = call.args
+    groups, dtype = int(attributes.groups), str(call.ty.dtype)
+    window = Window.of(attributes, kernel[1:3])
+    machine = Microarchitecture.current()
+    if kernel[3] == 1 and groups == image[3] and kernel[0] == groups:
+        template, pack = depthwise.template(out, window, dtype, machine)
+        hint = "depthwise_conv2d"
+    elif window.is_pointwise and groups == 1:
+        product = Product.of(image, (kernel[3], kernel[0]), out, dtype, machine)
+        template, hint = product.with_packed, "conv2d_1x1"
+
+        def pack(kernel: te.Tensor) -> te.Tensor:
+            turned = (int(kernel.shape[3]), int(kernel.shape[0]))
+            return product.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turn"))
+    else:
+        convolution = Convolution.of(image, kernel, out, window, groups, dtype, machine)
+        template, pack, hint = convolution.kernel, convolution.pack, "conv2d"
+    packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
+    return builder.call_te(
+        template, data, packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+    )
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution, cut into tiles of `down` × `across` pixels and `channels` channels."""
+
+    image: tuple[int, ...]
+    out: tuple[int, ...]
+    window: Window
+    groups: int
+    out_channels: int
+    in_channels: int
+    down: int
+    across: int
+    channels: int
+    dtype: str
+
+    @classmethod
+    def of(
+        cls,
+        image: list[int],
+        kernel: list[int],
+        out: tuple[int, ...],
+        window: Window,
+        groups: int,
+        dtype: str,
+        machine: Microarchitecture,
+    ) -> Convolution:
+        """Choose the tile."""
+        per_group = kernel[0] // groups
+        bits = bits_of(accumulator(dtype))
+        tile = tiles.choose_image(out[1], out[2], per_group, machine, bits)
+        return cls(tuple(image), out, window, groups, per_group, kernel[3], *tile, dtype)
+
+    def pack(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay weights out as ``[group, tile, kernel height, width, input, channel of the tile]``."""
+        count, dtype = self.out_channels, accumulator(self.dtype)
+
+        def element(
+            g: tirx.Var, tile: tirx.Var, y: tirx.Var, x: tirx.Var, i: tirx.Var, lane: tirx.Var
+        ) -> Expr:
+            channel = tile * self.channels + lane
+            value = kernel[g * count + channel, y, x, i].astype(dtype)
+            if count % self.channels == 0:
+                return value
+            return tirx.if_then_else(channel < count, value, tirx.const(0, dtype))
+
+        shape = (
+            self.groups,
+            -(-count // self.channels),
+            *self.window.size,
+            self.in_channels,
+            self.channels,
+        )
+        return te.compute(shape, element, name="conv_pack")
+
+    def kernel(self, image: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """The convolution of an image with packed weights."""
+        n, height, width, _ = self.out
+        down, across, window = self.down, self.across, self.window
+        dtype = accumulator(self.dtype)
+        tiled = (-(-height // down), -(-width // across))
+        padded = pad(image, window, (tiled[0] * down, tiled[1] * across), PAD)
+        ry, rx = (te.reduce_axis((0, size), name) for size, name in zip(window.size, ("ry", "rx")))
+        rc = te.reduce_axis((0, self.in_channels), "rc")
+
+        def tile(
+            b: tirx.Var, g: tirx.Var, co: tirx.Var, yo: tirx.Var, xo: tirx.Var, *inner: tirx.Var
+        ) -> Expr:
+            yi, xi, ci = inner
+            y, x = window.at(yo * down + yi, xo * across + xi, ry, rx)
+            pixel = padded[b, y, x, g * self.in_channels + rc].astype(dtype)
+            return te.sum(pixel * packed[g, co, ry, rx, rc, ci], axis=[ry, rx, rc])
+
+        shape = (n, self.groups, int(packed.shape[1]), *tiled, down, across, self.channels)
+        sums = te.compute(shape, tile, name=ANCHOR)
+
+        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+            g, c = c // self.out_channels, c % self.out_channels
+            outer = (b, g, c // self.channels, y // down, x // across)
+            inner = (y % down, x % across, c % self.channels)
+            return sums(*outer, *inner).astype(self.dtype)
+
+        return te.compute(self.out, store, name=STORE)
+
+
+class Conv2d(Rule):
+    """Tiles of pixels × channels in registers, stored with the element-wise chain that follows."""
+
+    name = "conv2d"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `legalize`."""
+        if find(sch, ANCHOR) is None:
+            return None
+        inline_producers(sch, ANCHOR, keep=(PAD,))
+        store, rest = fuse_epilogue(sch, STORE)
+        anchor = sch.get_sblock(ANCHOR)
+        sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
+        n, groups, channel_tiles, row_tiles, column_tiles, down, across, channels = sizes[:8]
+        depth = sizes[8] * sizes[9] * sizes[10]
+        work = float(depth)
+        for size in sizes[:8]:
+            work *= size
+        bits = bits_of(str(sch.get(anchor).writes[0].source.dtype))
+
+        b, y, x, c = sch.get_loops(store)
+        yo, yi = sch.split(y, [None, down])
+        xo, xi = sch.split(x, [None, across])
+        if groups > 1:
+            g, c = sch.split(c, [groups, None])
+        co, ci = sch.split(c, [None, channels])
+        outer = [b] + ([g] if groups > 1 else [])
+        pixels = row_tiles * down * column_tiles * across
+        image = pixels * sizes[10] * bits // 8  # about: strides and borders left out
+        weights = channel_tiles * channels * depth * bits // 8
+        by_channel = weights + image * channel_tiles * machine.distance(image)
+        by_row = image + weights * row_tiles * machine.distance(weights)
+        rows_outside = channel_tiles == 1 or by_row < by_channel
+        if rows_outside:
+            sch.reorder(*outer, yo, co, xo, yi, xi, ci)
+            outermost = fuse(sch, [*outer, yo])
+        else:
+            sch.reorder(*outer, co, yo, xo, yi, xi, ci)
+            outermost = fuse(sch, [*outer, co, yo])
+        parallel_if_worth(sch, outermost, machine, work)
+        sch.compute_at(anchor, xo, preserve_unit_loops=True)
+        if sizes[10] <= _FEW_CHANNELS:
+            sch.unroll(sch.get_loops(anchor)[-1])
+        lanes = tiles.lanes_for(channels, machine, bits)
+        keep_in_registers(sch, anchor, store, lanes, rows=2, reductions=3)
+        padding = find(sch, PAD)
+        if padding is not None:
+            if rows_outside and groups == 1:
+                # The few rows that the window sees are padded where they are used, in L1.
+                sch.compute_at(padding, outermost, preserve_unit_loops=True)
+                _vectorize_channels(sch, machine)
+            else:
+                schedule_block(sch, padding, machine, work)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        return sch
+
+
+def _vectorize_channels(sch: s_tir.Schedule, machine: Microarchitecture) -> None:
+    from tvmify.compiler.schedule.loops import extent, output_bits, vectorize
+
+    padding = sch.get_sblock(PAD)
+    loop = sch.get_loops(padding)[-1]
+    if extent(sch, loop) > 1:
+        vectorize(sch, loop, machine.lanes(output_bits(sch, padding)), unroll=False)

@@ -1,0 +1,112 @@
+"""Maximum and average pooling of NHWC images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import relax, te, tirx
+from tvm.ir import Call, Expr
+
+from tvmify.compiler.schedule.channelwise import Channelwise, slide
+from tvmify.compiler.schedule.legalizing import accumulator, plain
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.windows import Window
+
+_BLOCKS = ("pool_pad", "pool_tile", "pool_store")
+
+
+def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.nn.max_pool2d``; NaN is greater than any number, as in PyTorch."""
+    dtype = str(call.ty.dtype)
+
+    def describe(window: Window, machine: Microarchitecture) -> Callable[[te.Tensor], te.Tensor]:
+        greatest = te.comm_reducer(_greater, lambda kind: _lowest(str(kind)), name="greatest")
+        return lambda image: slide(
+            image,
+            window,
+            _out(call),
+            _BLOCKS,
+            machine,
+            element_bits=bits_of(dtype),
+            border=float(_lowest(dtype).value),
+            combine=lambda pixel, block, ry, rx, lane: greatest(pixel, axis=[ry, rx]),
+            finish=lambda result, y, x: result,
+        )
+
+    return _legalize(builder, call, describe, "max_pool2d")
+
+
+def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.nn.avg_pool2d``."""
+    dtype = str(call.ty.dtype)
+    sums = accumulator(dtype)
+    image = [int(size) for size in call.args[0].ty.shape]
+
+    def describe(window: Window, machine: Microarchitecture) -> Callable[[te.Tensor], te.Tensor]:
+        def divide(result: Expr, y: tirx.Var, x: tirx.Var) -> Expr:
+            rows = _count(y, 0, window, image[1], bool(call.attrs.count_include_pad))
+            columns = _count(x, 1, window, image[2], bool(call.attrs.count_include_pad))
+            return (result / (rows * columns).astype(sums)).astype(dtype)
+
+        return lambda image: slide(
+            image,
+            window,
+            _out(call),
+            _BLOCKS,
+            machine,
+            element_bits=bits_of(sums),
+            border=0.0,
+            combine=lambda pixel, block, ry, rx, lane: te.sum(pixel.astype(sums), axis=[ry, rx]),
+            finish=divide,
+        )
+
+    return _legalize(builder, call, describe, "avg_pool2d")
+
+
+def _legalize(
+    builder: relax.BlockBuilder,
+    call: Call,
+    describe: Callable[[Window, Microarchitecture], Callable[[te.Tensor], te.Tensor]],
+    hint: str,
+) -> Expr:
+    attributes = call.attrs
+    image = call.args[0]
+    if (attributes.layout, attributes.out_layout) != ("NHWC", "NHWC") or 0 in _out(call):
+        return plain(builder, call)
+    if not str(call.ty.dtype).startswith(("float", "bfloat")):
+        return plain(builder, call)
+    window = Window.of(attributes, [int(size) for size in attributes.pool_size])
+    template = describe(window, Microarchitecture.current())
+    return builder.call_te(
+        template, image, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+    )
+
+
+def _out(call: Call) -> tuple[int, ...]:
+    return tuple(int(size) for size in call.ty.shape)
+
+
+def _greater(a: Expr, b: Expr) -> Expr:
+    return tirx.Select(tirx.any(a >= b, tirx.isnan(a)), a, b)
+
+
+def _lowest(dtype: str) -> Expr:
+    return tirx.const(-math.inf, dtype)
+
+
+def _count(at: tirx.Var, axis: int, window: Window, size: int, with_padding: bool) -> Expr:
+    """How many places of the window count, at an output row or column."""
+    before, after = window.padding[axis], window.padding[axis + 2]
+    start = at * window.strides[axis]
+    end = start + window.size[axis]
+    if with_padding:  # rows beyond the padding, which ceil_mode adds, never count
+        return tirx.min(end, size + before + after) - start
+    return tirx.min(end, size + before) - tirx.max(start, before)
+
+
+class Pooling(Channelwise):
+    """The rule of functions made by the legalizers above."""
+
+    name = "pooling"
+    blocks = _BLOCKS

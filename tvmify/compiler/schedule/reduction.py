@@ -1,0 +1,148 @@
+"""Reductions along rows: softmax, norms, means, maxima; whatever stages they are made of."""
+
+from __future__ import annotations
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.schedule.elementwise import inline_cheap, schedule_block, total_work
+from tvmify.compiler.schedule.loops import (
+    blocks_of,
+    extent,
+    fuse,
+    is_output,
+    is_reduction_loop,
+    kinds,
+    output_bits,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.tails import remember_bound
+
+#: Vectors of partial sums per row: they hide the latency of the additions.
+_PARTIALS = 4
+
+
+class Reduction(Rule):
+    """One parallel loop over rows; all stages of a row inside it, each vectorised along the row.
+
+    A sum along a row becomes a few vectors of partial sums, which are folded at the end of the
+    row. This is also more exact than one long sum.
+    """
+
+    name = "reduction"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function whose reductions all run along the last axes of one set of rows."""
+        if not any("R" in kinds(sch, block) for block in blocks_of(sch)):
+            return None
+        inline_cheap(sch)
+        work = total_work(sch)
+        rows = _row_axes(sch)
+        if rows is None:
+            return None
+        for block in blocks_of(sch):
+            if "R" in kinds(sch, block):
+                _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
+        *before, last = blocks_of(sch)
+        if rows:
+            row = fuse(sch, sch.get_loops(last)[:rows])
+            parallel_if_worth(sch, row, machine, work)
+            for block in reversed(before):
+                sch.compute_at(block, row)
+        for block in (*before, last):
+            _vectorize_row(sch, block, sch.get_loops(block)[1 if rows else 0 :], machine)
+        return sch
+
+
+class ColumnReduction(Rule):
+    """Reductions across memory: the vector lanes are neighbours that are not added to each other."""
+
+    name = "column reduction"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function with a reduction, stage by stage."""
+        if not any("R" in kinds(sch, block) for block in blocks_of(sch)):
+            return None
+        inline_cheap(sch)
+        work = total_work(sch)
+        for block in blocks_of(sch):
+            schedule_block(sch, block, machine, work)
+        return sch
+
+
+def _row_axes(sch: s_tir.Schedule) -> int | None:
+    """How many leading axes number the rows; None when not all reductions run along such rows."""
+    blocks = blocks_of(sch)
+    if sum(is_output(sch, block) for block in blocks) != 1:
+        return None
+    counts, extents = [], []
+    for block in blocks:
+        letters = kinds(sch, block)
+        if set(letters) - set("SR") or "S" in letters.lstrip("S"):
+            return None
+        extents.append([int(variable.dom.extent) for variable in sch.get(block).iter_vars])
+        if "R" in letters:
+            counts.append((letters.count("S"), extents[-1]))
+            if not _runs_along_memory(sch, block):
+                return None
+    rows = min(count for count, _ in counts)
+    # A reduction that keeps its axes, as axes of one element, has the same rows.
+    units = all(size == 1 for count, own in counts for size in own[rows:count])
+    same = all(own[:rows] == extents[0][:rows] for own in extents)
+    return rows if same and units else None
+
+
+def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    body = sch.get(block)
+    innermost = body.iter_vars[-1].var
+    largest = max(body.reads, key=lambda read: len(read.region))
+    return str(innermost.name) in str(largest.region[-1].min) or int(body.iter_vars[-1].dom.extent) == 1
+
+
+def _split_into_partials(
+    sch: s_tir.Schedule, name: str, rows: int, machine: Microarchitecture
+) -> None:
+    """Turn one sum per row into vectors of partial sums, folded in steps of four."""
+    block = sch.get_sblock(name)
+    body = sch.get(block)
+    if len(body.writes) > 1:  # an index travels with the value: scalar
+        return
+    lanes = machine.lanes(output_bits(sch, block))
+    spatial = kinds(sch, block).count("S")
+    whole = fuse(sch, sch.get_loops(block)[spatial:])
+    width = lanes * _PARTIALS
+    while width > lanes and extent(sch, whole) < 2 * width:
+        width //= 2
+    while width >= _PARTIALS and extent(sch, whole) > width:
+        length = extent(sch, whole)
+        _, inner = sch.split(whole, [None, width])
+        partial = sch.rfactor(inner, rows)
+        if length % width:
+            remember_bound(sch, partial, length)
+        whole = sch.get_loops(sch.get_sblock(name))[-1]
+        width //= _PARTIALS
+
+
+def _vectorize_row(
+    sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV], machine: Microarchitecture
+) -> None:
+    lanes = machine.lanes(output_bits(sch, block))
+    reduced = [loop for loop in loops if is_reduction_loop(sch, loop)]
+    spatial = [loop for loop in loops if loop not in reduced and extent(sch, loop) > 1]
+    if not reduced:
+        if spatial:
+            vectorize(sch, spatial[-1], lanes, unroll=False)
+        return
+    if not spatial:
+        sch.decompose_reduction(block, reduced[0])
+        return
+    sch.reorder(*reduced, spatial[-1])
+    several = extent(sch, spatial[-1]) > lanes
+    vectorize(sch, spatial[-1], lanes)
+    initial = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
+    sch.vectorize(initial[-1])
+    if several:
+        sch.unroll(initial[-2])

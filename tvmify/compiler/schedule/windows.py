@@ -1,0 +1,105 @@
+"""The window that a convolution or a pooling slides over an image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+
+@dataclass(frozen=True)
+class Window:
+    """Size, stride, dilation and padding, each as (vertical, horizontal).
+
+    Attributes
+    ----------
+    padding
+        Rows or columns added (top, left, bottom, right).
+    """
+
+    size: tuple[int, int]
+    strides: tuple[int, int]
+    dilation: tuple[int, int]
+    padding: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, attributes: Any, size: Sequence[int]) -> Window:
+        """Read the attributes of an operator, in which two or one paddings stand for four."""
+        padding = [int(p) for p in attributes.padding]
+        if len(padding) < 4:
+            padding = [padding[0], padding[-1]] * 2
+        strides = tuple(int(s) for s in attributes.strides)
+        dilation = tuple(int(d) for d in attributes.dilation)
+        return cls(
+            (int(size[0]), int(size[1])),
+            (strides[0], strides[-1]),
+            (dilation[0], dilation[-1]),
+            (padding[0], padding[1], padding[2], padding[3]),
+        )
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each result depends on the one pixel at its own place."""
+        return self.size == (1, 1) and self.strides == (1, 1) and not any(self.padding)
+
+    def reach(self, pixels: tuple[int, int]) -> tuple[int, int]:
+        """How many rows and columns of input so many rows and columns of output see."""
+        vertical, horizontal = (
+            (count - 1) * stride + (size - 1) * dilation + 1
+            for count, stride, size, dilation in zip(
+                pixels, self.strides, self.size, self.dilation, strict=True
+            )
+        )
+        return vertical, horizontal
+
+    def at(self, y: Expr, x: Expr, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
+        """Where in the padded input an output pixel finds a place of the window."""
+        return (
+            y * self.strides[0] + ry * self.dilation[0],
+            x * self.strides[1] + rx * self.dilation[1],
+        )
+
+
+def pad(
+    image: te.Tensor,
+    window: Window,
+    pixels: tuple[int, int],
+    name: str,
+    value: float = 0.0,
+    channels: int | None = None,
+) -> te.Tensor:
+    """Pad an NHWC image so that so many output rows and columns see only what is there.
+
+    Parameters
+    ----------
+    pixels
+        Output rows and columns, rounded up to whole tiles.
+    value
+        What the border holds.
+    channels
+        Channels to pad to; None leaves them.
+
+    Returns
+    -------
+    padded
+        The image itself when nothing needs to be added.
+    """
+    n, height, width, own = (int(size) for size in image.shape)
+    channels = channels or own
+    top, left = window.padding[:2]
+    tall, wide = window.reach(pixels)
+    tall, wide = max(tall, height + top), max(wide, width + left)
+    if (tall, wide, channels) == (height, width, own):
+        return image
+    border = tirx.const(value, str(image.dtype))
+
+    def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+        inside = [y >= top, y < height + top, x >= left, x < width + left]
+        if channels > own:
+            inside.append(c < own)
+        return tirx.if_then_else(tirx.all(*inside), image[b, y - top, x - left, c], border)
+
+    return te.compute((n, tall, wide, channels), element, name=name)

@@ -1,0 +1,85 @@
+"""The structure of a result as text, and back, in another process too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import NotCompiled
+
+
+def structure_text(structure: pytree.TreeSpec) -> str:
+    """Write the structure of a pytree as text.
+
+    Raises
+    ------
+    NotCompiled
+        It holds a class that another process cannot find by its name.
+    """
+    for cls in _named_tuples(structure):
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        if _find(name) is not cls:
+            raise NotCompiled(
+                f"the result holds a {name}, which has no importable name",
+                "Define the class at the top level of a module.",
+            )
+        _register(cls, name)
+    return pytree.treespec_dumps(structure)
+
+
+def structure_of(text: str) -> pytree.TreeSpec:
+    """Read back what `structure_text` wrote.
+
+    Only classes of modules that are already imported are found: a text cannot make a process
+    import anything.
+
+    Raises
+    ------
+    NotCompiled
+        A class is not imported, or is not registered with ``torch.utils._pytree``.
+    """
+    while True:
+        try:
+            return pytree.treespec_loads(text)
+        except NotImplementedError as error:
+            # PyTorch names the first class that it does not know yet.
+            cls = next(
+                (c for word in str(error).split() if _is_named_tuple(c := _find(word))), None
+            )
+            if cls is None:
+                raise NotCompiled(
+                    f"the structure of the result cannot be restored: {error}",
+                    "Import the module that defines the class before the first call.",
+                ) from error
+            _register(cls, f"{cls.__module__}.{cls.__qualname__}")
+
+
+def _named_tuples(structure: pytree.TreeSpec) -> Iterator[type[Any]]:
+    if _is_named_tuple(structure.context):
+        yield structure.context
+    for child in structure.children():
+        yield from _named_tuples(child)
+
+
+def _register(cls: type[Any], name: str) -> None:
+    # PyTorch flattens every named tuple, but writes only those that somebody has given a name.
+    if cls not in pytree.SUPPORTED_SERIALIZED_TYPES:
+        pytree._register_namedtuple(cls, serialized_type_name=name)
+
+
+def _find(name: str) -> Any:
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        found: object = sys.modules.get(".".join(parts[:end]))
+        if found is not None:
+            for part in parts[end:]:
+                found = getattr(found, part, None)
+            return found
+    return None
+
+
+def _is_named_tuple(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
