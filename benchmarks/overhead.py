@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tvmify import tvmify
 from tvmify.capture import capture
 from tvmify.runtime import Executor, PackedWeights, cpu_features
-from tvmify.target import resolve
+from tvmify.target import target_for
 
 MICROSECONDS = 1e6
 
@@ -103,7 +103,7 @@ def executor(module: nn.Module, x: Tensor) -> Executor:
     from tvmify.compiler import compile  # TVM: the other peers do without it
 
     program = capture(module, (x,), {})
-    artifact = compile(program.export((x,), {}), resolve("llvm", "cpu", cpu_features()))
+    artifact = compile(program.export((x,), {}), target_for("llvm", "cpu", cpu_features()))
     made = Executor(artifact)
     weights = dict(module.named_parameters())
     made.bind([weights[name] for name in artifact.weights], PackedWeights())

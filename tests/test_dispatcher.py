@@ -258,12 +258,11 @@ def test_a_module_that_changes_itself_is_left_to_eager() -> None:
             return x + self.calls
 
     fast: Any = decorate(Counting().eval())
-    with pytest.warns(TvmifyWarning):
+    with pytest.warns(TvmifyWarning) as record:
         for call in range(1, 41):
             assert torch.equal(fast(X), X + call)
     assert fast.calls == 40
-    with pytest.warns(TvmifyWarning, match=r"changes from call to call \(calls\)"):
-        fast(X)
+    assert "changes from call to call (calls)" in str(record[-1].message)
 
 
 # --------------------------------------------------------------------------- modes and refusals

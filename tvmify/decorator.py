@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
@@ -185,10 +186,11 @@ def _decorate_class(cls: type[nn.Module], compile_options: CompileOptions) -> ty
 
     @functools.wraps(eager)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # torch.compile looks through us, at the operators
+        if is_compiling():  # torch.compile looks through us, at the operators
             return eager(self, *args, **kwargs)
         dispatcher = self.__dict__.get(attribute)
-        if dispatcher is None or not dispatcher.serves(self):
+        # A shallow copy of a module comes with the dispatcher of the one it was copied from.
+        if dispatcher is None or dispatcher.module() is not self:
             dispatcher = _dispatcher_of_module(self, decoration)
         return dispatcher(args, kwargs)
 
@@ -205,8 +207,7 @@ def _decorate_class(cls: type[nn.Module], compile_options: CompileOptions) -> ty
 def _dispatcher_of_module(module: nn.Module, decoration: _Decoration) -> Dispatcher:
     with _MAKING:
         dispatcher = module.__dict__.get(decoration.attribute)
-        # A shallow copy of a module comes with the dispatcher of the module it was copied from.
-        if dispatcher is None or not dispatcher.serves(module):
+        if dispatcher is None or dispatcher.module() is not module:
             dispatcher = module.__dict__[decoration.attribute] = Dispatcher(
                 name=type(module).__name__,
                 eager=decoration.eager,
@@ -222,7 +223,8 @@ def _decorate_instance(module: nn.Module, compile_options: CompileOptions) -> nn
     if base.__dict__.get("__reduce_ex__") is _reduce_instance:  # decorated before, as an instance
         base = base.__mro__[1]
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    decorated = _decorate_class(type(base.__name__, (base,), members), compile_options)
+    derived: Any = type(base.__name__, (base,), members)
+    decorated = _decorate_class(derived, compile_options)
     decorated.__reduce_ex__ = _reduce_instance  # type: ignore[assignment]
     shared = decorated.__new__(decorated)
     # The very dicts of parameters, buffers and submodules: what is swapped on one is on the other.
@@ -293,7 +295,7 @@ class TvmifiedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._function(*args, **kwargs)
         return self._tvmify_dispatcher(args, kwargs)
 

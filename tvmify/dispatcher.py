@@ -95,7 +95,14 @@ class Dispatcher:
     compile_options
         The options of the decorator.
     module
-        Whose weights and state the calls depend on, held weakly; None for a function.
+        Whose weights and state the calls depend on; None for a function.
+
+    Attributes
+    ----------
+    name, options
+        As given.
+    module
+        Returns the module, which is held weakly.
     """
 
     def __init__(
@@ -110,7 +117,7 @@ class Dispatcher:
         self.options = compile_options
         self._eager = eager
         self._captured = captured
-        self._module: Callable[[], nn.Module | None] = (
+        self.module: Callable[[], nn.Module | None] = (
             weakref.ref(module) if module is not None else lambda: None
         )
         if module is not None:
@@ -153,10 +160,6 @@ class Dispatcher:
         """Do all that `__call__` does, except to run anything."""
         _, entry = self._find(args, kwargs)
         self._report(entry)
-
-    def serves(self, module: nn.Module) -> bool:
-        """Whether this dispatcher was made for a module, and not for one it was copied from."""
-        return self._module() is module
 
     def refresh(self) -> None:
         """Forget what is known of the module; the next call looks at all of it again."""
@@ -213,7 +216,7 @@ class Dispatcher:
                 return  # another thread was here first
             if self._constants_guard is not None and self._constants_guard.changed():
                 self.refresh()  # their elements are part of programs
-            watched = watch(self._module(), self._constants)
+            watched = watch(self.module(), self._constants)
             state = self._states.get(watched.state)
             if state is None:
                 self._settle(watched)
@@ -243,12 +246,12 @@ class Dispatcher:
 
     def _eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
         # Holds the module, which the dispatcher does not: a backward may come after its last user.
-        module = self._module()
+        module = self.module()
         bound = () if module is None else (module,)
         return functools.partial(self._eager, *bound, *args, **kwargs)
 
     def _tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
-        return [resolve(self._module(), name) for name in names]
+        return [resolve(self.module(), name) for name in names]
 
     # ------------------------------------------------------------------------------------- miss
 
@@ -322,13 +325,13 @@ class Dispatcher:
         program = self._state.scripted
         if program is None or not program.accepts(args, kwargs):
             with torch.no_grad():
-                program = capture(self._captured(self._module()), args, kwargs)
+                program = capture(self._captured(self.module()), args, kwargs)
             if program.method == "torchscript":
                 self._state.scripted = program  # it serves every signature
             if program.constants:
                 self._constants += program.constants
                 self._constants_guard = Guard([], [], self._constants)
-                self._watched = watch(self._module(), self._constants)
+                self._watched = watch(self.module(), self._constants)
         entry.notes["captured by"] = program.method
         if program.reason is not None:
             entry.notes["not scripted"] = program.reason
@@ -433,6 +436,6 @@ def _is_being_transformed() -> bool:
     return (
         torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
         or any(not isinstance(mode, DeviceContext) for mode in modes)
     )

@@ -126,7 +126,7 @@ def _unsupported_kind(tensor: torch.Tensor) -> str | None:
         return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor"
     if tensor.is_nested or tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # type: ignore[attr-defined]
         return "a tensor inside a torch.func transform"
     if tensor.is_quantized:
         return f"a quantised tensor ({tensor.dtype})"

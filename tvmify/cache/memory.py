@@ -14,6 +14,8 @@ Value = TypeVar("Value")
 class MemoryCache(Generic[Value]):
     """`cachetools.LRUCache` that several threads may use, and that counts.
 
+    Threads that hit the same key at the same moment may count as one.
+
     Parameters
     ----------
     size
@@ -24,17 +26,24 @@ class MemoryCache(Generic[Value]):
         self._values: LRUCache[Hashable, Value] = LRUCache(size)
         # Looking up reorders the cache, so readers need the lock as much as writers do.
         self._lock = threading.Lock()
+        # The pair that was found last. Finding it again changes no order, and needs no lock.
+        self._latest: tuple[Hashable, Value] | None = None
         self.hits = 0
         self.misses = 0
 
     def get(self, key: Hashable) -> Value | None:
         """Return the value of a key, or None; counts a hit or a miss."""
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            self.hits += 1
+            return latest[1]
         with self._lock:
             value = self._values.get(key)
             if value is None:
                 self.misses += 1
             else:
                 self.hits += 1
+                self._latest = key, value
             return value
 
     def peek(self, key: Hashable) -> Value | None:
@@ -46,11 +55,13 @@ class MemoryCache(Generic[Value]):
         """Keep a value; the least recently used one leaves when the cache is full."""
         with self._lock:
             self._values[key] = value
+            self._latest = None  # it may be the one that had to leave
 
     def clear(self) -> None:
         """Forget every value; the counts stay."""
         with self._lock:
             self._values.clear()
+            self._latest = None
 
     def values(self) -> list[Value]:
         """Return the values, the least recently used first."""

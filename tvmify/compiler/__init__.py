@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tvmify.artifact import Artifact
+from tvmify.compiler.messages import first_line
 from tvmify.errors import BuildError, NotCompiled
 from tvmify.target import Target
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 __all__ = ["compile"]
+
+#: `warnings.catch_warnings` restores the filters of the process, so two must not overlap.
+_QUIETLY_ONE_AT_A_TIME = threading.Lock()
 
 
 def compile(
@@ -45,39 +51,44 @@ def compile(
         TVM failed; the message is the first line of its own, the cause the whole of it.
     """
     stages = _Stages(on_stage)
-    try:
-        with stages("import"):
-            from tvmify.compiler.environment import prepare_tvm
+    with _QUIETLY_ONE_AT_A_TIME, warnings.catch_warnings():
+        # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
+        warnings.simplefilter("ignore")
+        try:
+            return _compile(program, target, stages)
+        except NotCompiled:
+            raise
+        except Exception as error:
+            raise BuildError(
+                f"TVM failed in the stage {stages.current!r}: {first_line(error)}",
+                "Run this module in eager PyTorch, and report the program: it was captured, so it "
+                "should compile.",
+            ) from error
 
-            prepare_tvm()
-            from tvmify.compiler.importer import import_program
 
-            imported = import_program(program)
-        with stages("lower"):
-            from tvmify.compiler.build import generate, link
-            from tvmify.compiler.packing import packed_keys
-            from tvmify.compiler.pipeline import fuse, lower, plan_memory, tvm_target
+def _compile(program: ExportedProgram, target: Target, stages: _Stages) -> Artifact:
+    # Imported here: TVM costs seconds, and a warm process must not load its compiler.
+    with stages("import"):
+        from tvmify.compiler.environment import prepare_tvm
 
-            tvm_target_ = tvm_target(target)
-            lowered = lower(imported.ir_mod, tvm_target_)
-            packed = packed_keys(lowered, imported.weights)
-            fused = fuse(lowered, tvm_target_)
-        with stages("schedule"):
-            from tvmify.compiler.schedule import schedule
+        prepare_tvm()
+        from tvmify.compiler import build, pipeline
+        from tvmify.compiler.importer import import_program
+        from tvmify.compiler.packing import packed_keys
+        from tvmify.compiler.schedule import schedule
 
-            scheduled, kernels = schedule(fused, tvm_target_)
-        with stages("build"):
-            generated = generate(plan_memory(scheduled, tvm_target_), tvm_target_)
-        with stages("link"):
-            library = link(generated)
-    except NotCompiled:
-        raise
-    except Exception as error:
-        raise BuildError(
-            f"TVM failed in the stage {stages.current!r}: {_first_line(error)}",
-            "Run this module in eager PyTorch, and report the program: it was captured, so it "
-            "should compile.",
-        ) from error
+        imported = import_program(program)
+    with stages("lower"):
+        tvm_target = pipeline.tvm_target(target)
+        lowered = pipeline.lower(imported.ir_mod, tvm_target)
+        packed = packed_keys(lowered, imported.weights)
+        fused = pipeline.fuse(lowered, tvm_target)
+    with stages("schedule"):
+        scheduled, kernels = schedule(fused, tvm_target)
+    with stages("build"):
+        generated = build.generate(pipeline.plan_memory(scheduled, tvm_target), tvm_target)
+    with stages("link"):
+        library = build.link(generated)
     return Artifact(
         library=library,
         inputs=imported.inputs,
@@ -109,10 +120,3 @@ class _Stages:
         start = perf_counter()
         yield
         self.seconds[name] = round(perf_counter() - start, 3)
-
-
-def _first_line(error: Exception) -> str:
-    """Return the line of TVM's message that a person can use: the last of its traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("Traceback", "File ", "^"))]
-    return (told[0] if told else type(error).__name__)[:300]

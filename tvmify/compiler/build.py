@@ -12,6 +12,7 @@ from pathlib import Path
 import tvm
 from tvm import relax, tirx
 from tvm.relax import vm_build
+from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.support import cc
 from tvm.tirx.build import codegen_build
 
@@ -53,7 +54,7 @@ def _lower_to_packed_calls(ir_mod: tvm.IRModule, target: tvm.target.Target) -> t
     Not per part, as ``tvm.tirx.build`` would: calls between functions are resolved here.
     """
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    passes, finalize_host, _ = tirx.get_tir_pipeline("s_tir")
+    passes, finalize_host, _ = default_s_tir_pipeline()
     sequence = [tirx.transform.BindTarget(target.with_host(target)), passes, finalize_host()]
     lowered = tvm.transform.Sequential(sequence)(tvm.IRModule(functions, attrs=ir_mod.attrs))
     # What is left of assertions checks the arguments of every kernel, which the executor has
@@ -76,7 +77,11 @@ def link(generated: Generated) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tvmify-") as folder:
         objects = [str(Path(folder, f"kernels{i}.o")) for i in range(len(generated.modules))]
         with ThreadPoolExecutor(len(objects)) as pool:
-            list(pool.map(lambda module, path: module.write_to_file(path), generated.modules, objects))
+            list(
+                pool.map(
+                    lambda module, path: module.write_to_file(path), generated.modules, objects
+                )
+            )
         description = generated.modules[0].get_function("_get_target_string")()
         imports = str(Path(folder, "imports.o"))
         # The VM's program and the constants, as one more object file.

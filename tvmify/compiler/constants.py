@@ -31,13 +31,12 @@ def fold_constants(program: ExportedProgram) -> None:
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in names:
             known[node] = program.constants[names[node.name]]
-        elif node.op == "call_function" and _is_pure(node):
-            if all(argument in known for argument in node.all_input_nodes):
-                known[node] = _evaluate(node, known)
-    for node in known:
-        users = [user for user in node.users if user not in known]
-        if node.op == "call_function" and users and isinstance(known[node], torch.Tensor):
-            _replace(program, node, known[node])
+        elif _is_pure(node) and all(argument in known for argument in node.all_input_nodes):
+            known[node] = _evaluate(node, known)
+    for node, value in known.items():
+        is_used = any(user not in known for user in node.users)
+        if node.op == "call_function" and is_used and isinstance(value, torch.Tensor):
+            _replace(program, node, value)
     graph.eliminate_dead_code()
 
 
@@ -64,7 +63,8 @@ def _is_pure(node: fx.Node) -> bool:
     value = node.meta.get("val")
     size = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
     return (
-        size <= LARGEST_CONSTANT
+        node.op == "call_function"
+        and size <= LARGEST_CONSTANT
         and torch.Tag.nondeterministic_seeded not in tags
         and not node.is_impure()
     )

@@ -16,6 +16,7 @@ WHOLE = (
     aten.layer_norm.default,
     aten.linear.default,
     aten.matmul.default,
+    aten.one_hot.default,
     aten.scaled_dot_product_attention.default,
     aten.silu.default,
     aten.upsample_bicubic2d.vec,

@@ -8,7 +8,6 @@ shape and dtype that torch recorded for it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,14 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from tvmify.compiler import operators
 from tvmify.compiler.constants import fold_constants
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
+from tvmify.compiler.messages import first_line
+from tvmify.compiler.refusals import refuse_effects, refuse_unknown_operators
 from tvmify.compiler.stock import STOCK
-from tvmify.errors import UnsupportedInput, UnsupportedOperator
+from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
 from tvmify.structure import structure_text
 
 
@@ -73,10 +75,15 @@ def import_program(program: ExportedProgram) -> Imported:
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
     """
+    mutating = [
+        operators.name(node)
+        for node in operators.calls(program.graph)
+        if operators.is_mutating(node)
+    ]
     program = decompose(program)
     fold_constants(program)
-    _refuse_effects(program)
-    _refuse_unknown_operators(program.graph)
+    refuse_effects(program, mutating)
+    refuse_unknown_operators(program.graph, CONVERTERS.keys() | STOCK)
     return Importer(program).run()
 
 
@@ -146,7 +153,7 @@ class Importer(ExportedProgramImporter):
         with self.block_builder.function("main", params, attrs={"num_input": len(inputs)}):
             try:
                 with self.block_builder.dataflow():
-                    for node in _calls(self.program.graph):
+                    for node in operators.calls(self.program.graph):
                         self.env[node] = self._translate(node)
                     tensors, outputs = self._outputs()
                     result = self.block_builder.emit_output(relax.Tuple(tensors))
@@ -161,7 +168,7 @@ class Importer(ExportedProgramImporter):
             weights=tuple(str(targets[name]) for name in weights),
             outputs=outputs,
             output_structure=structure_text(self.program.call_spec.out_spec),
-            operators=_count_operators(self.program.graph),
+            operators=operators.count(self.program.graph),
         )
 
     def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var]]:
@@ -200,14 +207,14 @@ class Importer(ExportedProgramImporter):
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor) and expected.numel() == 0:
             return self._constant(torch.empty(expected.shape, dtype=expected.dtype))
-        name = _short_name(node)
+        name = operators.short_name(node)
         convert = CONVERTERS.get(name)
         try:
             value = convert(self, node) if convert else self.convert_map[name](node)
         except UnsupportedOperator:
             raise
         except Exception as error:
-            raise UnsupportedOperator([_name(node)], _reason(error)) from error
+            raise UnsupportedOperator([operators.name(node)], first_line(error)) from error
         return self._checked(node, value, expected)
 
     def _checked(self, node: fx.Node, value: Any, expected: Any) -> Any:
@@ -221,7 +228,8 @@ class Importer(ExportedProgramImporter):
         shape = tuple(value.ty.shape.values)
         if shape != tuple(expected.shape):
             raise UnsupportedOperator(
-                [_name(node)], f"TVM makes the shape {shape} instead of {tuple(expected.shape)}"
+                [operators.name(node)],
+                f"TVM makes the shape {shape} instead of {tuple(expected.shape)}",
             )
         dtype = dtype_name(expected.dtype)
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
@@ -250,6 +258,11 @@ class Importer(ExportedProgramImporter):
                     position[node] = len(tensors)
                     tensors.append(self.env[node])
                 outputs.append(("tensor", position[node]))
+        if not tensors:
+            raise BuildError(
+                "the program computes no tensor, it returns arguments or constants only",
+                "Nothing would be faster: run it in eager PyTorch.",
+            )
         return tensors, tuple(outputs)
 
 
@@ -259,9 +272,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 #: What TVM's LLVM code generator computes with; complex and quantised dtypes end the process.
-DTYPES = frozenset(
-    "bool int8 int16 int32 int64 uint8 float16 bfloat16 float32 float64".split()
-)
+DTYPES = frozenset("bool int8 int16 int32 int64 uint8 float16 bfloat16 float32 float64".split())
 
 
 def _tensor_type(value: torch.Tensor, name: str) -> relax.TensorType:
@@ -272,61 +283,3 @@ def _tensor_type(value: torch.Tensor, name: str) -> relax.TensorType:
             f"Compiled code takes strided tensors of {', '.join(sorted(DTYPES))}.",
         )
     return relax.TensorType([int(extent) for extent in value.shape], dtype)
-
-
-def _refuse_effects(program: ExportedProgram) -> None:
-    signature = program.graph_signature
-    changed = [
-        *(f"buffer {name!r}" for name in signature.buffers_to_mutate.values()),
-        *(f"input {name!r}" for name in signature.user_inputs_to_mutate.values()),
-    ]
-    if changed:
-        raise UnsupportedOperator(
-            ["aten.copy_.default"], f"the program changes {', '.join(changed)} in place"
-        )
-    random = [_name(node) for node in _calls(program.graph) if _is_random(node)]
-    if random:
-        raise UnsupportedOperator(random, "it draws random numbers")
-
-
-def _is_random(node: fx.Node) -> bool:
-    # Attention carries the tag for its dropout; its converter refuses that by itself.
-    tags = getattr(node.target, "tags", ())
-    return (
-        torch.Tag.nondeterministic_seeded in tags
-        and node.target is not torch.ops.aten.scaled_dot_product_attention.default
-    )
-
-
-def _refuse_unknown_operators(graph: fx.Graph) -> None:
-    known = CONVERTERS.keys() | STOCK
-    unknown = [_name(node) for node in _calls(graph) if _short_name(node) not in known]
-    if unknown:
-        raise UnsupportedOperator(unknown)
-
-
-def _count_operators(graph: fx.Graph) -> dict[str, int]:
-    counts = Counter(_name(node) for node in _calls(graph) if _short_name(node) != "getitem")
-    return dict(sorted(counts.items()))
-
-
-def _calls(graph: fx.Graph) -> list[fx.Node]:
-    return [node for node in graph.nodes if node.op == "call_function"]
-
-
-def _name(node: fx.Node) -> str:
-    """Return the qualified name, ``aten.add.Tensor``."""
-    return str(node.target)
-
-
-def _short_name(node: fx.Node) -> str:
-    """Return the name that TVM's importer and `CONVERTERS` use, ``add.Tensor``."""
-    name = str(node.target)
-    return name.removeprefix("aten.") if name.startswith("aten.") else getattr(
-        node.target, "__name__", name
-    )
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]

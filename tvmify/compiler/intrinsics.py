@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 
 from tvm import tirx
-from tvm.ir import Call, Expr
+from tvm.ir import Call, Expr, Op
 from tvm.tirx.op import register_intrin_lowering
 
 #: Above TVM's own rules for these functions, which are registered at levels up to 10.
@@ -25,21 +25,30 @@ _LEVEL = 99
 def register() -> None:
     """Make TVM use these functions for CPU targets; repeated calls do nothing."""
     for name, lower in _FUNCTIONS.items():
-        register_intrin_lowering(f"tirx.{name}", target="llvm", f=_only_float32(lower), level=_LEVEL)
+        own = Op.get(f"tirx.{name}")
+        before = own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
+        rule = _for_float32(lower, before)
+        register_intrin_lowering(own.name, target="llvm", f=rule, level=_LEVEL)
 
 
-def _only_float32(lower: Callable[[_Float32], Expr]) -> Callable[[Call], Expr]:
+def _for_float32(
+    lower: Callable[[_Float32], Expr], before: Callable[[Call], Expr] | None
+) -> Callable[[Call], Expr]:
     def rule(call: Call) -> Expr:
-        if not str(call.ty.dtype).startswith("float32"):
-            return call
-        lanes = _Float32(call)
-        return lanes.bound(lower(lanes))
+        dtype = str(call.ty.dtype)
+        if dtype.startswith("float32"):
+            lanes = _Float32(call.args[0])
+            return lanes.bound(lower(lanes))
+        if dtype.startswith("float16"):  # by way of float32, which holds more digits than asked for
+            lanes = _Float32(call.args[0].astype(dtype.replace("16", "32", 1)))
+            return lanes.bound(lower(lanes)).astype(dtype)
+        return call if before is None else before(call)
 
     return rule
 
 
 class _Float32:
-    """Arithmetic on vectors as long as the argument of a call.
+    """Arithmetic on vectors as long as an argument.
 
     Attributes
     ----------
@@ -47,12 +56,11 @@ class _Float32:
         The argument.
     """
 
-    def __init__(self, call: Call) -> None:
-        self.float = str(call.args[0].ty.dtype)
+    def __init__(self, argument: Expr) -> None:
+        self.float = str(argument.ty.dtype)
         self.int = self.float.replace("float", "int")
         self._bindings: list[tuple[tirx.Var, Expr]] = []
-        self.arguments = call.args
-        self.x = self.let(call.args[0])
+        self.x = self.let(argument)
 
     def let(self, value: Expr) -> Expr:
         """Name a value that is used more than once; a tree would compute it each time."""
@@ -89,7 +97,7 @@ class _Float32:
         return self.let(tirx.max(tirx.min(x, self(high)), self(low)))
 
     def magnitude(self) -> Expr:
-        """|x|"""
+        """Return the magnitude of x."""
         return self.as_float(self.as_integer(self.x) & self.integer(0x7FFFFFFF))
 
     def with_sign(self, result: Expr) -> Expr:
@@ -170,8 +178,8 @@ def _log(v: _Float32) -> Expr:
 
 
 def _tanh(v: _Float32) -> Expr:
-    magnitude = v.let(v.magnitude())
-    z = v.let(magnitude * magnitude)
+    x = v.let(v.magnitude())
+    z = v.let(x * x)
     p = v.polynomial(
         z,
         -5.70498872745e-3,
@@ -180,11 +188,11 @@ def _tanh(v: _Float32) -> Expr:
         1.33314422036e-1,
         -3.33332819422e-1,
     )
-    near_zero = p * z * v.x + v.x
+    near_zero = p * z * x + x
     # From 10 on the result is 1.
-    twice = tirx.min(magnitude, v(10.0)) * v(2.0)
-    far = v.with_sign(v(1.0) - v(2.0) / (_exponential(v, twice, moderate=True) + v(1.0)))
-    return v.keep_nan(tirx.Select(magnitude < v(0.625), near_zero, far))
+    twice = tirx.min(x, v(10.0)) * v(2.0)
+    far = v(1.0) - v(2.0) / (_exponential(v, twice, moderate=True) + v(1.0))
+    return v.keep_nan(v.with_sign(tirx.Select(x < v(0.625), near_zero, far)))
 
 
 def _erf(v: _Float32) -> Expr:

@@ -90,4 +90,4 @@ def _type(expr: relax.Expr) -> str:
     ty = expr.ty
     if not isinstance(ty, relax.TensorType):
         return str(ty)
-    return f"{ty.dtype}[{','.join(str(int(extent)) for extent in ty.shape)}]"
+    return f"{ty.dtype}[{','.join(str(int(extent)) for extent in ty.shape.values)}]"

@@ -9,6 +9,7 @@ from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
+from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.trust_arguments import TrustArguments
 from tvmify.compiler.schedule import LEGALIZE
@@ -69,6 +70,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Turn dataflow into calls on planned memory, ready for the virtual machine."""
     passes = [
+        NameKernels(),
         # As TVM's ``dataflow_lower_passes``, less RewriteDataflowReshape: it came before.
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 STOCK = frozenset(
     """
-    cumprod.default flip.default permute.default pixel_shuffle.default repeat.default
+    flip.default pixel_shuffle.default repeat.default
     roll.default stack.default transpose.int tril.default triu.default
     """.split()
 )

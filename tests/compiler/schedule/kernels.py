@@ -1,4 +1,4 @@
-"""Build small Relax programs through our legalizers and rules, run them, and look at their loops."""
+"""Build small Relax programs by our legalizers and rules, run them, look at their loops."""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ def _convolution(stride, padding, dilation, groups):
     return describe, reference
 
 
-def _check(shape, out, window, rule, target, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1):
+def _check(
+    shape, out, window, rule, target, stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1
+):
     kernel = random(out, *window, shape[3] // groups, seed=1)
     describe, reference = _convolution(stride, padding, dilation, groups)
     inputs = [random(*shape)]
@@ -99,9 +101,7 @@ def test_pointwise_is_a_matrix_product():
 def test_residual_and_activation_are_fused():
     def describe(builder, image, other, kernel):
         convolved = builder.emit(
-            op.nn.conv2d(
-                image, kernel, padding=1, data_layout="NHWC", kernel_layout="OHWI"
-            )
+            op.nn.conv2d(image, kernel, padding=1, data_layout="NHWC", kernel_layout="OHWI")
         )
         total = builder.emit(op.add(convolved, other))
         return op.multiply(total, builder.emit(op.sigmoid(total)))

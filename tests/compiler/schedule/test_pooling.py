@@ -26,11 +26,13 @@ def test_maximum(target, shape, window, stride, padding, ceil):
         lambda builder, x: op.nn.max_pool2d(
             x, window, stride, padding, ceil_mode=ceil, layout="NHWC"
         ),
-        lambda x: torch.nn.functional.max_pool2d(
-            torch.from_numpy(x).permute(0, 3, 1, 2), window, stride, padding, ceil_mode=ceil
-        )
-        .permute(0, 2, 3, 1)
-        .numpy(),
+        lambda x: (
+            torch.nn.functional.max_pool2d(
+                torch.from_numpy(x).permute(0, 3, 1, 2), window, stride, padding, ceil_mode=ceil
+            )
+            .permute(0, 2, 3, 1)
+            .numpy()
+        ),
         [random(*shape)],
         rule="pooling",
         target=target,
@@ -45,11 +47,13 @@ def test_average(count, ceil):
         lambda builder, x: op.nn.avg_pool2d(
             x, (3, 3), (2, 2), (1, 1), ceil_mode=ceil, count_include_pad=count, layout="NHWC"
         ),
-        lambda x: torch.nn.functional.avg_pool2d(
-            torch.from_numpy(x).permute(0, 3, 1, 2), 3, 2, 1, ceil, count
-        )
-        .permute(0, 2, 3, 1)
-        .numpy(),
+        lambda x: (
+            torch.nn.functional.avg_pool2d(
+                torch.from_numpy(x).permute(0, 3, 1, 2), 3, 2, 1, ceil, count
+            )
+            .permute(0, 2, 3, 1)
+            .numpy()
+        ),
         [random(2, 14, 13, 20)],
         rule="pooling",
     )

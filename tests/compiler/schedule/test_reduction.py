@@ -66,6 +66,26 @@ def test_sums(shape, axes, rule, keep):
     np.testing.assert_allclose(built.run([x]), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_mean_of_everything_is_vectorised():
+    built = check(
+        lambda builder, x: op.mean(x),
+        lambda x: np.array(x.mean()),
+        [random(30, 100) + 1],
+        rule="reduction",
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+def test_overlapping_windows_are_not_rows():
+    """A convolution that no template took: its lanes are neighbouring results."""
+    built = build(
+        lambda builder, x, w: op.nn.conv3d(x, w, padding=1),
+        [random(1, 4, 5, 6, 20), random(8, 4, 3, 3, 3, seed=1)],
+    )
+    assert built.rules == {"column reduction"}
+    assert widest_vector(built.kernel()) > 1
+
+
 def test_layer_norm():
     def describe(builder, x, scale, shift):
         return op.nn.layer_norm(x, scale, shift, [-1])

@@ -47,30 +47,37 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         rows, columns = importer.shape(query)[-2], importer.shape(key)[-2]
         allowed = relax.const(np.tril(np.ones((rows, columns), "bool")))
         scores = importer.emit(relax.op.where(allowed, scores, _minus_infinity(scores)))
-    scores, allowed = _masked(importer, scores, mask)
+    scores, blocked = _masked(importer, scores, mask)
     weights = importer.emit(relax.op.nn.softmax(scores, -1))
-    if allowed is not None:
-        # A row without any allowed key is 0 / 0 in the softmax.
-        some = importer.emit(relax.op.max(relax.op.astype(allowed, "int8"), [-1], True))
+    if blocked is not None:  # else such a row would be 0 / 0
         zero = relax.const(0.0, dtype_of(weights))
-        weights = importer.emit(relax.op.where(relax.op.astype(some, "bool"), weights, zero))
+        weights = importer.emit(relax.op.where(blocked, zero, weights))
     return relax.op.matmul(weights, v)
 
 
 def _masked(
     importer: Importer, scores: relax.Expr, mask: Any
 ) -> tuple[relax.Expr, relax.Expr | None]:
+    """Return the masked scores, and which rows have no key to attend to, if there may be any."""
     if mask is None:
         return scores, None
     constant = constant_of(importer.program, mask)
-    if mask.meta["val"].dtype is not torch.bool:
-        return importer.emit(relax.op.add(scores, importer.tensor(mask, _dtype(scores)))), None
-    if constant is not None and bool(constant.all()):
+    infinity = _minus_infinity(scores)
+    if mask.meta["val"].dtype is torch.bool:
+        if constant is not None and bool(constant.all()):
+            return scores, None
+        allowed = importer.tensor(mask)
+        scores = importer.emit(relax.op.where(allowed, scores, infinity))
+        if constant is not None and bool(constant.any(-1).all()):
+            return scores, None
+        some = importer.emit(relax.op.max(relax.op.astype(allowed, "int8"), [-1], True))
+        return scores, importer.emit(relax.op.equal(some, relax.const(0, "int8")))
+    bias = importer.tensor(mask, _dtype(scores))
+    scores = importer.emit(relax.op.add(scores, bias))
+    if constant is not None and not bool((constant == -math.inf).all(-1).any()):
         return scores, None
-    allowed = importer.tensor(mask)
-    scores = importer.emit(relax.op.where(allowed, scores, _minus_infinity(scores)))
-    complete = constant is not None and bool(constant.any(-1).all())
-    return scores, None if complete else allowed
+    best = importer.emit(relax.op.max(bias, [-1], True))
+    return scores, importer.emit(relax.op.equal(best, infinity))
 
 
 def _share_heads(importer: Importer, x: relax.Expr, heads: int) -> relax.Expr:

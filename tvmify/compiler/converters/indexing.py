@@ -112,6 +112,20 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(compute, importer.tensor(source), *at)
 
 
+@converts("one_hot.default")
+def one_hot(importer: Importer, node: fx.Node) -> relax.Expr:
+    shape = importer.shape(node)
+    at = positions(importer, node.args[0], shape[-1], wrap=False)  # type: ignore[arg-type]
+
+    def compute(where: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return tirx.Cast("int64", where(*i[:-1]) == i[-1])
+
+        return te.compute(shape, element, name="one_hot")
+
+    return importer.emit_te(compute, at, primfunc_name_hint="one_hot")
+
+
 @converts("scatter.src", "scatter.value", "scatter_add.default")
 def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index, values = node.args[:4]
@@ -145,7 +159,9 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
     source, indices, values = node.args[:3]
     add = bool(importer.argument(node, 3, "accumulate", False))
     if any(index is None for index in indices):  # type: ignore[union-attr]
-        raise UnsupportedOperator([str(node.target)], "an axis before an indexed one is not indexed")
+        raise UnsupportedOperator(
+            [str(node.target)], "an axis before an indexed one is not indexed"
+        )
     shape, dtype = importer.shape(source), node.meta["val"].dtype
     count = len(indices)  # type: ignore[arg-type]
     at = [positions(importer, i, e, wrap=True) for i, e in zip(indices, shape, strict=False)]  # type: ignore[arg-type]
@@ -204,9 +220,7 @@ def _write(
     x = importer.tensor(source)
     if count * inner == 0:
         return x
-    function = loops.write_runs(
-        prod(shape), count, inner, dtype_of(x), dtype_of(offsets), add
-    )
+    function = loops.write_runs(prod(shape), count, inner, dtype_of(x), dtype_of(offsets), add)
     flat = [
         importer.emit(relax.op.reshape(t, [size]))
         for t, size in ((x, prod(shape)), (offsets, count), (values, count * inner))

@@ -4,7 +4,6 @@ They are scheduled as they stand, and ``tvmify.asserts`` keeps their assertions 
 those that repeat what the executor has checked.
 """
 
-
 # pyright: basic, reportInvalidTypeForm=false
 from __future__ import annotations
 

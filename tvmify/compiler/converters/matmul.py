@@ -54,5 +54,3 @@ def add_product(importer: Importer, node: fx.Node) -> relax.Expr:
 
 def _number(value: float, like: relax.Expr) -> relax.Expr:
     return relax.const(value, dtype_of(like))
-
-

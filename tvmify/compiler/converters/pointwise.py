@@ -166,7 +166,11 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     if _is_float(x):
         # As torch does: by the exact remainder, because a rounded quotient may be one too large.
         return importer.emit_te(
-            elementwise(scalar.floor_divide) if mode == "floor" else elementwise(scalar.trunc_divide), x, y
+            elementwise(scalar.floor_divide)
+            if mode == "floor"
+            else elementwise(scalar.trunc_divide),
+            x,
+            y,
         )
     return importer.emit_te(elementwise(tirx.floordiv if mode == "floor" else tirx.truncdiv), x, y)
 
@@ -193,7 +197,9 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
     exponent = node.args[1]
     if exponent in (2, 3, 4):
         square = importer.emit(relax.op.multiply(x, x))
-        return square if exponent == 2 else relax.op.multiply(square, x if exponent == 3 else square)
+        return (
+            square if exponent == 2 else relax.op.multiply(square, x if exponent == 3 else square)
+        )
     if not _is_float(x):
         raise UnsupportedOperator([str(node.target)], "integer powers other than 2, 3 and 4")
     if exponent == 0.5:
@@ -205,7 +211,7 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("clamp.default", "clamp.Tensor", "hardtanh.default", "clamp_min.default")
 def clamp(importer: Importer, node: fx.Node) -> relax.Expr:
-    """Two comparisons, never ``relax.clip``: ConvertLayout has no rule for it and adds transposes."""
+    """Two comparisons; ``relax.clip``, without a rule in ConvertLayout, would cost transposes."""
     names, bounds = ("min", "max"), (None, None)
     if _base(node) == "hardtanh":
         names, bounds = ("min_val", "max_val"), (-1.0, 1.0)

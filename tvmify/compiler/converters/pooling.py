@@ -59,9 +59,14 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype = accumulator(node.meta["val"].dtype)
     x = importer.tensor(node.args[0], dtype)
     out = [int(e) for e in node.meta["val"].shape]
-    plain = divisor is None and not any(padding) and not importer.argument(node, 4, "ceil_mode")
-    if rank == 2 and len(shape) == 4 and plain:
-        return relax.op.nn.avg_pool2d(x, size, stride)  # this one follows the layout of a network
+    if (
+        len(shape) == 4
+        and rank == 2
+        and not divisor
+        and not importer.argument(node, 4, "ceil_mode")
+    ):
+        # This form follows the layout of the network around it, and is scheduled.
+        return relax.op.nn.avg_pool2d(x, size, stride, padding * 2, count_include_pad=with_padding)
 
     def compute(image: te.Tensor) -> te.Tensor:
         offsets = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(size)]
@@ -97,7 +102,9 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(compute, x)
 
 
-@converts("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool1d.default")
+@converts(
+    "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool1d.default"
+)
 def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     """Each axis is averaged by a matrix of its own, which torch itself supplies."""
     shape, out = importer.shape(node.args[0]), node.meta["val"].shape
@@ -125,9 +132,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
         columns = torch.eye(extent, dtype=torch.float64).reshape(extent, 1, extent, 1)
         return resize(columns, [result, 1], *corners, factor, None)[:, 0, :, 0].T
 
-    matrices = {
-        axis: matrix(shape[axis], int(out[axis]), factors[axis - 2]) for axis in (2, 3)
-    }
+    matrices = {axis: matrix(shape[axis], int(out[axis]), factors[axis - 2]) for axis in (2, 3)}
     return _resample(importer, node, matrices)
 
 
@@ -177,5 +182,3 @@ def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int
 def _spread(value: Any, rank: int) -> list[int]:
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * rank if len(values) == 1 else values
-
-

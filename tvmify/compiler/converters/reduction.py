@@ -34,7 +34,8 @@ def _axes(importer: Importer, node: fx.Node) -> list[int]:
     return [axis % max(rank, 1) for axis in (axes if isinstance(axes, (list, tuple)) else [axes])]
 
 
-@converts("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "prod.default", "prod.dim_int")
+@converts("sum.default", "sum.dim_IntList", "mean.default", "mean.dim")
+@converts("prod.default", "prod.dim_int")
 def total(importer: Importer, node: fx.Node) -> relax.Expr:
     name, overload = str(node.target).split(".")[1:]
     dtype = accumulator(node.meta["val"].dtype)
@@ -54,7 +55,9 @@ def extremum(importer: Importer, node: fx.Node) -> relax.Expr:
     return _extremum(importer, node.args[0], name, _axes(importer, node), keep)
 
 
-def _extremum(importer: Importer, source: Any, name: str, axes: list[int], keep: bool) -> relax.Expr:
+def _extremum(
+    importer: Importer, source: Any, name: str, axes: list[int], keep: bool
+) -> relax.Expr:
     x = _comparable(importer, source)
     if not importer.shape(source):
         return x

@@ -20,7 +20,7 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
         shape = [next((e for e in extents if e != 1), 1) for extents in zip(*shapes, strict=True)]
 
         def element(*indices: Scalar) -> Scalar:
-            return function(*(_at(tensor, indices) for tensor in tensors))
+            return function(*(_at(tensor, indices, shape) for tensor in tensors))
 
         return te.compute(shape, element, name=function.__name__)
 
@@ -28,9 +28,17 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
     return compute
 
 
-def _at(tensor: te.Tensor, indices: tuple[Scalar, ...]) -> Scalar:
-    last = indices[len(indices) - len(tensor.shape) :]
-    return tensor(*(0 if int(e) == 1 else i for e, i in zip(tensor.shape, last, strict=True)))
+def _at(tensor: te.Tensor, indices: tuple[Scalar, ...], shape: list[int]) -> Scalar:
+    # Only where the axis is stretched: elsewhere an index of 0 would look like broadcasting to
+    # FuseOps, which does not fuse that into a convolution.
+    skipped = len(indices) - len(tensor.shape)
+    at = [
+        0 if int(extent) == 1 and wide != 1 else index
+        for extent, wide, index in zip(
+            tensor.shape, shape[skipped:], indices[skipped:], strict=True
+        )
+    ]
+    return tensor(*at)
 
 
 def _number(value: float, like: Scalar) -> Scalar:

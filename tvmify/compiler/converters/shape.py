@@ -31,13 +31,29 @@ def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     return tensors[0] if len(tensors) == 1 else relax.op.concat(tensors, axis)
 
 
+@converts("permute.default")
+def permute(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, axes = node.args
+    rank = len(importer.shape(source))
+    axes = [int(axis) % rank for axis in axes]  # type: ignore[union-attr]
+    x = importer.tensor(source)
+    return x if axes == list(range(rank)) else relax.op.permute_dims(x, axes)
+
+
 @converts("expand.default")
 def expand(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.broadcast_to(importer.tensor(node.args[0]), list(importer.shape(node)))
 
 
-@converts("view.default", "reshape.default", "_unsafe_view.default", "unsqueeze.default",
-          "squeeze.default", "squeeze.dim", "squeeze.dims")
+@converts(
+    "view.default",
+    "reshape.default",
+    "_unsafe_view.default",
+    "unsqueeze.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+)
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     """All that keeps the elements in order; the shape of the result says everything."""
     x, shape = importer.tensor(node.args[0]), list(importer.shape(node))
@@ -46,9 +62,20 @@ def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.reshape(x, shape)
 
 
-@converts("full_like.default", "ones_like.default", "zeros_like.default", "full.default",
-          "fill.Scalar", "new_full.default", "new_zeros.default", "new_ones.default",
-          "empty.memory_format", "scalar_tensor.default", "ones.default", "zeros.default")
+@converts(
+    "full_like.default",
+    "ones_like.default",
+    "zeros_like.default",
+    "full.default",
+    "fill.Scalar",
+    "new_full.default",
+    "new_zeros.default",
+    "new_ones.default",
+    "empty.memory_format",
+    "scalar_tensor.default",
+    "ones.default",
+    "zeros.default",
+)
 def fill(importer: Importer, node: fx.Node) -> relax.Expr:
     """A constant of every element, the zero where torch leaves memory as it is."""
     name = str(node.target).split(".")[1]
@@ -71,10 +98,11 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     def compute(x: te.Tensor) -> te.Tensor:
         def element(*indices: Any) -> Any:
             at = [i - b for i, b in zip(indices, before, strict=True)]
-            inside = [
-                condition
+            inside = [a >= 0 for a, b in zip(at, before, strict=True) if b > 0]
+            inside += [
+                a < extent
                 for a, b, extent, result in zip(at, before, shape, out, strict=True)
-                for condition in ([a >= 0] if b > 0 else []) + ([a < extent] if result - b > extent else [])
+                if result - b > extent
             ]
             if not inside:
                 return x(*at)
@@ -93,8 +121,8 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
         first = int(importer.argument(node, 2, "index")) % shape[axis]
         part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
         return relax.op.squeeze(part, [axis])
-    start, end, step = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
-    start, end, step = slice(start, end, step).indices(shape[axis])
+    bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
+    start, end, step = slice(*bounds).indices(shape[axis])
     if (start, end, step) == (0, shape[axis], 1):
         return x
     return relax.op.strided_slice(x, [axis], [start], [max(end, start)], [step])
@@ -114,3 +142,44 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
     return tuple(parts)
 
 
+@converts("copy.default")
+def copy(importer: Importer, node: fx.Node) -> relax.Expr:
+    """The second argument in the shape and dtype of the first."""
+    values = importer.tensor(node.args[1], node.meta["val"].dtype)
+    return relax.op.broadcast_to(values, list(importer.shape(node)))
+
+
+@converts("diagonal.default")
+def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
+    rank = len(importer.shape(node.args[0]))
+    offset, first, second = (
+        int(importer.argument(node, i, name, default))
+        for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
+    )
+    first, second = first % rank, second % rank
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            rest, along = iter(indices[:-1]), indices[-1]
+            place = {first: along - min(offset, 0), second: along + max(offset, 0)}
+            return x(*(place[a] if a in place else next(rest) for a in range(rank)))
+
+        return te.compute(importer.shape(node), element, name="diagonal")
+
+    return importer.emit_te(compute, importer.tensor(node.args[0]), primfunc_name_hint="diagonal")
+
+
+@converts("unfold.default")
+def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Sliding windows along an axis; the place in the window becomes the last axis."""
+    source, axis, _, step = node.args
+    axis = int(axis) % len(importer.shape(source))  # type: ignore[arg-type]
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            start = indices[axis] * step + indices[-1]
+            return x(*indices[:axis], start, *indices[axis + 1 : -1])
+
+        return te.compute(importer.shape(node), element, name="unfold")
+
+    return importer.emit_te(compute, importer.tensor(source), primfunc_name_hint="unfold")

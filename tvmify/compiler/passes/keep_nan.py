@@ -22,16 +22,28 @@ Scalar = Any
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:
     """Return the larger, or NaN if either is NaN."""
+    if isinstance(a, FloatImm):
+        a, b = b, a
+    if isinstance(b, FloatImm):  # a bound: one comparison is enough
+        return b if math.isnan(b.value) else tirx.Select(a < b, b, a)
     return tirx.Select(_or_nan(a > b, a), a, b)
 
 
 def minimum(a: Scalar, b: Scalar) -> Scalar:
     """Return the smaller, or NaN if either is NaN."""
+    if isinstance(a, FloatImm):
+        a, b = b, a
+    if isinstance(b, FloatImm):
+        return b if math.isnan(b.value) else tirx.Select(a > b, b, a)
     return tirx.Select(_or_nan(a < b, a), a, b)
 
 
 def _or_nan(condition: Scalar, a: Scalar) -> Scalar:
-    return tirx.any(condition, tirx.isnan(a)) if "float" in str(a.ty.dtype) else condition
+    return tirx.any(condition, tirx.isnan(a)) if _is_float(a) else condition
+
+
+def _is_float(a: Scalar) -> bool:
+    return "float" in str(a.ty.dtype)
 
 
 def _relu(x: Scalar) -> Scalar:
@@ -39,49 +51,37 @@ def _relu(x: Scalar) -> Scalar:
     return tirx.Select(x < zero, zero, x)
 
 
-def _legalize_extremum(function: Callable[[Scalar, Scalar], Scalar]) -> Callable[..., relax.Expr]:
-    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        a, b = (_try_convert_to_scalar_const(argument) for argument in call.args)
-        if isinstance(a, (FloatImm, IntImm)):
-            a, b = b, a
-        if isinstance(b, (FloatImm, IntImm)):
-            # A bound, never NaN: one comparison is enough.
-            return bb.call_te(
-                elementwise(lambda x: _bounded(x, b, function is maximum)),
-                a,
-                primfunc_name_hint=function.__name__,
-            )
-        return bb.call_te(elementwise(function), a, b, primfunc_name_hint=function.__name__)
-
-    return legalize
+def _unless_nan(a: Scalar, condition: Scalar) -> Scalar:
+    # When fusion makes both sides the same value, the simplifier takes ``a == a`` for true.
+    return (
+        tirx.Select(tirx.isnan(a), tirx.const(False, "bool"), condition)
+        if _is_float(a)
+        else condition
+    )
 
 
-def _legalize_product(
-    function: Callable[..., te.Tensor], name: str
-) -> Callable[..., relax.Expr]:
-    """Legalize as TVM does, but for a constant zero: TVM says ``x * 0 = 0``, even where x is NaN."""
+def _equal(a: Scalar, b: Scalar) -> Scalar:
+    return _unless_nan(a, a == b)
 
-    def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        arguments = [_try_convert_to_scalar_const(argument) for argument in call.args]
-        if any(isinstance(a, FloatImm) and a.value == 0 for a in arguments):
-            arguments = list(call.args)
-        if not any(isinstance(a, relax.Expr) for a in arguments):
-            arguments[0] = call.args[0]
-        return bb.call_te(function, *arguments, primfunc_name_hint=name)
 
-    return legalize
+def _greater_equal(a: Scalar, b: Scalar) -> Scalar:
+    return _unless_nan(a, a >= b)
+
+
+def _less_equal(a: Scalar, b: Scalar) -> Scalar:
+    return _unless_nan(a, a <= b)
+
+
+def _not_equal(a: Scalar, b: Scalar) -> Scalar:
+    return _logical_not(_equal(a, b))
 
 
 def _logical_not(x: Scalar) -> Scalar:
     return _flag(_bit(x) ^ tirx.const(1, "int8"))
 
 
-def _logical_xor(x: Scalar, y: Scalar) -> Scalar:
-    return _flag(_bit(x) ^ _bit(y))
-
-
-def _not_equal(x: Scalar, y: Scalar) -> Scalar:
-    return _flag(_bit(x == y) ^ tirx.const(1, "int8"))
+def _logical_xor(a: Scalar, b: Scalar) -> Scalar:
+    return _flag(_bit(a) ^ _bit(b))
 
 
 def _bit(x: Scalar) -> Scalar:
@@ -93,17 +93,46 @@ def _flag(bit: Scalar) -> Scalar:
     return tirx.Cast("bool", bit)
 
 
-def _legalize_elementwise(function: Callable[..., Scalar], name: str) -> Callable[..., relax.Expr]:
-    compute = elementwise(function)
+def _multiply(a: Scalar, b: Scalar) -> Scalar:
+    return a * b
+
+
+def _divide(a: Scalar, b: Scalar) -> Scalar:
+    return tirx.div(a, b)
+
+
+def _legalize(
+    function: Callable[..., Scalar], *, zero_as_tensor: bool = False
+) -> Callable[..., relax.Expr]:
+    """Make a legalizer of a function of scalars; constants become part of the kernel.
+
+    Parameters
+    ----------
+    zero_as_tensor
+        Read a constant zero from memory: of ``x * 0`` TVM makes 0, even where x is NaN.
+    """
+    name = function.__name__.strip("_")
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        return bb.call_te(compute, *call.args, primfunc_name_hint=name)
+        constants = [_constant(argument, zero_as_tensor) for argument in call.args]
+        if all(constant is not None for constant in constants):
+            constants = [None] * len(constants)
+        tensors = [x for x, constant in zip(call.args, constants, strict=True) if constant is None]
+
+        def element(*values: Scalar) -> Scalar:
+            rest = iter(values)
+            return function(*(next(rest) if c is None else c for c in constants))
+
+        return bb.call_te(elementwise(element), *tensors, primfunc_name_hint=name)
 
     return legalize
 
 
-def _bounded(x: Scalar, bound: Scalar, below: bool) -> Scalar:
-    return tirx.Select(x < bound if below else x > bound, bound, x)
+def _constant(argument: relax.Expr, zero_as_tensor: bool) -> Scalar | None:
+    value = _try_convert_to_scalar_const(argument)
+    if not isinstance(value, (FloatImm, IntImm)) or (zero_as_tensor and value.value == 0):
+        return None
+    return value
 
 
 def _legalize_reduction(largest: bool) -> Callable[..., relax.Expr]:
@@ -195,16 +224,18 @@ def _lowest(dtype: str) -> Scalar:
 
 #: For ``relax.transform.LegalizeOps``.
 KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
-    "relax.divide": _legalize_product(topi.divide, "divide"),
-    "relax.logical_not": _legalize_elementwise(_logical_not, "logical_not"),
-    "relax.logical_xor": _legalize_elementwise(_logical_xor, "logical_xor"),
+    "relax.divide": _legalize(_divide, zero_as_tensor=True),
+    "relax.equal": _legalize(_equal),
+    "relax.greater_equal": _legalize(_greater_equal),
+    "relax.less_equal": _legalize(_less_equal),
+    "relax.logical_not": _legalize(_logical_not),
+    "relax.logical_xor": _legalize(_logical_xor),
     "relax.max": _legalize_reduction(largest=True),
-    "relax.maximum": _legalize_extremum(maximum),
+    "relax.maximum": _legalize(maximum),
     "relax.min": _legalize_reduction(largest=False),
-    "relax.minimum": _legalize_extremum(minimum),
-    "relax.multiply": _legalize_product(topi.multiply, "multiply"),
-    "relax.nn.max_pool2d": _legalize_max_pool,
+    "relax.minimum": _legalize(minimum),
+    "relax.multiply": _legalize(_multiply, zero_as_tensor=True),
     "relax.nn.max_pool3d": _legalize_max_pool,
-    "relax.nn.relu": _legalize_elementwise(_relu, "relu"),
-    "relax.not_equal": _legalize_elementwise(_not_equal, "not_equal"),
+    "relax.nn.relu": _legalize(_relu),
+    "relax.not_equal": _legalize(_not_equal),
 }

@@ -13,7 +13,7 @@ from tvm.ir.expr import GenericConst
 
 @tvm.transform.module_pass(opt_level=0, name="OwnOutputs")
 class OwnOutputs:
-    """Copy the fields of the tuple that ``main`` returns which are views of what it does not own."""
+    """Copy the results of ``main`` that are views of memory that it does not own."""
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
         """Rewrite ``main``."""
@@ -42,7 +42,7 @@ class OwnOutputs:
 
 def _call_copy(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     source = te.placeholder([int(extent) for extent in x.ty.shape], str(x.ty.dtype))
-    target = te.compute(source.shape, lambda *i: source(*i), name="copy")
+    target = te.compute(source.shape, lambda *i: source[i] if i else source(), name="copy")
     function = builder.add_func(te.create_prim_func([source, target]), "copy")
     return relax.call_tir(function, [x], x.ty)
 
@@ -62,4 +62,3 @@ def _root(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
 def _is_computed(root: relax.Expr) -> bool:
     empty = 0 in [int(extent) for extent in root.ty.shape]  # has no memory to share
     return empty or not isinstance(root, (relax.Var, GenericConst))
-

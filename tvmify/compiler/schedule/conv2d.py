@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
@@ -15,7 +16,9 @@ from tvmify.compiler.schedule.loops import (
     find,
     fuse,
     keep_in_registers,
+    output_bits,
     parallel_if_worth,
+    vectorize,
 )
 from tvmify.compiler.schedule.matmul import Product
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
@@ -45,11 +48,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         hint = "depthwise_conv2d"
     elif window.is_pointwise and groups == 1:
         product = Product.of(image, (kernel[3], kernel[0]), out, dtype, machine)
-        template, hint = product.with_packed, "conv2d_1x1"
-
-        def pack(kernel: te.Tensor) -> te.Tensor:
-            turned = (int(kernel.shape[3]), int(kernel.shape[0]))
-            return product.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turn"))
+        template, pack, hint = product.with_packed, product.pack_pointwise, "conv2d_1x1"
     else:
         convolution = Convolution.of(image, kernel, out, window, groups, dtype, machine)
         template, pack, hint = convolution.kernel, convolution.pack, "conv2d"
@@ -92,7 +91,7 @@ class Convolution:
         return cls(tuple(image), out, window, groups, per_group, kernel[3], *tile, dtype)
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
-        """Lay weights out as ``[group, tile, kernel height, width, input, channel of the tile]``."""
+        """Lay weights out as ``[group, tile, height, width, input, channel of the tile]``."""
         count, dtype = self.out_channels, accumulator(self.dtype)
 
         def element(
@@ -120,7 +119,8 @@ class Convolution:
         dtype = accumulator(self.dtype)
         tiled = (-(-height // down), -(-width // across))
         padded = pad(image, window, (tiled[0] * down, tiled[1] * across), PAD)
-        ry, rx = (te.reduce_axis((0, size), name) for size, name in zip(window.size, ("ry", "rx")))
+        ry = te.reduce_axis((0, window.size[0]), "ry")
+        rx = te.reduce_axis((0, window.size[1]), "rx")
         rc = te.reduce_axis((0, self.in_channels), "rc")
 
         def tile(
@@ -156,11 +156,8 @@ class Conv2d(Rule):
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        n, groups, channel_tiles, row_tiles, column_tiles, down, across, channels = sizes[:8]
-        depth = sizes[8] * sizes[9] * sizes[10]
-        work = float(depth)
-        for size in sizes[:8]:
-            work *= size
+        _, groups, channel_tiles, row_tiles, column_tiles, down, across, channels = sizes[:8]
+        depth, work = prod(sizes[8:]), float(prod(sizes))
         bits = bits_of(str(sch.get(anchor).writes[0].source.dtype))
 
         b, y, x, c = sch.get_loops(store)
@@ -193,18 +190,10 @@ class Conv2d(Rule):
             if rows_outside and groups == 1:
                 # The few rows that the window sees are padded where they are used, in L1.
                 sch.compute_at(padding, outermost, preserve_unit_loops=True)
-                _vectorize_channels(sch, machine)
+                channel = sch.get_loops(padding)[-1]
+                vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
             else:
                 schedule_block(sch, padding, machine, work)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
-
-
-def _vectorize_channels(sch: s_tir.Schedule, machine: Microarchitecture) -> None:
-    from tvmify.compiler.schedule.loops import extent, output_bits, vectorize
-
-    padding = sch.get_sblock(PAD)
-    loop = sch.get_loops(padding)[-1]
-    if extent(sch, loop) > 1:
-        vectorize(sch, loop, machine.lanes(output_bits(sch, padding)), unroll=False)

@@ -144,7 +144,7 @@ def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
     for i, axis in enumerate(axes):
         position = len(index) - len(axes) + i
         minimum, size = index[position]
-        if not (isinstance(minimum, type(axis.var)) and minimum.same_as(axis.var) and int(size) == 1):
+        if int(size) != 1 or not minimum.same_as(axis.var):
             return False
         if i > 0 and shape[position] != int(axis.dom.extent):
             return False

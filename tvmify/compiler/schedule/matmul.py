@@ -8,7 +8,6 @@ from math import prod
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
-from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule import tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
@@ -25,8 +24,9 @@ from tvmify.compiler.schedule.loops import (
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.rule import Rule
 
-#: Names of the template's blocks: the copy of the right-hand side, the tile of sums, its store.
-PACK, ANCHOR, STORE = "matmul_pack", "matmul_tile", "matmul_store"
+#: Names of the template's blocks: the copy of the right-hand side, the tile of sums, its rows
+#: numbered through, and the result.
+PACK, ANCHOR, ROWS, STORE = "matmul_pack", "matmul_tile", "matmul_rows", "matmul_store"
 #: With fewer pieces than this a parallel loop cannot be shared out evenly.
 FEW_PIECES = 8
 
@@ -100,7 +100,7 @@ class Product:
         )
 
     def pack(self, right: te.Tensor) -> te.Tensor:
-        """Lay a matrix out as column tiles, ``[columns / tile, depth, tile]``, padded with zeros."""
+        """Lay a matrix out as ``[columns / tile, depth, tile]``, padded with zeros."""
         width = self.tile.columns
         lead = self.right[:-2]
 
@@ -116,6 +116,11 @@ class Product:
 
         shape = (*lead, -(-self.columns // width), self.depth, width)
         return te.compute(shape, element, name=PACK)
+
+    def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay out the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
+        turned = (self.depth, self.columns)
+        return self.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turned"))
 
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
         """The product of two activations; the copy into tiles is a part of the kernel."""
@@ -147,14 +152,18 @@ class Product:
         sums = te.compute(shape, tile, name=ANCHOR)
 
         def store(*index: tirx.Var) -> Expr:
-            *outer, row, column = index
-            batch = outer if nested else []
-            if not nested:
-                row = _flatten((*outer, row), self.out[:-1])
+            *batch, row, column = index
             at = (row // rows, column // width, row % rows, column % width)
             return sums(*batch, *at).astype(self.dtype)
 
-        return te.compute(self.out, store, name=STORE)
+        if nested or len(self.out) == 2:
+            return te.compute(self.out, store, name=STORE)
+        # Rows are numbered through: only on one loop does TVM see tiles across leading axes. The
+        # rule merges the two stages, with what follows, into the first.
+        numbered = te.compute((self.rows, self.columns), store, name=ROWS)
+        return te.compute(
+            self.out, lambda *i: numbered[_flatten(i[:-1], self.out[:-1]), i[-1]], name=STORE
+        )
 
 
 def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
@@ -197,8 +206,9 @@ class Matmul(Rule):
             int(variable.dom.extent) for variable in block.iter_vars
         )
         work = prod(batch) * row_tiles * column_tiles * rows * columns * depth
-        if not batch:
-            _number_rows(sch, store)
+        if find(sch, ROWS) is not None:
+            sch.reverse_compute_inline(store)
+            store = sch.get_sblock(ROWS)
         *around, row, column = sch.get_loops(store)
         row_tile, row = sch.split(row, [None, rows])
         column_tile, column = sch.split(column, [None, columns])
@@ -228,21 +238,3 @@ class Matmul(Rule):
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
-
-
-
-
-def _number_rows(sch: s_tir.Schedule, store: SBlockRV) -> None:
-    """Make one loop of those over leading axes: only then TVM sees tiles that cross them.
-
-    Two axes at a time; for more at once TVM does not recognise that the numbers are the rows.
-    """
-    while len(loops := sch.get_loops(store)) > 2:
-        merged = _merge_last_rows(len(loops), extent(sch, loops[-2]))
-        sch.transform_block_layout(store, merged)
-
-
-def _merge_last_rows(count: int, inner: int) -> tirx.IndexMap:
-    return tirx.IndexMap.from_func(
-        lambda *i: (*i[:-3], i[-3] * inner + i[-2], i[-1]), ndim=count
-    )

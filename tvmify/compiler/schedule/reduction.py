@@ -8,6 +8,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler.schedule.elementwise import inline_cheap, schedule_block, total_work
 from tvmify.compiler.schedule.loops import (
     blocks_of,
+    element_count,
     extent,
     fuse,
     is_output,
@@ -44,6 +45,9 @@ class Reduction(Rule):
         if rows is None:
             return None
         for block in blocks_of(sch):
+            if not sch.get_loops(block):  # one number; without a loop TVM cannot split its sum
+                sch.add_unit_loop(block)
+        for block in blocks_of(sch):
             if "R" in kinds(sch, block):
                 _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
         *before, last = blocks_of(sch)
@@ -58,7 +62,7 @@ class Reduction(Rule):
 
 
 class ColumnReduction(Rule):
-    """Reductions across memory: the vector lanes are neighbours that are not added to each other."""
+    """Reductions across memory: the lanes are neighbours that are not added to each other."""
 
     name = "column reduction"
 
@@ -86,7 +90,7 @@ def _row_axes(sch: s_tir.Schedule) -> int | None:
         extents.append([int(variable.dom.extent) for variable in sch.get(block).iter_vars])
         if "R" in letters:
             counts.append((letters.count("S"), extents[-1]))
-            if not _runs_along_memory(sch, block):
+            if not _runs_along_memory(sch, block) or _reads_often(sch, block):
                 return None
     rows = min(count for count, _ in counts)
     # A reduction that keeps its axes, as axes of one element, has the same rows.
@@ -99,7 +103,15 @@ def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     body = sch.get(block)
     innermost = body.iter_vars[-1].var
     largest = max(body.reads, key=lambda read: len(read.region))
-    return str(innermost.name) in str(largest.region[-1].min) or int(body.iter_vars[-1].dom.extent) == 1
+    single = int(body.iter_vars[-1].dom.extent) == 1
+    return single or innermost.name in str(largest.region[-1].min)
+
+
+def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether elements take part in several sums, as in a convolution: then columns are better."""
+    body = sch.get(block)
+    largest = max(element_count(read.source.ty.shape) for read in body.reads)
+    return element_count(variable.dom.extent for variable in body.iter_vars) > 2 * largest
 
 
 def _split_into_partials(

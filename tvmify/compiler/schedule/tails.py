@@ -1,7 +1,7 @@
 """Tails of vectorised loops: full vectors where they fit, then the exact rest in smaller ones.
 
 TVM makes scalar code of a vectorised loop whose predicate depends on the lane. Splitting the case
-"all lanes are there" off keeps every full vector a vector; what is left has a constant length, which
+"all lanes are there" off keeps every full vector a vector; what is left has a constant length and
 is made up of vectors of half, a quarter … the width.
 """
 
@@ -120,7 +120,8 @@ def _rest(conditions: list[Expr], lane: tirx.Var, lanes: int) -> int | None:
     steps = analyzer.simplify(_at(index, lane, 1) - start)
     if not (isinstance(steps, tirx.IntImm) and int(steps) == 1):
         return None
-    if int(analyzer.modular_set(start).coeff) % lanes or int(analyzer.modular_set(start).base) % lanes:
+    aligned = analyzer.modular_set(start)
+    if int(aligned.coeff) % lanes or int(aligned.base) % lanes:
         return None
     return int(bound) % lanes
 

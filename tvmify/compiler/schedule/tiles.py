@@ -84,7 +84,8 @@ def choose_image(
             across = tile.rows // down
             count = -(-height // down) * -(-width // across) * -(-columns // tile.columns)
             vectors = tile.columns / machine.lanes(bits)
-            cost = (count * cycles(tile, machine, bits, columns), down, count * (tile.rows + vectors))
+            loaded = count * (tile.rows + vectors)
+            cost = (count * cycles(tile, machine, bits, columns), down, loaded)
             if best is None or cost < best:
                 best, choice = cost, (down, across, tile.columns)
     return choice

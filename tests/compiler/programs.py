@@ -1,0 +1,79 @@
+"""Compile a module or a function, run it, and hold it against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.tolerances import assert_close_to_reference
+from tvmify.artifact import Artifact
+from tvmify.compiler import compile
+from tvmify.runtime import Executor, PackedWeights, cpu_features, flatten
+from tvmify.target import Target, target_for
+
+
+class Program(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@cache
+def target() -> Target:
+    """This machine."""
+    return target_for(None, "cpu", cpu_features())
+
+
+def as_module(program: Callable[..., Any]) -> nn.Module:
+    return program.eval() if isinstance(program, nn.Module) else Program(program)
+
+
+def compiled(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
+    """Compile a module, or a function, for these arguments."""
+    with torch.no_grad():
+        exported = torch.export.export(as_module(program), args, kwargs, strict=False)
+    return compile(exported, target())
+
+
+def executed(artifact: Artifact, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run an artifact with the weights of a module."""
+    module = as_module(program)
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    tensors |= dict(module.named_buffers(remove_duplicate=False))
+    executor = Executor(artifact)
+    executor.bind([tensors[name] for name in artifact.weights], PackedWeights())
+    leaves, _ = flatten(args, kwargs)
+    return executor.call()(leaves)
+
+
+def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
+    """Compile, run, compare with eager and float64; nothing may be left unscheduled."""
+    artifact = compiled(program, *args, **kwargs)
+    with torch.no_grad():
+        result = executed(artifact, program, *args, **kwargs)
+    assert_close_to_reference(result, as_module(program), args, kwargs)
+    assert artifact.report["unscheduled"] == 0, artifact.report["kernels"]
+    return artifact
+
+
+def check_each(functions: dict[str, Callable[..., Any]], *args: Any) -> Artifact:
+    """Check many small functions of the same arguments in one program."""
+    return check(lambda *given: {name: f(*given) for name, f in functions.items()}, *args)
+
+
+def with_specials(*shape: int) -> torch.Tensor:
+    """Random numbers among which there are NaN, both infinities and both zeros."""
+    x = torch.randn(*shape)
+    flat = x.view(-1)
+    for start, value in enumerate((float("nan"), float("inf"), float("-inf"), 0.0, -0.0)):
+        flat[start::11] = value
+    return x

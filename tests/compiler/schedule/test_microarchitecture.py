@@ -1,0 +1,55 @@
+"""Tiles that fit the processor, read from nothing but the target."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+
+from tests.compiler.schedule.kernels import AVX2, AVX512, NEON
+from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+
+MACHINES = [
+    pytest.param(AVX512, 16, 32, id="avx512"),
+    pytest.param(AVX2, 8, 16, id="avx2"),
+    pytest.param(NEON, 4, 32, id="neon"),
+    pytest.param(tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake"}), 16, 32, id="mcpu"),
+    pytest.param(tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"}), 4, 16, id="sse"),
+]
+
+
+@pytest.mark.parametrize(("target", "lanes", "registers"), MACHINES)
+def test_registers(target, lanes, registers):
+    machine = Microarchitecture.of(target)
+    assert (machine.lanes(), machine.vector_registers) == (lanes, registers)
+    assert machine.lanes(64) == lanes // 2
+
+
+@pytest.mark.parametrize(("target", "lanes", "registers"), MACHINES)
+@pytest.mark.parametrize("rows", [1, 2, 7, 128, 1000])
+@pytest.mark.parametrize("columns", [2, 17, 48, 1000])
+def test_tiles_fit(target, lanes, registers, rows, columns):
+    machine = Microarchitecture.of(target)
+    tile = tiles.choose(rows, columns, machine)
+    width = tiles.lanes_for(columns, machine, 32)
+    assert tile.rows <= rows
+    assert tile.columns % width == 0
+    assert width <= lanes
+    assert tile.rows * (tile.columns // width) < registers
+
+
+@pytest.mark.parametrize(("target", "lanes", "registers"), MACHINES)
+def test_large_products_use_the_registers(target, lanes, registers):
+    tile = tiles.choose(512, 768, Microarchitecture.of(target))
+    assert tile.rows * tile.columns // lanes >= registers // 2
+
+
+def test_a_tile_divides_a_row_of_an_image_when_it_can():
+    machine = Microarchitecture.of(AVX512)
+    for width in (7, 14, 28, 56, 112):
+        _, across, _ = tiles.choose_image(width, width, 64, machine)
+        assert width % across == 0
+
+
+def test_bits_of_types():
+    assert [bits_of(t) for t in ("float32", "int64", "bfloat16", "bool")] == [32, 64, 16, 8]

@@ -1,0 +1,127 @@
+"""Shapes, slices, and reading and writing at computed positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compiler.programs import check, check_each, compiled, executed
+
+
+def test_views_and_slices():
+    check_each(
+        {
+            "view": lambda x: x.view(24, 8),
+            "permute": lambda x: x.permute(2, 0, -2),
+            "transpose": lambda x: x.transpose(1, 2).reshape(4, -1),
+            "squeeze": lambda x: x[:, :1].squeeze(1).unsqueeze(-1),
+            "expand": lambda x: x[:1].expand(5, 6, 8),
+            "slice": lambda x: x[1:3, ::2, -3:],
+            "select": lambda x: x[:, -1],
+            "split": lambda x: x.split([1, 5], dim=1),
+            "chunk": lambda x: x.chunk(3, dim=2),
+            "unbind": lambda x: x.unbind(0),
+            "flip": lambda x: x.flip(0, 2),
+            "roll": lambda x: x.roll((1, -2), (0, 2)),
+            "repeat": lambda x: x.repeat(2, 1, 3),
+            "interleave": lambda x: x.repeat_interleave(2, 1),
+            "triangles": lambda x: (x.tril(1), x.triu(-1)),
+            "diagonal": lambda x: (x.diagonal(1, 1, 2), x.diagonal(-2, 0, 1)),
+            "unfold": lambda x: x.unfold(1, 3, 2),
+            "stack": lambda x: torch.stack([x, x + 1], 1),
+            "cat": lambda x: torch.cat([x, x.int()], 1),
+        },
+        torch.randn(4, 6, 8),
+    )
+
+
+@pytest.mark.parametrize(
+    ("widths", "mode"),
+    [
+        ((1, 2, 0, 3), "constant"),
+        ((-1, 2), "constant"),
+        ((-1, -2), "constant"),
+        ((1, 2), "reflect"),
+        ((1, 2), "replicate"),
+        ((1, 2), "circular"),
+    ],
+)
+def test_padding(widths: tuple[int, ...], mode: str):
+    check(lambda x: F.pad(x, widths, mode=mode), torch.randn(4, 6, 8))
+
+
+def test_constants():
+    check_each(
+        {
+            "like": lambda x: (torch.ones_like(x) + x, torch.zeros_like(x), x.new_full((2,), 3)),
+            "arange": lambda x: x + torch.arange(8),
+            "eye": lambda x: x + torch.eye(8)[:6],
+            "literal": lambda x: x * torch.tensor([2.0]),
+            "large": lambda x: x[0, 0, 0] + torch.ones(600, 600),
+            "output": lambda x: torch.zeros(3),
+        },
+        torch.randn(4, 6, 8),
+    )
+
+
+def test_embeddings():
+    index = torch.randint(0, 10, (3, 5))
+    check(nn.Embedding(10, 16), index)
+    check(nn.Embedding(10, 16, padding_idx=0), index.int())
+
+
+def test_reading_at_positions():
+    check_each(
+        {
+            "one": lambda x, i, j: x[i],
+            "two": lambda x, i, j: x[i, j],
+            "negative": lambda x, i, j: x[i - 4, -j - 1],
+            "middle": lambda x, i, j: x[:, j[:, None]],
+            "apart": lambda x, i, j: x[i, :, j],
+            "broadcast": lambda x, i, j: x[i[:, None], j],
+            "select": lambda x, i, j: x.index_select(1, j),
+            "gather": lambda x, i, j: x.gather(2, j.expand(4, 6, 3)),
+            "one_hot": lambda x, i, j: F.one_hot(i, 4),
+        },
+        torch.randn(4, 6, 8),
+        torch.tensor([3, 0, 1]),
+        torch.tensor([5, 2, 0]),
+    )
+
+
+def test_writing_at_positions():
+    def slices(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = x.clone()
+        z[:, 1:3] = y[:, :2]
+        z[:, 0] = 0
+        z[..., 2] += 1
+        return z
+
+    check_each(
+        {
+            "slices": slices,
+            "scatter": lambda x, i, y: x.scatter(0, i.view(3, 1, 1).expand(3, 6, 8), y[:3]),
+            "scatter_number": lambda x, i, y: x.scatter(1, i.view(1, 3, 1), 2.5),
+            "scatter_add": lambda x, i, y: x.scatter_add(0, i.view(3, 1, 1).expand(3, 6, 8), y),
+            "index_put": lambda x, i, y: x.index_put((i,), y[0]),
+            "index_add": lambda x, i, y: x.index_add(0, i * 0, y[:3]),
+            "accumulate": lambda x, i, y: x.index_put((i * 0 - 1, i), y[0, :3], accumulate=True),
+            "masked": lambda x, i, y: x.masked_fill(x > 0, -1.0),
+        },
+        torch.randn(4, 6, 8),
+        torch.tensor([3, 0, 1]),
+        torch.randn(4, 6, 8),
+    )
+
+
+@pytest.mark.parametrize("position", [4, -5])
+def test_a_position_outside_is_an_error(position: int):
+    def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i]
+
+    args = torch.randn(4, 3), torch.tensor([1, 2])
+    artifact = compiled(program, *args)
+    with pytest.raises(Exception, match="out of range"):
+        executed(artifact, program, args[0], torch.tensor([1, position]))

@@ -1,0 +1,186 @@
+"""Convolutions, pooling, resampling, normalization, products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compiler.programs import check, check_each, with_specials
+from tests.models import trained
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": 3, "padding": 1, "stride": 2},
+        {"kernel_size": (3, 5), "padding": (1, 2)},
+        {"kernel_size": 3, "padding": 2, "dilation": 2},
+        {"kernel_size": 3, "groups": 2},
+        {"kernel_size": 3, "groups": 8, "bias": False},
+        {"kernel_size": 4, "padding": "same"},
+        {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
+    ],
+    ids=str,
+)
+def test_convolutions(options: dict[str, Any]):
+    check(nn.Conv2d(8, 16, **options), torch.randn(2, 8, 12, 13))
+
+
+def test_convolutions_of_other_ranks():
+    check(nn.Conv1d(8, 16, 3, padding=1, groups=2), torch.randn(2, 8, 20))
+    check(nn.Conv3d(4, 8, 3, padding=1), torch.randn(1, 4, 6, 6, 6))
+    check(nn.Conv2d(8, 5, 3), torch.randn(8, 9, 9))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_convolutions_of_other_dtypes(dtype: torch.dtype):
+    check(nn.Conv2d(8, 16, 3).to(dtype), torch.randn(1, 8, 9, 9, dtype=dtype))
+
+
+def test_a_convolution_with_a_computed_kernel():
+    check(lambda x, w: F.conv2d(x, w * 2), torch.randn(1, 8, 9, 9), torch.randn(4, 8, 3, 3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 2, "stride": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+        {"kernel_size": 4, "stride": 2, "padding": 1, "groups": 2},
+        {"kernel_size": 3, "padding": 1, "dilation": 2},
+        {"kernel_size": 1, "stride": 2},
+        {"kernel_size": 2, "padding": 2},
+    ],
+    ids=str,
+)
+def test_transposed_convolutions(options: dict[str, Any]):
+    check(nn.ConvTranspose2d(8, 6, **options), torch.randn(1, 8, 7, 7))
+
+
+def test_transposed_convolutions_of_other_ranks():
+    check(nn.ConvTranspose1d(8, 6, 4, 2, 1), torch.randn(1, 8, 10))
+    check(nn.ConvTranspose3d(4, 6, 3, 2, 1), torch.randn(1, 4, 5, 5, 5))
+
+
+def test_batch_norm_is_folded_into_the_convolution():
+    module = trained(
+        nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1))
+    )
+    artifact = check(module, torch.randn(1, 8, 12, 12))
+    assert not any("multiply" in name for name in _kernels_of_main(artifact.report["kernels"]))
+
+
+def _kernels_of_main(kernels: dict[str, str]) -> list[str]:
+    return [name for name, rule in kernels.items() if rule.startswith(("conv2d", "matmul"))]
+
+
+def test_batch_norm_where_it_cannot_be_folded():
+    check(
+        trained(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8))),
+        torch.randn(1, 8, 9, 9),
+    )
+    check(trained(nn.Sequential(nn.Conv1d(8, 6, 3), nn.BatchNorm1d(6))), torch.randn(2, 8, 9))
+    check(trained(nn.BatchNorm1d(8, affine=False)), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+        {"kernel_size": (2, 3), "stride": (1, 2), "dilation": 2},
+    ],
+    ids=str,
+)
+def test_max_pooling_keeps_specials(options: dict[str, Any]):
+    x = with_specials(1, 4, 12, 12)
+    x[0, 1] = float("-inf")
+    check(nn.MaxPool2d(**options), x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 2},
+        {"kernel_size": 3, "stride": 2, "padding": 1},
+        {"kernel_size": 3, "padding": 1, "count_include_pad": False},
+        {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True},
+        {"kernel_size": 2, "divisor_override": 3},
+    ],
+    ids=str,
+)
+def test_average_pooling(options: dict[str, Any]):
+    check(nn.AvgPool2d(**options), torch.randn(1, 8, 12, 12))
+
+
+def test_pooling_of_other_ranks_and_sizes():
+    check(nn.Sequential(nn.MaxPool1d(3, 2), nn.AvgPool1d(3, 2, 1)), torch.randn(2, 4, 21))
+    check(nn.Sequential(nn.MaxPool3d(2), nn.AvgPool3d(2)), with_specials(1, 2, 8, 8, 8))
+    check_each(
+        {str(size): nn.AdaptiveAvgPool2d(size) for size in (1, 5, (7, 3))},
+        torch.randn(1, 8, 12, 12),
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scale_factor": 2, "mode": "nearest"},
+        {"size": (5, 17), "mode": "nearest"},
+        {"scale_factor": 2, "mode": "bilinear"},
+        {"scale_factor": 2.3, "mode": "bilinear"},
+        {"size": (7, 9), "mode": "bilinear", "align_corners": True},
+        {"size": (20, 9), "mode": "bicubic"},
+    ],
+    ids=str,
+)
+def test_resampling(options: dict[str, Any]):
+    check(lambda x: F.interpolate(x, **options), torch.randn(1, 8, 12, 12))
+
+
+def test_normalization():
+    for module in (
+        nn.LayerNorm(16),
+        nn.LayerNorm((5, 16), elementwise_affine=False),
+        nn.LayerNorm(16, bias=False),
+        nn.RMSNorm(16),
+        nn.GroupNorm(1, 5),
+    ):
+        check(module, torch.randn(2, 5, 16) + 3)
+    check(nn.GroupNorm(4, 8), torch.randn(2, 8, 6, 6))
+    check(nn.InstanceNorm2d(8, affine=True), torch.randn(2, 8, 6, 6))
+    check(nn.LayerNorm(16).half(), torch.randn(2, 16).half())
+
+
+def test_products():
+    check_each(
+        {
+            "mm": lambda x, y: x[0] @ y[0],
+            "bmm": torch.bmm,
+            "broadcast": lambda x, y: x[:, None] @ y[0],
+            "vector": lambda x, y: (x[0] @ y[0, :, 0], y[0, :, 0] @ y, x[0, 0] @ y[0, :, 0]),
+            "addmm": lambda x, y: torch.addmm(y[0, 0], x[0], y[0], alpha=0.5, beta=2),
+            "einsum": lambda x, y: torch.einsum("bij,bjk->bki", x, y),
+            "tensordot": lambda x, y: torch.tensordot(x, y[0], 1),
+            "integers": lambda x, y: (x[0] * 9).int() @ (y[0] * 9).int(),
+            "double": lambda x, y: x.double() @ y.double(),
+        },
+        torch.randn(2, 5, 7),
+        torch.randn(2, 7, 3),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_linear_layers(dtype: torch.dtype):
+    check(nn.Linear(64, 48).to(dtype), torch.randn(3, 64, dtype=dtype))
+
+
+def test_recurrent_layers():
+    check(nn.LSTM(8, 16), torch.randn(3, 2, 8))
+    check(nn.GRU(8, 16, batch_first=True), torch.randn(2, 3, 8))

@@ -1,0 +1,180 @@
+"""Arithmetic, comparison, logic and activations, with NaN, infinities and every dtype."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compiler.programs import check, check_each, compiled, with_specials
+from tvmify.errors import UnsupportedOperator
+
+UNARY = """abs acosh asinh atan ceil cos cosh erf exp exp2 expm1 floor isfinite isinf isnan log log10
+log1p log2 logical_not neg reciprocal relu round rsqrt sgn sigmoid sign sin sinh sqrt square tan
+tanh trunc""".split()
+ACTIVATIONS = """celu elu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6
+selu silu softplus softshrink softsign tanhshrink""".split()
+DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int32, torch.uint8]
+
+
+def test_functions_of_one_argument():
+    check_each({name: getattr(torch, name) for name in UNARY}, with_specials(3, 64))
+
+
+def test_functions_of_the_unit_interval():
+    functions = {name: getattr(torch, name) for name in ("acos", "asin", "atanh")}
+    check_each(functions, torch.rand(3, 64) * 0.9)
+
+
+def test_activations():
+    check_each({name: getattr(F, name) for name in ACTIVATIONS}, with_specials(3, 64) * 4)
+
+
+def test_gelu():
+    # Without infinities: eager's own float32 kernel makes NaN of them.
+    functions = {"erf": F.gelu, "tanh": lambda x: F.gelu(x, approximate="tanh")}
+    check_each(functions, torch.randn(3, 64) * 4)
+
+
+def test_expm1_and_log1p_keep_their_digits_near_zero():
+    check_each({"expm1": torch.expm1, "log1p": torch.log1p}, torch.randn(64) * 1e-4)
+
+
+def test_functions_of_two_arguments():
+    check_each(
+        {
+            "add": torch.add,
+            "add_scaled": lambda x, y: torch.add(x, y, alpha=2),
+            "rsub": lambda x, y: 3 - x,
+            "sub": lambda x, y: torch.sub(x, y, alpha=0.5),
+            "mul": torch.mul,
+            "div": torch.div,
+            "floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+            "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+            "remainder": torch.remainder,
+            "fmod": torch.fmod,
+            "maximum": torch.maximum,
+            "minimum": torch.minimum,
+            "atan2": torch.atan2,
+            "where": lambda x, y: torch.where(x > y, x, y),
+            "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+        },
+        with_specials(3, 64),
+        with_specials(3, 64).flip(1).contiguous(),
+    )
+
+
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_comparisons(name: str):
+    compare = getattr(torch, name)
+    check_each(
+        {
+            "tensors": compare,
+            "number": lambda x, y: compare(x, 0.5),
+            "itself": lambda x, y: compare(x, x),
+            "negated": lambda x, y: ~compare(x, y),
+            "xor": lambda x, y: compare(x, y) ^ (x > 0),
+        },
+        with_specials(3, 64),
+        with_specials(3, 64).flip(1).contiguous(),
+    )
+
+
+def test_bounds_keep_nan():
+    check_each(
+        {
+            "both": lambda x: x.clamp(-1, 1),
+            "low": lambda x: x.clamp(min=0),
+            "high": lambda x: x.clamp(max=0.5),
+            "tensors": lambda x: x.clamp(x.abs() - 1, x.abs()),
+            "relu_of_max": lambda x: torch.relu(torch.maximum(x, -x)),
+        },
+        with_specials(3, 64),
+    )
+
+
+def test_a_zero_factor_keeps_nan():
+    check_each(
+        {
+            "number": lambda x: x * 0,
+            "constant": lambda x: x * torch.tensor(0.0),
+            "zero_over_x": lambda x: 0 / x,
+            "x_over_zero": lambda x: x / 0,
+        },
+        with_specials(3, 64),
+    )
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 4, 0.5, -0.5, -1, 1.7, 0, -2])
+def test_powers(exponent: float):
+    check(lambda x: x.abs() ** exponent, with_specials(64))
+
+
+def test_powers_of_tensors():
+    check_each({"tensors": torch.pow, "number": lambda x, y: torch.pow(2.0, y)}, torch.rand(64), torch.randn(64))
+
+
+def test_booleans_and_integers_promote_as_in_eager():
+    flags = torch.rand(3, 16) > 0.5
+    whole = torch.randint(-5, 6, (3, 16))
+    check_each(
+        {
+            "add_flags": lambda b, i, x: b + (i > 0),
+            "mul_flags": lambda b, i, x: b * (i > 0),
+            "flag_float": lambda b, i, x: b * x,
+            "int_float": lambda b, i, x: i + x,
+            "int_number": lambda b, i, x: i + 2.5,
+            "true_div": lambda b, i, x: i / 3,
+            "floor_div": lambda b, i, x: i // 3,
+            "floor_div_negative": lambda b, i, x: i // -3,
+            "floor_div_float": lambda b, i, x: i // 2.5,
+            "trunc_div": lambda b, i, x: torch.div(i, 3, rounding_mode="trunc"),
+            "remainder": lambda b, i, x: i % -3,
+            "fmod": lambda b, i, x: torch.fmod(i, 3),
+            "bits": lambda b, i, x: (i & 6) | (i ^ 3),
+            "not": lambda b, i, x: (~i, ~b),
+            "logic": lambda b, i, x: torch.logical_xor(b, i) | torch.logical_and(i, x),
+            "clamp": lambda b, i, x: i.clamp(-1, 2),
+            "square": lambda b, i, x: i**2,
+            "where": lambda b, i, x: torch.where(b, i, x),
+            "round": lambda b, i, x: torch.round(i),
+            "sqrt": lambda b, i, x: torch.sqrt(i.abs()),
+        },
+        flags,
+        whole,
+        torch.randn(3, 16),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype: torch.dtype):
+    check_each(
+        {
+            "to": lambda x, y: x.to(dtype),
+            "from": lambda x, y: y.float(),
+            "add": lambda x, y: y + y,
+            "mix": lambda x, y: x * y,
+            "exp": lambda x, y: torch.exp(y * 0.5),
+            "relu": lambda x, y: torch.relu(y),
+            "zero_dim": lambda x, y: y * torch.tensor(2, dtype=dtype),
+        },
+        torch.rand(3, 32) * 5,
+        torch.randint(0, 5, (3, 32)).to(dtype),
+    )
+
+
+def test_double_precision_functions_are_doubly_precise():
+    names = ("erf", "tanh", "exp", "sigmoid", "log1p", "sinh", "cos")
+    check_each(
+        {name: getattr(torch, name) for name in names}, torch.randn(3, 32, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("shapes", [((4, 1, 3), (5, 1)), ((), (3,)), ((), ()), ((0, 3), (1, 3))])
+def test_broadcasting(shapes: tuple[tuple[int, ...], ...]):
+    check(lambda x, y: x + y, *(torch.randn(shape) for shape in shapes))
+
+
+def test_a_division_that_may_end_the_process_is_refused():
+    with pytest.raises(UnsupportedOperator, match="may be by zero"):
+        compiled(lambda x, y: x // y, torch.tensor([1]), torch.tensor([0]))

@@ -1,0 +1,17 @@
+"""What a person needs of an error message of TVM."""
+
+from __future__ import annotations
+
+#: Longer lines are cut: TVM prints whole programs.
+LONGEST = 300
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message that says something.
+
+    TVM puts the frames of its own stack, and drawings of the program, around it.
+    """
+    lines = [line.strip() for line in str(error).splitlines()]
+    frames = ("Traceback", "File ", "^", "#", "@")
+    said = [line for line in lines if line and not line.startswith(frames)]
+    return said[0][:LONGEST] if said else type(error).__name__

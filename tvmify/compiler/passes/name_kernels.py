@@ -1,0 +1,41 @@
+"""Prefix the names of kernels, so that none is a function of the C library.
+
+LLVM takes a call of ``round`` or ``pow`` for the library's, sees that it has no effect, and drops
+it. In a profile, the prefix says whose the symbols are.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+PREFIX = "tvmify_"
+
+
+@tvm.transform.module_pass(opt_level=0, name="NameKernels")
+class NameKernels:
+    """Rename every TIR function, and the calls of it."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite the module."""
+        renamer = _Renamer()
+        functions = ir_mod.functions_items()
+        for variable, function in functions:
+            if isinstance(function, tirx.PrimFunc):
+                renamed = renamer.builder_.add_func(function, PREFIX + variable.name_hint)
+                renamer.names[variable] = renamed
+        for variable, function in functions:
+            if isinstance(function, relax.Function):
+                renamer.builder_.add_func(renamer.visit_expr(function), variable.name_hint)
+        return renamer.builder_.get()
+
+
+@mutator
+class _Renamer(PyExprMutator):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[tvm.ir.GlobalVar, tvm.ir.GlobalVar] = {}
+
+    def visit_global_var_(self, op: tvm.ir.GlobalVar) -> tvm.ir.GlobalVar:
+        return self.names.get(op, op)
