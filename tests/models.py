@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -44,7 +46,7 @@ class ResNet18(nn.Module):
                     BasicBlock(inputs, outputs, 1 if inputs == outputs else 2),
                     BasicBlock(outputs, outputs, 1),
                 )
-                for inputs, outputs in zip(widths, widths[1:], strict=False)
+                for inputs, outputs in pairwise(widths)
             )
         )
         self.fc = nn.Linear(512, classes)

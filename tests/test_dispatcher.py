@@ -549,6 +549,70 @@ def test_a_registered_pytree_goes_in_and_out(inference: None) -> None:
     assert fast.cache_info().hits == 1
 
 
+BASE = torch.linspace(-1, 1, 65)
+
+ODD_TENSORS = {
+    "transposed": BASE[:64].reshape(8, 8).t(),
+    "strided": BASE[::3],
+    "misaligned": BASE[1:],
+    "expanded": BASE[:1].expand(4, 5),
+    "channels last": BASE[:64].reshape(1, 4, 4, 4).contiguous(memory_format=torch.channels_last),
+    "zero-size": torch.empty(0),
+    "zero-size in two dimensions": torch.empty(3, 0),
+    "0-dim": torch.tensor(0.5),
+}
+
+
+@pytest.mark.parametrize("name", ODD_TENSORS)
+def test_odd_tensors_are_right(name: str, inference: None) -> None:
+    def normalised(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x) / (x.abs() + 1) - x
+
+    fast = decorate(normalised, strict=True)
+    assert_close_to_reference(fast(ODD_TENSORS[name]), normalised, (ODD_TENSORS[name],))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5), "only its first result"),
+        (lambda x: x.max(1), "torch.return_types.max"),
+        (lambda x: (x, 3), "computes no tensor"),
+        (lambda x: x + torch.rand(3, 4), "aten.rand"),
+        (lambda x: x[x > 0], "depends on the values of tensors"),
+        (lambda x: x.add_(0), "aten.add_"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why_and_runs_eager(
+    function: Callable[[torch.Tensor], Any], reason: str, inference: None
+) -> None:
+    fast = decorate(function)
+    with pytest.warns(TvmifyWarning, match=reason):
+        torch.manual_seed(1)
+        result = fast(X.clone())
+    torch.manual_seed(1)
+    torch.testing.assert_close(result, function(X.clone()), rtol=0, atol=0)
+    strict = decorate(function, strict=True)
+    with pytest.raises(tvmify.NotCompiled, match=reason):
+        strict(X.clone())
+
+
+def test_an_argument_that_is_returned_is_the_same_object(inference: None) -> None:
+    fast = decorate(lambda x: (x, x + 1), strict=True)
+    assert fast(X)[0] is X
+
+
+def test_results_belong_to_the_caller(inference: None) -> None:
+    fast = decorate(Minus().eval(), strict=True)
+    first = fast(X, X * 2)
+    kept = first.clone()
+    for _ in range(10):
+        fast(X * 5, X)
+    assert torch.equal(first, kept)
+    first.zero_()
+    assert torch.equal(fast(X, X * 2), kept)
+
+
 def test_threads_that_call_first_together_build_once() -> None:
     plain = Scaled().eval()
     fast: Any = decorate(plain, strict=True)

@@ -88,7 +88,7 @@ class UnsupportedOperator(NotCompiled):
         self.detail = detail
         super().__init__(
             f"TVM cannot compile {', '.join(self.operators)}" + (f": {detail}" if detail else ""),
-            "Run this module in eager PyTorch, or decorate the submodules around the operator.",
+            "To compile the rest, decorate the submodules around the operator instead.",
         )
 
     def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str]]:  # type: ignore[override]

@@ -17,7 +17,7 @@ def structure_text(structure: pytree.TreeSpec) -> str:
     Raises
     ------
     NotCompiled
-        It holds a class that another process cannot find by its name.
+        It holds a class that has no name under which another process could find it.
     """
     for cls in _named_tuples(structure):
         name = f"{cls.__module__}.{cls.__qualname__}"
@@ -27,7 +27,14 @@ def structure_text(structure: pytree.TreeSpec) -> str:
                 "Define the class at the top level of a module.",
             )
         _register(cls, name)
-    return pytree.treespec_dumps(structure)
+    try:
+        return pytree.treespec_dumps(structure)
+    except NotImplementedError as error:
+        raise NotCompiled(
+            f"the structure of the result cannot be stored: {error}",
+            "Return a tuple, list, dict or named tuple, or register the class with "
+            "torch.utils._pytree under a serialized_type_name.",
+        ) from error
 
 
 def structure_of(text: str) -> pytree.TreeSpec:

@@ -22,7 +22,7 @@ from tests.models import trained
         {"kernel_size": 3, "padding": 2, "dilation": 2},
         {"kernel_size": 3, "groups": 2},
         {"kernel_size": 3, "groups": 8, "bias": False},
-        {"kernel_size": 4, "padding": "same"},
+        {"kernel_size": 5, "padding": "same"},
         {"kernel_size": 3, "padding": 1, "padding_mode": "reflect"},
     ],
     ids=str,
@@ -77,6 +77,27 @@ def test_batch_norm_is_folded_into_the_convolution():
 
 def _kernels_of_main(kernels: dict[str, str]) -> list[str]:
     return [name for name, rule in kernels.items() if rule.startswith(("conv2d", "matmul"))]
+
+
+class ChannelsLastNorm(nn.Module):
+    """A layer norm over channels between convolutions, as in ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.first(x).permute(0, 2, 3, 1))
+        return self.second(y.permute(0, 3, 1, 2))
+
+
+def test_transposes_that_undo_each_other_disappear():
+    artifact = check(ChannelsLastNorm(), torch.randn(1, 8, 9, 9))
+    # What is left: one of the input and one of the result.
+    names = [name for name in artifact.report["kernels"] if name.startswith("transpose")]
+    assert len(names) == 2
+    assert "fused_conv2d_add" in artifact.report["kernels"]
 
 
 def test_batch_norm_where_it_cannot_be_folded():
@@ -181,6 +202,7 @@ def test_linear_layers(dtype: torch.dtype):
     check(nn.Linear(64, 48).to(dtype), torch.randn(3, 64, dtype=dtype))
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
 def test_recurrent_layers():
     check(nn.LSTM(8, 16), torch.randn(3, 2, 8))
     check(nn.GRU(8, 16, batch_first=True), torch.randn(2, 3, 8))

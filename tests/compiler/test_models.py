@@ -47,7 +47,9 @@ def test_bert(padded: int):
 
 
 def test_gpt2():
-    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=100, use_cache=False)
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=2, vocab_size=100, use_cache=False
+    )
     model = Logits(transformers.GPT2LMHeadModel(config).eval())
     check(model, input_ids=torch.randint(0, 100, (1, 16)))
 

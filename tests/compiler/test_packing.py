@@ -12,7 +12,9 @@ from tvmify.runtime import Executor, PackedWeights
 
 def convnet() -> nn.Module:
     return trained(
-        nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1))
+        nn.Sequential(
+            nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1)
+        )
     )
 
 

@@ -178,18 +178,19 @@ class Importer(ExportedProgramImporter):
         weights: dict[str, relax.Var] = {}
         leaf = -1
         for spec in self.program.graph_signature.input_specs:
-            leaf += spec.kind is InputKind.USER_INPUT
+            is_input = spec.kind is InputKind.USER_INPUT
+            leaf += is_input
             if not isinstance(spec.arg, TensorArgument):
                 continue
             node = placeholders[spec.arg.name]
-            if not node.users:
-                continue
+            if not any(user.op != "output" or not is_input for user in node.users):
+                continue  # not read; what is only handed back never enters the program
             if spec.kind is InputKind.CONSTANT_TENSOR:
                 self.env[node] = self._constant(self.program.constants[str(spec.target)])
                 continue
             var = relax.Var(node.name, _tensor_type(node.meta["val"], node.name))
             self.env[node] = var
-            if spec.kind is InputKind.USER_INPUT:
+            if is_input:
                 inputs[leaf] = var
             else:
                 weights[node.name] = var
@@ -206,7 +207,9 @@ class Importer(ExportedProgramImporter):
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor) and expected.numel() == 0:
-            return self._constant(torch.empty(expected.shape, dtype=expected.dtype))
+            # Computed, since TVM can store a constant without elements but not load it again.
+            shape, dtype = list(expected.shape), dtype_name(expected.dtype)
+            return self.emit(relax.op.zeros(shape, dtype))
         name = operators.short_name(node)
         convert = CONVERTERS.get(name)
         try:
@@ -254,6 +257,9 @@ class Importer(ExportedProgramImporter):
             elif spec.arg.name in leaves:
                 outputs.append(("argument", leaves[spec.arg.name]))
             else:
+                if self.env[node] is None:  # a statistic that inference has no use for
+                    source = operators.name(node.args[0])
+                    raise UnsupportedOperator([source], "only its first result is computed")
                 if node not in position:
                     position[node] = len(tensors)
                     tensors.append(self.env[node])

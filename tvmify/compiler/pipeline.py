@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 
+from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
@@ -35,12 +36,16 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         relax.transform.DeadCodeElimination(),
         # Channels last: the layout that the convolution schedules are written for.
         relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
+        CancelTransposes(),
         relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
         # Softmax, normalization … in terms of simpler operators where Relax has inference forms.
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         # Operators become calls of TIR functions; ours pack the weights in a call of its own.
-        relax.transform.LegalizeOps(KEEP_NAN | LEGALIZE),
+        relax.transform.LegalizeOps(
+            KEEP_NAN | LEGALIZE | {"relax.nn.max_pool2d": _legalize_max_pool2d}
+        ),
         relax.transform.DeadCodeElimination(),
         # What depends on weights only moves into ``pack``.
         relax.transform.LiftTransformParams(),
@@ -80,3 +85,9 @@ def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     ]
     with target:
         return tvm.transform.Sequential(passes)(ir_mod)
+
+
+def _legalize_max_pool2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    # The schedule's own is for channels last, which ConvertLayout gives a pool among convolutions.
+    legalizers = LEGALIZE if str(call.attrs.layout) == "NHWC" else KEEP_NAN
+    return legalizers["relax.nn.max_pool2d"](builder, call)

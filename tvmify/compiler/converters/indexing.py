@@ -55,7 +55,7 @@ def positions(importer: Importer, index: fx.Node, extent: int, *, wrap: bool) ->
 def embedding(importer: Importer, node: fx.Node) -> relax.Expr:
     table, index = node.args[:2]
     at = positions(importer, index, importer.shape(table)[0], wrap=False)  # type: ignore[arg-type]
-    return importer.emit_te(_take, importer.tensor(table), at, 0)
+    return importer.emit_te(take, importer.tensor(table), at, 0)
 
 
 @converts("index_select.default")
@@ -64,7 +64,7 @@ def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
     shape = importer.shape(source)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
-    return importer.emit_te(_take, importer.tensor(source), at, axis)
+    return importer.emit_te(take, importer.tensor(source), at, axis)
 
 
 @converts("gather.default")
@@ -76,13 +76,13 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
 
-    def compute(x: te.Tensor, where: te.Tensor) -> te.Tensor:
+    def gathered(x: te.Tensor, where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             return x(*i[:axis], where(*i), *i[axis + 1 :])
 
         return te.compute(where.shape, element, name="gather")
 
-    return importer.emit_te(compute, importer.tensor(source), at)
+    return importer.emit_te(gathered, importer.tensor(source), at)
 
 
 @converts("index.Tensor")
@@ -101,7 +101,7 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
     out = importer.shape(node)
     rank = max(len(importer.shape(indices[a])) for a in indexed)  # type: ignore[index]
 
-    def compute(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
+    def taken(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             common, rest = i[first : first + rank], iter(i[:first] + i[first + rank :])
             found = iter(_broadcast(w, common) for w in where)
@@ -109,7 +109,7 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(out, element, name="index")
 
-    return importer.emit_te(compute, importer.tensor(source), *at)
+    return importer.emit_te(taken, importer.tensor(source), *at)
 
 
 @converts("one_hot.default")
@@ -117,13 +117,13 @@ def one_hot(importer: Importer, node: fx.Node) -> relax.Expr:
     shape = importer.shape(node)
     at = positions(importer, node.args[0], shape[-1], wrap=False)  # type: ignore[arg-type]
 
-    def compute(where: te.Tensor) -> te.Tensor:
+    def one_hot_of(where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             return tirx.Cast("int64", where(*i[:-1]) == i[-1])
 
         return te.compute(shape, element, name="one_hot")
 
-    return importer.emit_te(compute, at, primfunc_name_hint="one_hot")
+    return importer.emit_te(one_hot_of, at)
 
 
 @converts("scatter.src", "scatter.value", "scatter_add.default")
@@ -194,7 +194,7 @@ def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
         bounds = (importer.argument(node, i, n) for i, n in ((3, "start"), (4, "end"), (5, "step")))
         start, end, step = slice(*bounds).indices(shape[axis])
 
-    def compute(old: te.Tensor, new: te.Tensor) -> te.Tensor:
+    def slice_written(old: te.Tensor, new: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             offset = i[axis] - start
             inside = tirx.all(offset >= 0, i[axis] < end, tirx.floormod(offset, step) == 0)
@@ -203,7 +203,7 @@ def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(shape, element, name="scatter_slice")
 
-    return importer.emit_te(compute, x, part)
+    return importer.emit_te(slice_written, x, part)
 
 
 def _write(
@@ -230,7 +230,7 @@ def _write(
     )
 
 
-def _take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:
+def take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:
     rank = len(index.shape)
 
     def element(*i: Any) -> Any:

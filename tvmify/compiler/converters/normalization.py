@@ -71,7 +71,7 @@ def batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
     """One multiplication and one addition per element, in terms of the weights alone.
 
     They are lifted to the pack function, or folded into a convolution (see
-    `tvmify.compiler.passes.fold_scale`).
+    `tvmify.compiler.passes.fold_batch_norm`).
     """
     source, weight, bias, mean, variance, _, eps = node.args
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]

@@ -68,7 +68,7 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
         # This form follows the layout of the network around it, and is scheduled.
         return relax.op.nn.avg_pool2d(x, size, stride, padding * 2, count_include_pad=with_padding)
 
-    def compute(image: te.Tensor) -> te.Tensor:
+    def average_pool_of(image: te.Tensor) -> te.Tensor:
         offsets = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(size)]
 
         def total(*indices: Any) -> Any:
@@ -99,7 +99,7 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(out, mean, name="window_mean")
 
-    return importer.emit_te(compute, x)
+    return importer.emit_te(average_pool_of, x)
 
 
 @converts(

@@ -82,9 +82,7 @@ def expm1(x: Scalar) -> Scalar:
 def remainder(x: Scalar, y: Scalar) -> Scalar:
     """Return the remainder of floats with the sign of the divisor, as torch computes it."""
     rest = fmod(x, y)
-    zero = _number(0.0, x)
-    differ = tirx.any(tirx.all(rest < zero, y > zero), tirx.all(rest > zero, y < zero))
-    return tirx.Select(differ, rest + y, rest)
+    return tirx.Select(_signs_differ(rest, y), rest + y, rest)
 
 
 def floor_divide(x: Scalar, y: Scalar) -> Scalar:
@@ -92,9 +90,16 @@ def floor_divide(x: Scalar, y: Scalar) -> Scalar:
 
     The floor of the rounded quotient may be one too large.
     """
-    quotient = (x - remainder(x, y)) / y
-    rounded = tirx.nearbyint(quotient)
-    return tirx.Select(y == _number(0.0, y), x / y, rounded)
+    rest = fmod(x, y)
+    quotient = (x - rest) / y
+    one = _number(1.0, x)
+    floored = tirx.nearbyint(tirx.Select(_signs_differ(rest, y), quotient - one, quotient))
+    return tirx.Select(y == _number(0.0, y), x / y, floored)
+
+
+def _signs_differ(rest: Scalar, divisor: Scalar) -> Scalar:
+    zero = _number(0.0, rest)
+    return tirx.any(tirx.all(rest < zero, divisor > zero), tirx.all(rest > zero, divisor < zero))
 
 
 def trunc_divide(x: Scalar, y: Scalar) -> Scalar:

@@ -95,7 +95,7 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     shape, out = importer.shape(node.args[0]), importer.shape(node)
     before = [0] * (len(shape) - len(widths) // 2) + widths[-2::-2]
 
-    def compute(x: te.Tensor) -> te.Tensor:
+    def padded(x: te.Tensor) -> te.Tensor:
         def element(*indices: Any) -> Any:
             at = [i - b for i, b in zip(indices, before, strict=True)]
             inside = [a >= 0 for a, b in zip(at, before, strict=True) if b > 0]
@@ -110,7 +110,7 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(out, element, name="pad")
 
-    return importer.emit_te(compute, importer.tensor(node.args[0]))
+    return importer.emit_te(padded, importer.tensor(node.args[0]))
 
 
 @converts("select.int", "slice.Tensor")
@@ -158,7 +158,7 @@ def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
     )
     first, second = first % rank, second % rank
 
-    def compute(x: te.Tensor) -> te.Tensor:
+    def diagonal_of(x: te.Tensor) -> te.Tensor:
         def element(*indices: Any) -> Any:
             rest, along = iter(indices[:-1]), indices[-1]
             place = {first: along - min(offset, 0), second: along + max(offset, 0)}
@@ -166,7 +166,7 @@ def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(importer.shape(node), element, name="diagonal")
 
-    return importer.emit_te(compute, importer.tensor(node.args[0]), primfunc_name_hint="diagonal")
+    return importer.emit_te(diagonal_of, importer.tensor(node.args[0]))
 
 
 @converts("unfold.default")
@@ -175,11 +175,11 @@ def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, _, step = node.args
     axis = int(axis) % len(importer.shape(source))  # type: ignore[arg-type]
 
-    def compute(x: te.Tensor) -> te.Tensor:
+    def windows_of(x: te.Tensor) -> te.Tensor:
         def element(*indices: Any) -> Any:
             start = indices[axis] * step + indices[-1]
             return x(*indices[:axis], start, *indices[axis + 1 : -1])
 
         return te.compute(importer.shape(node), element, name="unfold")
 
-    return importer.emit_te(compute, importer.tensor(source), primfunc_name_hint="unfold")
+    return importer.emit_te(windows_of, importer.tensor(source))

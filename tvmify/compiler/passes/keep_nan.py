@@ -235,6 +235,7 @@ KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
     "relax.min": _legalize_reduction(largest=False),
     "relax.minimum": _legalize(minimum),
     "relax.multiply": _legalize(_multiply, zero_as_tensor=True),
+    "relax.nn.max_pool2d": _legalize_max_pool,
     "relax.nn.max_pool3d": _legalize_max_pool,
     "relax.nn.relu": _legalize(_relu),
     "relax.not_equal": _legalize(_not_equal),

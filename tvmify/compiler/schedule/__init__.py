@@ -10,6 +10,7 @@ from tvm.target import Target
 from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction
 from tvmify.compiler.schedule.elementwise import Elementwise
+from tvmify.compiler.schedule.empty import Empty
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.tails import split_tails
 
@@ -29,6 +30,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
 
 #: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
 RULES: tuple[Rule, ...] = (
+    Empty(),
     conv2d.Conv2d(),
     depthwise.Depthwise(),
     matmul.Matmul(),

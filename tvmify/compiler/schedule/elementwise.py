@@ -114,7 +114,7 @@ def schedule_block(
         sch.vectorize(vector)
     if reduced:
         initial = sch.decompose_reduction(block, sch.get_loops(block)[1 if outer else 0])
-        if vector is not None:
+        if vector is not None and sch.get_loops(initial):
             sch.vectorize(sch.get_loops(initial)[-1])
 
 
@@ -144,7 +144,7 @@ def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
     for i, axis in enumerate(axes):
         position = len(index) - len(axes) + i
         minimum, size = index[position]
-        if int(size) != 1 or not minimum.same_as(axis.var):
+        if not isinstance(size, tirx.IntImm) or int(size) != 1 or not minimum.same_as(axis.var):
             return False
         if i > 0 and shape[position] != int(axis.dom.extent):
             return False
