@@ -111,8 +111,8 @@ class Executor:
     def call(self) -> Call:
         """Return the callable that takes the leaves of the arguments and returns the result.
 
-        An output that is a view of an argument shares its memory, as in eager PyTorch. All others
-        own theirs: no later call writes to it.
+        An argument that the program returns comes back as the caller's own tensor. All other
+        outputs own their memory, also where eager would return a view: no later call writes to it.
         """
         structure = structure_of(self.artifact.output_structure)
         outputs = list(self.artifact.outputs)
