@@ -10,22 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from examples.resnet import ResNet18
+from tests.models import resnet18
 from tests.tolerances import assert_close_to_reference
 from tvmify import tvmify
 
 
-def randomise_statistics(module: nn.Module) -> nn.Module:
-    """Give batch norms statistics that folding them wrongly would show."""
-    for part in module.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            nn.init.normal_(part.running_mean, std=0.1)  # type: ignore[arg-type]
-            nn.init.uniform_(part.running_var, 0.5, 1.5)  # type: ignore[arg-type]
-    return module.eval()
-
-
 def test_resnet18_in_several_shapes_with_one_copy_of_weights(inference: None) -> None:
-    net = randomise_statistics(ResNet18())
+    net = resnet18()
     fast: Any = tvmify(net, strict=True)
     for shape in ((1, 3, 224, 224), (2, 3, 64, 96)):
         x = torch.randn(shape)

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils._device import DeviceContext
 
 from tvmify import keys, options
 from tvmify.artifact import Artifact
@@ -38,6 +37,8 @@ from tvmify.runtime import (
     attach,
     cpu_features,
     flatten,
+    is_being_transformed,
+    unusual_signature,
     watch,
 )
 from tvmify.signature import Signature, check_tensor
@@ -194,7 +195,7 @@ class Dispatcher:
     def _find(self, args: Args, kwargs: Kwargs) -> tuple[tuple[Any, ...], Entry]:
         leaves, signature = flatten(args, kwargs)
         if signature is None:
-            leaves, signature = _unusual_signature(args, kwargs)
+            leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
                 return leaves, self._outside(args, kwargs)
         return leaves, self._lookup(signature) or self._prepare(signature, args, kwargs)
@@ -312,7 +313,7 @@ class Dispatcher:
     def _outside(self, args: Args, kwargs: Kwargs) -> Entry:
         """Return the entry of a call whose arguments, or surroundings, have no signature."""
         entry = Entry("not described")
-        if not _is_being_transformed():
+        if not is_being_transformed():
             try:
                 Signature.of(args, kwargs)
             except NotCompiled as reason:
@@ -410,32 +411,3 @@ class Dispatcher:
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:
     if (alive := dispatcher()) is not None:
         alive.refresh()
-
-
-def _unusual_signature(
-    args: Args, kwargs: Kwargs
-) -> tuple[tuple[Any, ...], tuple[Hashable, ...] | None]:
-    """Describe a call in Python where `flatten` did not, or return None for its signature."""
-    if _is_being_transformed():
-        return (), None
-    # A default device is a mode of torch functions, which `flatten` leaves alone; it is the one
-    # such mode that compiled code can follow, because the key names it.
-    with torch._C.DisableTorchFunction():
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        leaves, signature = flatten(tuple(leaves), {})
-    if signature is None:
-        return (), None
-    return leaves, (signature, str(structure), torch.get_default_device())
-
-
-def _is_being_transformed() -> bool:
-    """Whether a trace, an export or a function transform looks at the operators of this call."""
-    modes = [
-        torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())
-    ]
-    return (
-        torch.jit.is_tracing()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
-        or any(not isinstance(mode, DeviceContext) for mode in modes)
-    )

@@ -38,7 +38,7 @@ def layer_norm(importer: Importer, node: fx.Node) -> Any:
 
 @converts("native_group_norm.default")
 def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
-    source, weight, bias, _, channels, _, groups, eps = node.args
+    source, weight, bias, _, _channels, _, groups, eps = node.args
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
@@ -56,14 +56,7 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
         epsilon=float(eps),
     )
     result = importer.emit(relax.op.reshape(normal, list(shape)))
-    per_channel = [1, int(channels)] + [1] * (len(shape) - 2)
-    if weight is not None:
-        scale = relax.op.reshape(importer.tensor(weight, dtype), per_channel)
-        result = importer.emit(relax.op.multiply(result, scale))
-    if bias is not None:
-        shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
-        result = importer.emit(relax.op.add(result, shift))
-    return result, None, None
+    return _per_channel(importer, result, weight, bias, dtype), None, None
 
 
 @converts("_native_batch_norm_legit_no_training.default")
@@ -99,18 +92,26 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
     axes = [0, *range(2, len(shape))]
-    per_channel = [1, shape[1]] + [1] * (len(shape) - 2)
     centred = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
     variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
     deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))
     result = importer.emit(relax.op.divide(centred, deviation))
+    return _per_channel(importer, result, weight, bias, dtype), None, None
+
+
+def _per_channel(
+    importer: Importer, x: relax.Expr, weight: Any, bias: Any, dtype: torch.dtype
+) -> relax.Expr:
+    """Scale and shift each channel, by what there is of the two."""
+    shape = x.ty.shape
+    per_channel = [1, int(shape[1])] + [1] * (len(shape) - 2)
     if weight is not None:
         scale = relax.op.reshape(importer.tensor(weight, dtype), per_channel)
-        result = importer.emit(relax.op.multiply(result, scale))
+        x = importer.emit(relax.op.multiply(x, scale))
     if bias is not None:
         shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
-        result = importer.emit(relax.op.add(result, shift))
-    return result, None, None
+        x = importer.emit(relax.op.add(x, shift))
+    return x
 
 
 def _scale(
