@@ -395,7 +395,7 @@ class Dispatcher:
         stages.begin("export")
         with torch.no_grad():
             exported = program.export(args, kwargs)
-        artifact = compile(exported, target, stages.begin)
+        artifact = compile(exported, target, stages.begin, self.options.accuracy)
         self._builds += 1
         return artifact
 

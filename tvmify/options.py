@@ -29,6 +29,13 @@ class CompileOptions:
     target
         What TVM builds for: ``"llvm"``, ``"cuda"``, a dict of TVM's target attributes with a
         ``"kind"``, or None to follow the device of the inputs.
+    accuracy
+        ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
+        eager PyTorch or 1.5e-6 of the largest output. ``"strict"``: at most 2 times eager's, which
+        rules out the Winograd convolutions and costs some speed.
+    tune
+        None: kernels are chosen by rule. ``"quick"``: candidates for each kernel are timed for
+        some milliseconds, once per workload and processor.
     strict
         Raise the `NotCompiled` error instead of running in eager PyTorch.
     cache
@@ -42,6 +49,8 @@ class CompileOptions:
 
     # The target has an entry of its own in the key, resolved for the device of the call.
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
+    accuracy: str = "default"
+    tune: str | None = None
     strict: bool = field(default=False, metadata=_NOT_KEYED)
     cache: bool | str | os.PathLike[str] = field(default=True, metadata=_NOT_KEYED)
     cache_size: int = field(default=64, metadata=_NOT_KEYED)
@@ -49,6 +58,13 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         targets.check(self.target)
+        _expect(
+            self.accuracy in ("default", "strict"),
+            "accuracy",
+            self.accuracy,
+            "'default' or 'strict'",
+        )
+        _expect(self.tune in (None, "quick"), "tune", self.tune, "None or 'quick'")
         _expect(isinstance(self.strict, bool), "strict", self.strict, "True or False")
         _expect(
             isinstance(self.cache, (bool, str, os.PathLike)),

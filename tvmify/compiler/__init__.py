@@ -27,7 +27,10 @@ _QUIETLY_ONE_AT_A_TIME = threading.Lock()
 
 
 def compile(
-    program: ExportedProgram, target: Target, on_stage: Callable[[str], object] = lambda name: None
+    program: ExportedProgram,
+    target: Target,
+    on_stage: Callable[[str], object] = lambda name: None,
+    accuracy: str = "default",
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
@@ -40,6 +43,8 @@ def compile(
     on_stage
         Called with the name of each stage as it begins: ``"import"``, ``"lower"``,
         ``"schedule"``, ``"build"``, ``"link"``.
+    accuracy
+        ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
 
     Raises
     ------
@@ -55,7 +60,7 @@ def compile(
         # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
         warnings.simplefilter("ignore")
         try:
-            return _compile(program, target, stages)
+            return _compile(program, target, stages, accuracy)
         except NotCompiled:
             raise
         except Exception as error:
@@ -66,7 +71,7 @@ def compile(
             ) from error
 
 
-def _compile(program: ExportedProgram, target: Target, stages: _Stages) -> Artifact:
+def _compile(program: ExportedProgram, target: Target, stages: _Stages, accuracy: str) -> Artifact:
     # Imported here: TVM costs seconds, and a warm process must not load its compiler.
     with stages("import"):
         from tvmify.compiler.environment import prepare_tvm
@@ -75,10 +80,11 @@ def _compile(program: ExportedProgram, target: Target, stages: _Stages) -> Artif
         from tvmify.compiler import build, pipeline
         from tvmify.compiler.importer import import_program
         from tvmify.compiler.packing import packed_keys
-        from tvmify.compiler.schedule import schedule
+        from tvmify.compiler.schedule import choice, schedule
 
         imported = import_program(program)
-    with stages("lower"):
+    choices = choice.Choices(accuracy)
+    with stages("lower"), choice.choosing(choices):
         tvm_target = pipeline.tvm_target(target)
         lowered = pipeline.lower(imported.ir_mod, tvm_target)
         packed = packed_keys(lowered, imported.weights)

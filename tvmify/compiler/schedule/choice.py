@@ -1,0 +1,72 @@
+"""Which of several ways to do the same work: the rule's, unless another was measured faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What legalizers and rules may choose among while one program is compiled.
+
+    Attributes
+    ----------
+    accuracy
+        ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
+    measured
+        For a workload the name of the candidate that was measured to be the fastest.
+    asked
+        Filled as the program is compiled: for each workload the names of its candidates, the
+        heuristic's choice first.
+    """
+
+    accuracy: str = "default"
+    measured: Mapping[str, str] = field(default_factory=dict)
+    asked: dict[str, list[str]] = field(default_factory=dict)
+
+
+_CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
+
+
+@contextmanager
+def choosing(choices: Choices) -> Iterator[Choices]:
+    """Let `choose` and `is_strict` follow these choices."""
+    token = _CURRENT.set(choices)
+    try:
+        yield choices
+    finally:
+        _CURRENT.reset(token)
+
+
+def is_strict() -> bool:
+    """Whether only kernels are allowed whose errors stay within twice those of eager."""
+    return _current().accuracy == "strict"
+
+
+def choose(workload: str, candidates: Sequence[T]) -> T:
+    """Return the candidate measured fastest for a workload, else the first.
+
+    Parameters
+    ----------
+    workload
+        All that decides how fast a candidate is: the operator with its shapes, dtypes and
+        attributes. Not the processor, which measurements are kept apart for.
+    candidates
+        In the order in which the heuristic likes them. ``str`` of each is its name, and has to be
+        the same in every process.
+    """
+    current = _current()
+    names = [str(candidate) for candidate in candidates]
+    current.asked.setdefault(workload, names)
+    best = current.measured.get(workload)
+    return candidates[names.index(best)] if best in names else candidates[0]
+
+
+def _current() -> Choices:
+    return _CURRENT.get() or Choices()
