@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvmify import dispatcher
+from tvmify import obtain
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,15 @@ def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def _compiled_code_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use compiled code whether or not it is faster: no test shall depend on timing."""
+    monkeypatch.setenv("TVMIFY_COMPARE", "0")
+
+
+@pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the code that earlier tests loaded, as a new process would."""
-    monkeypatch.setattr(dispatcher, "_LOADED", weakref.WeakValueDictionary())
+    monkeypatch.setattr(obtain, "_LOADED", weakref.WeakValueDictionary())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Artifact:
         ``["constant", value]``.
     output_structure
         The pytree of the result, as `tvmify.structure.structure_text` writes it.
+    verdicts
+        For each number of threads, as a text, the seconds of a call when compiled and in eager
+        PyTorch (see `tvmify.verdict`), as far as they were compared.
     report
         What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
         operators, seconds per stage.
@@ -49,6 +52,7 @@ class Artifact:
     packed: tuple[str, ...]
     outputs: tuple[tuple[str, Any], ...]
     output_structure: str
+    verdicts: dict[str, tuple[float, float]] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
 
     def description(self) -> dict[str, Any]:

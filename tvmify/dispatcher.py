@@ -22,11 +22,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tvmify import keys, options
-from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key, MemoryCache
+from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program, capture, resolve
 from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
+from tvmify.obtain import BUILT, LOADED, keep, obtain
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import (
@@ -42,18 +42,14 @@ from tvmify.runtime import (
     watch,
 )
 from tvmify.signature import Signature, check_tensor
-from tvmify.target import Target, target_for
+from tvmify.target import target_for
+from tvmify.verdict import judge
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 # A module that was seen in more states than this changes itself from call to call.
 _MOST_STATES = 32
-
-# Executors by the digest of their key: instances that differ only in weights share the code.
-_LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
-# Held while a program is looked up on disk or built, so that a process builds each only once.
-_BUILDING = threading.RLock()
 
 
 @dataclass
@@ -158,7 +154,7 @@ class Dispatcher:
         return result
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> None:
-        """Do all that `__call__` does, except to run anything."""
+        """Do all that `__call__` does, except to return a result."""
         _, entry = self._find(args, kwargs)
         self._report(entry)
 
@@ -279,11 +275,18 @@ class Dispatcher:
             stages.begin("capture")
             program = self._capture(args, kwargs, entry)
             key = self._key(program, signature)
-            executor = self._load_or_build(key, program, args, kwargs, entry, stages)
-            stages.begin("bind")
+            executor, source = obtain(key, program, args, kwargs, self.options, stages.begin)
+            self._builds += source == BUILT
+            self._disk_hits += source == LOADED
+            entry.notes |= {"key": key.digest, "code": source}
             entry.executor = executor
+            stages.begin("bind")
             self._bind(entry)
             entry.run = executor.call()
+            stages.begin("compare")
+            if self._judge(entry, args, kwargs) or source == BUILT:
+                stages.begin("store")
+                keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
             entry.reason = reason
         return entry
@@ -320,7 +323,7 @@ class Dispatcher:
                 entry.reason = reason
         return entry
 
-    # ------------------------------------------------- program fingerprint → disk cache → build
+    # -------------------------------------------------- program fingerprint → key → … → executor
 
     def _capture(self, args: Args, kwargs: Kwargs, entry: Entry) -> Program:
         program = self._state.scripted
@@ -352,52 +355,19 @@ class Dispatcher:
         target = target_for(self.options.target, device.type, cpu_features())
         return keys.key(program.fingerprint, signature, weights, target, self.options)
 
-    def _load_or_build(
-        self,
-        key: Key,
-        program: Program,
-        args: Args,
-        kwargs: Kwargs,
-        entry: Entry,
-        stages: Stages,
-    ) -> Executor:
-        entry.notes["key"] = key.digest
-        directory = self.options.cache_directory()
-        disk = DiskCache(directory) if directory is not None else None
-        with _BUILDING:
-            stages.begin("load")
-            loaded = _LOADED.get(key.digest)
-            if loaded is not None:
-                entry.notes["code"] = "shared with another module of this process"
-                executor = loaded.share()
-            elif disk is not None and (artifact := disk.load(key)) is not None:
-                entry.notes["code"] = "loaded from disk"
-                self._disk_hits += 1
-                executor = Executor(artifact)
-            else:
-                entry.notes["code"] = "built"
-                artifact = self._build(
-                    program, args, kwargs, Target.parse(key.entries["target"]), stages
-                )
-                if disk is not None:
-                    stages.begin("store")
-                    disk.store(key, artifact)
-                executor = Executor(artifact)
-            _LOADED[key.digest] = executor
-            return executor
-
-    def _build(
-        self, program: Program, args: Args, kwargs: Kwargs, target: Target, stages: Stages
-    ) -> Artifact:
-        # Imported here, since a warm process must not load TVM's compiler.
-        from tvmify.compiler import compile
-
-        stages.begin("export")
-        with torch.no_grad():
-            exported = program.export(args, kwargs)
-        artifact = compile(exported, target, stages.begin, self.options.accuracy)
-        self._builds += 1
-        return artifact
+    def _judge(self, entry: Entry, args: Args, kwargs: Kwargs) -> bool:
+        """Leave to eager PyTorch what it computes faster; return whether that is news."""
+        executor, run = entry.executor, entry.run
+        if executor is None or run is None or not self.options.compares():
+            return False
+        leaves = tuple(pytree.tree_leaves((args, kwargs)))
+        eager = self._eager_call(args, kwargs)
+        verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
+        if verdict is not None:
+            entry.notes["compared"] = str(verdict)
+            if not verdict.is_for_compiled:
+                entry.run = entry.executor = None
+        return is_new
 
     def _report(self, entry: Entry) -> None:
         """Say why a call does not run compiled: an error if strict, else a warning, once."""

@@ -67,7 +67,8 @@ def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
                 f"      {entry.reason.next_step}",
             ]
         elif entry.executor is None:
-            lines.append("    runs in eager PyTorch")
+            faster = ", which is faster here" if "compared" in entry.notes else ""
+            lines.append(f"    runs in eager PyTorch{faster}")
         else:
             lines.append("    runs compiled")
             if entry.differentiable:

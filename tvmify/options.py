@@ -36,6 +36,9 @@ class CompileOptions:
     tune
         None: kernels are chosen by rule. ``"quick"``: candidates for each kernel are timed for
         some milliseconds, once per workload and processor.
+    compare
+        After a build, time the compiled code against eager PyTorch on the inputs of the call, for
+        about 0.2 s, and use the faster. False, or ``strict``, always uses compiled code.
     strict
         Raise the `NotCompiled` error instead of running in eager PyTorch.
     cache
@@ -51,6 +54,7 @@ class CompileOptions:
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
     tune: str | None = None
+    compare: bool = field(default=True, metadata=_NOT_KEYED)
     strict: bool = field(default=False, metadata=_NOT_KEYED)
     cache: bool | str | os.PathLike[str] = field(default=True, metadata=_NOT_KEYED)
     cache_size: int = field(default=64, metadata=_NOT_KEYED)
@@ -65,6 +69,7 @@ class CompileOptions:
             "'default' or 'strict'",
         )
         _expect(self.tune in (None, "quick"), "tune", self.tune, "None or 'quick'")
+        _expect(isinstance(self.compare, bool), "compare", self.compare, "True or False")
         _expect(isinstance(self.strict, bool), "strict", self.strict, "True or False")
         _expect(
             isinstance(self.cache, (bool, str, os.PathLike)),
@@ -102,6 +107,13 @@ class CompileOptions:
         keyed = (f.name for f in dataclasses.fields(self) if f.metadata.get("keyed", True))
         return "\n".join(f"{name}={getattr(self, name)!r}" for name in keyed)
 
+    def compares(self) -> bool:
+        """Whether eager PyTorch runs what it computes faster than compiled code does.
+
+        ``TVMIFY_COMPARE=0`` turns the comparison off, where results must not depend on timing.
+        """
+        return self.compare and not self.strict and _flag("TVMIFY_COMPARE", True)
+
     def cache_directory(self) -> Path | None:
         """Return where compiled programs are kept on disk, or None for nowhere."""
         if self.cache is False:
@@ -125,7 +137,12 @@ def default_cache_directory() -> Path:
 
 def disabled() -> bool:
     """Whether ``TVMIFY_DISABLE`` is set, other than to 0, and every call runs in eager."""
-    return os.environ.get("TVMIFY_DISABLE", "0") not in ("", "0")
+    return _flag("TVMIFY_DISABLE", False)
+
+
+def _flag(variable: str, default: bool) -> bool:
+    value = os.environ.get(variable)
+    return default if value is None else value not in ("", "0")
 
 
 def _expect(holds: bool, name: str, value: object, expected: str) -> None:

@@ -79,7 +79,7 @@ def make_foreign(entry: Path) -> None:
 
 def make_old(entry: Path) -> None:
     text = (entry / MANIFEST).read_text()
-    (entry / MANIFEST).write_text(text.replace('"format": 1', '"format": 0'))
+    (entry / MANIFEST).write_text(text.replace('"format": ', '"format": 1000'))
 
 
 def lose_field(entry: Path) -> None:

@@ -1,0 +1,95 @@
+"""Compiled code against eager PyTorch, on the inputs of a real call: the loser is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+#: Seconds that a comparison may take once both sides are warm, and its most rounds.
+_BRIEF, _MOST_ROUNDS = 0.1, 100
+#: Calls this long are compared once: what a warm-up adds is little, and patience is short.
+_LONG = 0.5
+#: Calls in a row, so that each side finds the processor's caches as its own last call left them.
+_BURST = 3
+
+
+class Verdict(NamedTuple):
+    """The shortest time of a call on each side, in seconds, with so many threads."""
+
+    compiled: float
+    eager: float
+    threads: int
+
+    @property
+    def is_for_compiled(self) -> bool:
+        """Whether compiled code is no slower."""
+        return self.compiled <= self.eager
+
+    def __str__(self) -> str:
+        compiled, eager = _milliseconds(self.compiled), _milliseconds(self.eager)
+        return f"{compiled} compiled, {eager} in eager, {self.threads} threads"
+
+
+def judge(
+    verdicts: dict[str, tuple[float, float]],
+    compiled: Callable[[], Any],
+    eager: Callable[[], Any],
+) -> tuple[Verdict | None, bool]:
+    """Return the verdict for the present number of threads, and whether it is new.
+
+    Parameters
+    ----------
+    verdicts
+        ``Artifact.verdicts``, to which a new one is added.
+    compiled, eager
+        Compute the call; compared if there is no verdict yet.
+
+    Returns
+    -------
+    verdict
+        None if a side raises: the call itself will raise again, when it is run.
+    is_new
+        Whether `verdicts` has changed.
+    """
+    threads = torch.get_num_threads()
+    is_new = str(threads) not in verdicts
+    if is_new:
+        try:
+            verdicts[str(threads)] = compare(compiled, eager)
+        except Exception:  # of any kind: the forward of a user ran
+            return None, False
+    return Verdict(*verdicts[str(threads)], threads), is_new
+
+
+def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> tuple[float, float]:
+    """Time two ways to compute a call, in turns; return the shortest seconds of each.
+
+    Both have to be free of effects, as all that is compiled is. The shortest times count: what
+    else the machine does can only add to them.
+    """
+    with torch.no_grad():
+        best = _time(compiled), _time(eager)
+        if sum(best) > _LONG:
+            return best
+        end = perf_counter() + _BRIEF
+        for _ in range(_MOST_ROUNDS):
+            best = (
+                min(best[0], *(_time(compiled) for _ in range(_BURST))),
+                min(best[1], *(_time(eager) for _ in range(_BURST))),
+            )
+            if perf_counter() > end:
+                break
+        return best
+
+
+def _time(call: Callable[[], Any]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
