@@ -2,12 +2,15 @@
 # make test             the tests
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
+# make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make wheel            a wheel in dist/, tried out in a clean environment
 # make clean            remove what the targets above made
 #
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
-# TESTS="tests/cache -k key" what pytest is told.
+# TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
+# CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, and THREADS="1 2"
+# how many threads it may use.
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -26,8 +29,12 @@ export HF_HUB_OFFLINE := 1
 
 NATIVE := $(shell find tvmify/native -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
 TESTS ?=
+MODELS ?= *
+CONTENDERS ?= *
+ROUNDS ?= 7
+THREADS ?= 2
 
-.PHONY: demo install test lint format bench-overhead wheel clean
+.PHONY: demo install test lint format bench bench-overhead wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -46,6 +53,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
+
+bench: $(VENV)/.peers
+	$(BIN)/python -m benchmarks.run --models '$(MODELS)' --contenders '$(CONTENDERS)' \
+	    --rounds $(ROUNDS) --threads '$(THREADS)'
 
 bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py
@@ -73,4 +84,9 @@ $(VENV)/.dependencies: constraints.txt pyproject.toml
 
 $(VENV)/.built: $(VENV)/.dependencies setup.py $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev,examples]'
+	touch $@
+
+# One that cannot be installed is a blank in the table.
+$(VENV)/.peers: $(VENV)/.built
+	-$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[bench]'
 	touch $@

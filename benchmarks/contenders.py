@@ -1,0 +1,178 @@
+"""Everything that runs a PyTorch module on the CPU, each at its best honest settings.
+
+A contender takes a module and its arguments, and returns what is called from then on. What it does
+before that, imports of its own included, counts as its first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    Prepare = Callable[[nn.Module, tuple[Tensor, ...], "Setting"], Callable[[], Any]]
+
+
+@dataclass
+class Setting:
+    """Around a contender.
+
+    Attributes
+    ----------
+    threads
+        That it may use.
+    onnx
+        The model as an ONNX file, exported once for all; it may be missing.
+    export_seconds
+        What the export took: whoever reads the file adds it to its first call.
+    used_onnx
+        Set by a contender that read the file.
+    remark
+        Set by a contender that has something to say below the table; asked after the first call.
+    """
+
+    threads: int
+    onnx: Path
+    export_seconds: float = 0.0
+    used_onnx: bool = False
+    remark: Callable[[], str] = str
+
+
+def eager(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callable[[], Any]:
+    """As everybody runs it."""
+    return lambda: module(*args)
+
+
+def torchscript(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
+    """Scripted, or traced where that fails, frozen, and optimised for inference."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated; still it is a peer
+        try:
+            scripted: Any = torch.jit.script(module)
+        except Exception:  # transformers cannot be scripted, and fail in all kinds of ways
+            scripted = torch.jit.trace(module, args, check_trace=False)
+            setting.remark = lambda: "traced: it cannot be scripted"
+        optimised = torch.jit.optimize_for_inference(scripted)
+    return lambda: optimised(*args)
+
+
+def inductor(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callable[[], Any]:
+    """``torch.compile`` as it comes."""
+    import torch
+
+    compiled = torch.compile(module)
+    return lambda: compiled(*args)
+
+
+def inductor_freezing(
+    module: nn.Module, args: tuple[Tensor, ...], setting: Setting
+) -> Callable[[], Any]:
+    """``torch.compile`` with weights as constants: folded batch-norms, packed weights."""
+    import torch._inductor.config
+
+    torch._inductor.config.freezing = True
+    return inductor(module, args, setting)
+
+
+def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
+    """From the module itself, or from ONNX where that fails; in float32, for latency."""
+    import openvino as ov
+    import torch
+
+    try:
+        with torch.no_grad(), contextlib.redirect_stdout(io.StringIO()):
+            model = ov.convert_model(module, example_input=args)
+        model.reshape({i: list(arg.shape) for i, arg in enumerate(args)})
+    except Exception as error:
+        if not setting.onnx.exists():
+            raise
+        remark = f"read from ONNX, since the module failed: {first_line(error)}"
+        setting.remark = lambda: remark
+        setting.used_onnx = True
+        model = ov.convert_model(setting.onnx)
+    configuration = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": setting.threads,
+    }
+    request = ov.Core().compile_model(model, "CPU", configuration).create_infer_request()
+    inputs = [arg.numpy() for arg in args]
+    return lambda: list(request.infer(inputs, share_inputs=True, share_outputs=True).values())
+
+
+def onnx_runtime(_: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
+    """From ONNX, with all optimisations."""
+    import onnxruntime
+
+    if not setting.onnx.exists():
+        raise FileNotFoundError("the model could not be exported to ONNX")
+    setting.used_onnx = True
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = setting.threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(setting.onnx, options, ["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+    inputs = {name: arg.numpy() for name, arg in zip(names, args, strict=True)}
+    return lambda: session.run(None, inputs)
+
+
+def tvmify(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
+    """Decorated, without an option."""
+    from tvmify import tvmify as decorate
+
+    fast = decorate(module, progress=False)
+    setting.remark = lambda: runs_in_eager(fast.explain())  # type: ignore[attr-defined]
+    return lambda: fast(*args)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How one is called and shown.
+
+    Attributes
+    ----------
+    title
+        For the table.
+    prepare
+        As this file's description says.
+    mode
+        Of `torch`: Inductor folds weights under ``no_grad`` only.
+    """
+
+    title: str
+    prepare: Prepare
+    mode: str = "inference_mode"
+
+
+BASELINE = "eager"
+OURS = "tvmify"
+CONTENDERS: dict[str, Contender] = {
+    BASELINE: Contender("eager", eager),
+    "torchscript": Contender("TorchScript", torchscript),
+    "inductor": Contender("Inductor", inductor, "no_grad"),
+    "freezing": Contender("Inductor freezing", inductor_freezing, "no_grad"),
+    "openvino": Contender("OpenVINO", openvino),
+    "onnxruntime": Contender("ONNX Runtime", onnx_runtime),
+    OURS: Contender("tvmify", tvmify),
+}
+
+
+def runs_in_eager(explanation: str) -> str:
+    """Return the line of ``explain()`` that says why a module ran in eager PyTorch, or nothing."""
+    lines = (line.strip() for line in explanation.splitlines())
+    return next((line for line in lines if line.startswith("runs in eager PyTorch")), "")
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, without the pages that compilers append."""
+    return (str(error).strip().splitlines() or [repr(error)])[0]

@@ -1,0 +1,209 @@
+"""Where the time of a compiled model goes: every kernel, with its rule, speed and share.
+
+    python -m benchmarks.kernels resnet18 [--threads 2] [--calls 30] [--top 20] [--accuracy strict]
+
+Kernels are timed where they run, between the others and on real activations, by the virtual
+machine's instrument. That costs some microseconds per kernel, so tiny ones look slower than they
+are; and TVM's own threads run them, not those that a decorated module shares with PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils import _pytree as pytree
+
+from benchmarks.models import MODELS, build
+from tvmify.capture import capture, resolve
+from tvmify.runtime import cpu_features
+from tvmify.target import target_for
+
+MILLISECONDS = 1e3
+
+
+@dataclass
+class Kernel:
+    """One call of a kernel in the program.
+
+    Attributes
+    ----------
+    name, rule
+        Of its function, and of the schedule rule that made it.
+    operations
+        Floating point operations of the loops that the kernel was made from. Algorithms that save
+        some, such as Winograd's, count as they are, not as what they stand for.
+    shapes
+        Of its arguments; the last is the result.
+    bytes
+        Of all arguments.
+    times
+        Milliseconds of each call.
+    """
+
+    name: str
+    rule: str
+    operations: float
+    shapes: list[str]
+    bytes: int
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def median_ms(self) -> float:
+        """The median of its calls."""
+        return statistics.median(self.times)
+
+
+class Program:
+    """A model as tvmify compiles it, in a virtual machine that can be watched."""
+
+    def __init__(self, model: str, accuracy: str = "default") -> None:
+        module, args = build(model)
+        program = capture(module, args, {})
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecations inside torch and TVM
+            self._compile(program.export(args, {}), accuracy)
+        leaves = pytree.tree_leaves((args, {}))
+        weights = [resolve(module, name).detach() for name in self.weights]
+        import tvm
+
+        self.arguments = [tvm.runtime.from_dlpack(leaves[i].contiguous()) for i in self.inputs]
+        if weights:
+            given = [tvm.runtime.from_dlpack(weight.contiguous()) for weight in weights]
+            self.arguments += list(self.machine["pack"](*given))
+
+    def _compile(self, exported: torch.export.ExportedProgram, accuracy: str) -> None:
+        # The stages of `tvmify.compiler.compile`, up to another virtual machine.
+        from tvmify.compiler.environment import prepare_tvm
+
+        prepare_tvm()
+        import tvm
+        from tvm import relax
+        from tvm.s_tir.analysis import estimate_tir_flops
+
+        from tvmify.compiler import pipeline
+        from tvmify.compiler.importer import import_program
+        from tvmify.compiler.passes.name_kernels import PREFIX
+        from tvmify.compiler.schedule import choice, schedule
+
+        imported = import_program(exported)
+        target = pipeline.tvm_target(target_for("llvm", "cpu", cpu_features()))
+        with choice.choosing(choice.Choices(accuracy)):
+            fused = pipeline.fuse(pipeline.lower(imported.ir_mod, target), target)
+        self.operations: dict[str, float] = {}
+        for variable, function in fused.functions_items():
+            if isinstance(function, tvm.tirx.PrimFunc):
+                alone = tvm.IRModule({"main": function})
+                self.operations[PREFIX + variable.name_hint] = estimate_tir_flops(alone)
+        scheduled, rules = schedule(fused, target)
+        self.rules = {PREFIX + name: rule for name, rule in rules.items()}
+        planned = pipeline.plan_memory(scheduled, target)
+        nothing = tvm.transform.Sequential([])
+        executable = relax.build(planned, target=target, relax_pipeline=nothing)
+        self.machine = relax.VirtualMachine(executable, tvm.cpu())  # type: ignore[arg-type]
+        self.inputs, self.weights = imported.inputs, imported.weights
+
+    def call(self) -> Any:
+        """Run the program once."""
+        return self.machine["main"](*self.arguments)
+
+    def measure(self, calls: int) -> tuple[list[Kernel], float]:
+        """Return the kernels in the order of their calls, and the median ms of an unwatched call.
+
+        Parameters
+        ----------
+        calls
+            Of the program, after some that warm up.
+        """
+        for _ in range(3):
+            self.call()
+        whole = statistics.median(_timed(self.call) for _ in range(calls))
+        kernels: list[Kernel] = []
+        position, begun = 0, 0.0
+
+        def watch(_: Any, name: str, before: bool, __: Any, *args: Any) -> None:
+            nonlocal position, begun
+            if name.startswith("vm."):
+                return  # memory, shapes and views
+            if before:
+                if position == len(kernels):
+                    kernels.append(self._kernel(name, args))
+                begun = time.perf_counter()
+            else:
+                kernels[position].times.append((time.perf_counter() - begun) * MILLISECONDS)
+                position += 1
+
+        self.machine.set_instrument(watch)  # type: ignore[arg-type]
+        for _ in range(calls):
+            position = 0
+            self.call()
+        return kernels, whole
+
+    def _kernel(self, name: str, args: tuple[Any, ...]) -> Kernel:
+        tensors = [arg for arg in args if hasattr(arg, "shape")]
+        shapes = ["×".join(str(size) for size in tensor.shape) for tensor in tensors]
+        size = sum(torch.from_dlpack(tensor).nbytes for tensor in tensors)
+        return Kernel(
+            name, self.rules.get(name, "library"), self.operations.get(name, 0.0), shapes, size
+        )
+
+
+def show(kernels: list[Kernel], whole: float, top: int, console: Console) -> None:
+    """Print the slowest kernels and the sums by rule."""
+    total = sum(kernel.median_ms for kernel in kernels)
+    title = f"{len(kernels)} kernels, {total:.2f} ms; a call without the watch {whole:.2f} ms"
+    table = Table("kernel", "rule", "arguments", title=title, title_justify="left", box=None)
+    for heading in ("ms", "share", "GFLOP/s", "GB/s"):
+        table.add_column(heading, justify="right")
+    slowest = sorted(kernels, key=lambda kernel: -kernel.median_ms)
+    for kernel in slowest[:top]:
+        taken = kernel.median_ms
+        table.add_row(
+            kernel.name.removeprefix("tvmify_"),
+            kernel.rule,
+            " ".join(kernel.shapes[:-1]) + " → " + kernel.shapes[-1],
+            f"{taken:.3f}",
+            f"{taken / total:.1%}",
+            f"{kernel.operations / taken / 1e6:.0f}",
+            f"{kernel.bytes / taken / 1e6:.1f}",
+        )
+    console.print(table)
+    rules: dict[str, list[float]] = {}
+    for kernel in kernels:
+        rules.setdefault(kernel.rule, []).append(kernel.median_ms)
+    for rule, times in sorted(rules.items(), key=lambda item: -sum(item[1])):
+        console.print(f"{rule}: {len(times)} calls, {sum(times):.2f} ms, {sum(times) / total:.0%}")
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * MILLISECONDS
+
+
+def main() -> None:
+    """Compile, watch, print."""
+    parser = argparse.ArgumentParser(description="Time every kernel of a compiled model.")
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=30)
+    parser.add_argument("--top", type=int, default=20, help="how many kernels to show")
+    parser.add_argument("--accuracy", choices=("default", "strict"), default="default")
+    given = parser.parse_args()
+    # This virtual machine runs on TVM's own threads, which spin no longer than a kernel.
+    os.environ["TVM_NUM_THREADS"] = str(given.threads)
+    kernels, whole = Program(given.model, given.accuracy).measure(given.calls)
+    show(kernels, whole, given.top, Console(width=200))
+
+
+if __name__ == "__main__":
+    main()

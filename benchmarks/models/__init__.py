@@ -1,0 +1,65 @@
+"""The models that the benchmark runs: plain PyTorch and transformers' configurations, no downloads.
+
+Weights are random and equal in every process, except MiniLM's, which are real. A builder returns a
+module in evaluation mode and the arguments of its call; batch sizes are 1 unless the name says
+another.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+#: Where the builder of each model is. A text, so that the driver, whose memory every worker would
+#: inherit as its peak, needs no torch to know the names.
+MODELS: dict[str, str] = {
+    "resnet18": "vision:resnet18",
+    "resnet50": "vision:resnet50",
+    "vgg16": "vision:vgg16",
+    "mobilenet_v2": "mobile:mobilenet_v2",
+    "efficientnet": "mobile:efficientnet",
+    "convnext_tiny": "mobile:convnext_tiny",
+    "unet": "vision:unet",
+    "vit_base": "transformer:vit_base",
+    "bert_base": "transformer:bert_base",
+    "minilm_16": "transformer:minilm_16",
+    "minilm_128": "transformer:minilm_128",
+    "gpt2_prefill": "transformer:gpt2_prefill",
+    "gpt2_decode": "transformer:gpt2_decode",
+    "whisper_tiny": "transformer:whisper_tiny",
+    "lstm": "small:lstm",
+    "mlp_1": "small:mlp_1",
+    "mlp_64": "small:mlp_64",
+    "dlrm": "small:dlrm",
+}
+
+
+def chosen(names: str, known: Sequence[str]) -> list[str]:
+    """Return what a list such as ``"resnet18,mlp*"`` names, in the order of ``known``.
+
+    Raises
+    ------
+    ValueError
+        A name or a pattern matches nothing; the message lists what there is.
+    """
+    patterns = names.replace(",", " ").split()
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise ValueError(f"{pattern!r} is none of: {', '.join(known)}")
+    return [name for name in known if any(fnmatch.fnmatch(name, p) for p in patterns)]
+
+
+def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return a model and the arguments of its call, the same in every process."""
+    import torch
+
+    file, builder = MODELS[name].split(":")
+    torch.manual_seed(0)
+    module, args = getattr(importlib.import_module(f"{__name__}.{file}"), builder)()
+    return module.eval(), args

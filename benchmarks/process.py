@@ -1,0 +1,110 @@
+"""The processes of the contenders, of which one runs at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+PATIENCE = 900  # seconds: no compiler takes longer for these models
+
+
+class WorkerError(Exception):
+    """A contender cannot run; the message says why."""
+
+
+class Worker:
+    """One contender on one model, stopped except while it is asked something.
+
+    Parameters
+    ----------
+    model, contender
+        Their names.
+    threads
+        How many it may use.
+    folder
+        Where its caches are, and the files that it shares with the others.
+    """
+
+    def __init__(self, model: str, contender: str, threads: int, folder: Path) -> None:
+        number = str(threads)
+        environment = os.environ | {
+            "TVMIFY_CACHE_DIR": str(folder / contender),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / contender),
+            "OMP_NUM_THREADS": number,
+            "MKL_NUM_THREADS": number,
+            "HF_HUB_OFFLINE": "1",
+        }
+        # Read only if the process ends without an answer.
+        self.log = folder / f"{contender}.log"
+        with self.log.open("w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.worker", model, contender, number, str(folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                text=True,
+                start_new_session=True,  # compilers' own processes stop and end with it
+            )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._signal(signal.SIGKILL)
+        with self.process:  # closes the pipes and waits
+            pass
+
+    def burst(self) -> dict[str, Any]:
+        """Let it measure one burst of calls.
+
+        Raises
+        ------
+        WorkerError
+            It ended, or said that it cannot.
+        """
+        self._signal(signal.SIGCONT)
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which its answer will say
+            print(file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for a line, then stop the process; raises as `burst` does."""
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(PATIENCE):
+                raise WorkerError(f"no answer in {PATIENCE} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerError(self._end())
+        answer = json.loads(line)
+        if "reason" in answer:
+            raise WorkerError(answer["reason"])
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def _end(self) -> str:
+        code = self.process.wait()
+        if code < 0:
+            return f"the process died: {signal.Signals(-code).name}"
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the process ended with {code}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)

@@ -1,0 +1,213 @@
+"""tvmify against every way to run a PyTorch module on a CPU.
+
+    python -m benchmarks.run [--models resnet18,mlp*] [--contenders …] [--rounds 7] [--threads 2]
+
+Each contender is a process of its own. They take turns, one burst of calls at a time, so that a
+disturbance of the machine meets all of them alike; whoever does not measure is stopped (SIGSTOP),
+since many runtimes keep their threads spinning after a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from benchmarks.contenders import CONTENDERS
+from benchmarks.goals import goals
+from benchmarks.models import MODELS, chosen
+from benchmarks.process import Worker, WorkerError
+from benchmarks.results import Result, Row, rows
+from benchmarks.table import show
+
+ONNX_READERS = {"openvino", "onnxruntime"}
+GOALS_THREADS = 2
+PACKAGES = "torch apache-tvm onnxruntime openvino transformers".split()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print the tables, and write JSON and a plot."""
+    parser = argparse.ArgumentParser(description="tvmify against its peers.")
+    parser.add_argument("--models", default="*", help="names or patterns (default: all)")
+    parser.add_argument("--contenders", default="*", help="names or patterns (default: all)")
+    parser.add_argument("--rounds", type=int, default=7, help="bursts of each (default: 7)")
+    parser.add_argument("--threads", default="2", help="numbers of threads (default: 2)")
+    parser.add_argument("--caches", type=Path, help="keep what was compiled in this folder")
+    parser.add_argument("--output", type=Path, default=Path("build/bench"), metavar="FOLDER")
+    given = parser.parse_args(arguments)
+    try:
+        models = chosen(given.models, list(MODELS))
+        names = chosen(given.contenders, list(CONTENDERS))
+    except ValueError as error:
+        parser.error(str(error))
+    threads = [int(number) for number in given.threads.replace(",", " ").split()]
+    # A driver that is told to end must not leave stopped processes behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+
+    results: list[Result] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        whole = progress.add_task(
+            "", total=len(models) * len(threads) * (len(names) + given.rounds)
+        )
+        for count in threads:
+            for model in models:
+                with _caches(given.caches, model, count) as folder:
+                    step = _Steps(progress, whole, f"{model}, {count} threads")
+                    results += compare(model, names, count, given.rounds, folder, step)
+    grouped = rows(results)
+    held = goals([row for row in grouped if row.threads == GOALS_THREADS])
+    machine = describe_machine()
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    show(console, grouped, held, f"{machine['processor']}, {machine['cores']} cores")
+    write(given.output, grouped, machine, given.rounds)
+    console.print(f"\nWritten: {', '.join(str(p) for p in sorted(given.output.iterdir()))}")
+
+
+class _Steps:
+    """What the progress bar says and how far it is."""
+
+    def __init__(self, progress: Progress, task: TaskID, what: str) -> None:
+        self.progress, self.task, self.what = progress, task, what
+
+    def __call__(self, doing: str) -> None:
+        self.progress.update(self.task, advance=1, description=f"{self.what}: {doing}")
+
+
+@contextmanager
+def _caches(kept: Path | None, model: str, threads: int) -> Iterator[Path]:
+    """Yield a folder for the caches of all contenders: a new one, or one that is kept."""
+    if kept is None:
+        with tempfile.TemporaryDirectory(prefix="tvmify-bench-") as folder:
+            yield Path(folder)
+    else:
+        folder = kept / f"{model}-{threads}"
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
+def compare(
+    model: str, names: list[str], threads: int, rounds: int, folder: Path, step: _Steps
+) -> list[Result]:
+    """Return the results of all contenders on one model.
+
+    Parameters
+    ----------
+    model, names
+        The model, and the contenders.
+    threads
+        That each may use.
+    rounds
+        How many bursts each contender runs.
+    folder
+        For caches, the reference and the ONNX file. What is there already is used.
+    step
+        Told what comes next.
+    """
+    results = {name: Result(model, threads, name) for name in names}
+    try:
+        make_reference(model, folder, onnx=bool(ONNX_READERS & set(names)))
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["the reference failed"])[-1]
+        for result in results.values():
+            result.reason = reason
+        return list(results.values())
+    workers: dict[str, Worker] = {}
+    with ExitStack() as stack:
+        for name, result in results.items():
+            step(f"preparing {CONTENDERS[name].title}")
+            worker = stack.enter_context(Worker(model, name, threads, folder))
+            try:
+                report = first_of(folder, name, worker.answer())
+            except WorkerError as error:
+                result.reason = str(error)
+                continue
+            result.first_call_s, result.error = report["first_call_s"], report["error"]
+            result.remark = report["remark"]
+            workers[name] = worker
+        for number in range(rounds):
+            step(f"round {number + 1}")
+            for name, worker in list(workers.items()):
+                try:
+                    answer = worker.burst()
+                except WorkerError as error:
+                    results[name].reason = str(error)
+                    del workers[name]
+                    continue
+                results[name].peak_mib = answer.pop("peak_mib")
+                results[name].bursts.append(answer)
+    return list(results.values())
+
+
+def make_reference(model: str, folder: Path, onnx: bool) -> None:
+    """Compute what the outputs should be, unless a kept folder has them."""
+    done = folder / ("outputs.pt" if not onnx else "export.json")
+    if done.exists() and (folder / "outputs.pt").exists():
+        return
+    command = [sys.executable, "-m", "benchmarks.reference", model, str(folder)]
+    command += ["--onnx"] if onnx else []
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def first_of(folder: Path, name: str, report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report with the first call of the run that filled the caches."""
+    cold = folder / f"{name}.json"
+    if cold.exists():
+        return report | {"first_call_s": json.loads(cold.read_text(encoding="utf-8"))}
+    cold.write_text(json.dumps(report["first_call_s"]), encoding="utf-8")
+    return report
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return processor, cores, and versions of what was measured."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def write(folder: Path, grouped: list[Row], machine: dict[str, Any], rounds: int) -> None:
+    """Write ``bench.json`` and, where matplotlib is installed, ``bench.png``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [result.record() for row in grouped for result in row.results.values()]
+    record = {"machine": machine, "rounds": rounds, "results": records}
+    (folder / "bench.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    try:
+        from benchmarks.plot import plot
+    except ModuleNotFoundError:
+        return
+    plot(grouped, f"{machine['processor']}, {machine['cores']} cores", folder / "bench.png")
+
+
+if __name__ == "__main__":
+    main()
