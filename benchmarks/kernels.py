@@ -76,9 +76,10 @@ class Program:
         weights = [resolve(module, name).detach() for name in self.weights]
         import tvm
 
-        self.arguments = [tvm.runtime.from_dlpack(leaves[i].contiguous()) for i in self.inputs]
+        # Copies: torch's own memory may be aligned less than kernels rely on.
+        self.arguments = [tvm.runtime.tensor(leaves[i].numpy()) for i in self.inputs]
         if weights:
-            given = [tvm.runtime.from_dlpack(weight.contiguous()) for weight in weights]
+            given = [tvm.runtime.tensor(weight.numpy()) for weight in weights]
             self.arguments += list(self.machine["pack"](*given))
 
     def _compile(self, exported: torch.export.ExportedProgram, accuracy: str) -> None:
