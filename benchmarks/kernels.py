@@ -76,9 +76,10 @@ class Program:
         weights = [resolve(module, name).detach() for name in self.weights]
         import tvm
 
-        self.arguments = [tvm.runtime.from_dlpack(leaves[i].contiguous()) for i in self.inputs]
+        # Copies: torch's own memory may be aligned less than kernels rely on.
+        self.arguments = [tvm.runtime.tensor(leaves[i].numpy()) for i in self.inputs]
         if weights:
-            given = [tvm.runtime.from_dlpack(weight.contiguous()) for weight in weights]
+            given = [tvm.runtime.tensor(weight.numpy()) for weight in weights]
             self.arguments += list(self.machine["pack"](*given))
 
     def _compile(self, exported: torch.export.ExportedProgram, accuracy: str) -> None:
@@ -199,8 +200,8 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=20, help="how many kernels to show")
     parser.add_argument("--accuracy", choices=("default", "strict"), default="default")
     given = parser.parse_args()
-    # This virtual machine runs on TVM's own threads, which spin no longer than a kernel.
-    os.environ["TVM_NUM_THREADS"] = str(given.threads)
+    # For TVM's own threads; bound to cores, two of them can end up on one.
+    os.environ |= {"TVM_NUM_THREADS": str(given.threads), "TVM_BIND_THREADS": "0"}
     kernels, whole = Program(given.model, given.accuracy).measure(given.calls)
     show(kernels, whole, given.top, Console(width=200))
 
