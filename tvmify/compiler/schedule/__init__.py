@@ -11,6 +11,7 @@ from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
+from tvmify.compiler.schedule.prefetch import insert_prefetches
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.tails import split_tails
 
@@ -77,6 +78,7 @@ def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFun
             failures.append(f"{rule.name} failed: {message[-1] if message else repr(error)}")
             continue
         if schedule_ is not None:
-            result = split_tails(schedule_.mod["main"]).with_attr("tirx.is_scheduled", True)
+            result = insert_prefetches(split_tails(schedule_.mod["main"]))
+            result = result.with_attr("tirx.is_scheduled", True)
             return result, rule.name + (f" ({'; '.join(failures)})" if failures else "")
     return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")

@@ -106,7 +106,7 @@ def keep_in_registers(
     lanes: int,
     rows: int = 1,
     reductions: int = 1,
-) -> None:
+) -> LoopRV:
     """Turn a tile of sums into registers: the heart of every kernel.
 
     Parameters
@@ -116,6 +116,11 @@ def keep_in_registers(
         over rows, one over columns, and `reductions` loops to reduce over.
     store
         The block that stores the tile; its innermost loops are those rows and columns.
+
+    Returns
+    -------
+    LoopRV
+        The innermost loop along the reduction.
     """
     loops = sch.get_loops(anchor)
     reduced = loops[-reductions:]
@@ -135,3 +140,4 @@ def keep_in_registers(
     for row in sch.get_loops(store)[-1 - rows : -1]:
         sch.unroll(row)
     vectorize(sch, column, lanes)
+    return reduced[-1]

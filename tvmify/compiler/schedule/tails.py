@@ -12,6 +12,8 @@ from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import Stmt
 
+from tvmify.compiler.schedule.rewriting import rewrite_body, with_loop_body
+
 #: Annotation of a block of partial sums: how long the row is.
 _BOUND = "tvmify.row_length"
 
@@ -27,25 +29,13 @@ def remember_bound(sch: s_tir.Schedule, partial: SBlockRV, length: int) -> None:
 
 def split_tails(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the function with the tail of every vectorised loop split off."""
-    body = _rewrite(function.body)
-    return function if body.same_as(function.body) else function.with_body(body)
 
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.VECTORIZED:
+            return None
+        return _split(stmt, stmt.body) if isinstance(stmt.body, s_tir.SBlockRealize) else None
 
-def _rewrite(stmt: Stmt) -> Stmt:
-    if isinstance(stmt, tirx.SeqStmt):
-        return _rebuilt(stmt, [_rewrite(part) for part in stmt.seq], list(stmt.seq), tirx.SeqStmt)
-    if isinstance(stmt, s_tir.SBlockRealize):
-        block = stmt.block
-        body = _rewrite(block.body)
-        if body.same_as(block.body):
-            return stmt
-        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, _with_body(block, body))
-    if isinstance(stmt, tirx.For):
-        if stmt.kind == tirx.ForKind.VECTORIZED and isinstance(stmt.body, s_tir.SBlockRealize):
-            return _split(stmt, stmt.body)
-        body = _rewrite(stmt.body)
-        return stmt if body.same_as(stmt.body) else _loop(stmt, body)
-    return stmt
+    return rewrite_body(function, visit)
 
 
 def _split(loop: tirx.For, realize: s_tir.SBlockRealize) -> Stmt:
@@ -61,9 +51,9 @@ def _split(loop: tirx.For, realize: s_tir.SBlockRealize) -> Stmt:
             of_lane.append(condition)
     other = _conjunction(of_others)
     if not of_lane:
-        return _loop(loop, s_tir.SBlockRealize(realize.iter_values, other, realize.block))
+        return with_loop_body(loop, s_tir.SBlockRealize(realize.iter_values, other, realize.block))
     full = _conjunction([_at(c, lane, lanes - 1) for c in of_lane])
-    vector = _loop(loop, s_tir.SBlockRealize(realize.iter_values, other, realize.block))
+    vector = with_loop_body(loop, s_tir.SBlockRealize(realize.iter_values, other, realize.block))
     rest = _rest(of_lane, lane, lanes)
     if rest == 0:  # whole vectors only
         return tirx.IfThenElse(full, vector, None)
@@ -145,35 +135,3 @@ def _conjunction(conditions: list[Expr]) -> Expr:
     for condition in conditions:
         result = tirx.all(result, condition) if not isinstance(result, tirx.IntImm) else condition
     return result
-
-
-def _rebuilt(stmt: Stmt, new: list[Stmt], old: list[Stmt], make: type) -> Stmt:
-    same = all(a.same_as(b) for a, b in zip(new, old, strict=True))
-    return stmt if same else make(new)
-
-
-def _with_body(block: s_tir.SBlock, body: Stmt) -> s_tir.SBlock:
-    return s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
-
-
-def _loop(loop: tirx.For, body: Stmt) -> tirx.For:
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        body,
-        loop.thread_binding,
-        loop.annotations,
-        loop.step,
-    )

@@ -53,7 +53,12 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> f
 
 
 def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> Tile:
-    """Pick the tile for a product of so many rows and columns.
+    """Pick the tile for a product of so many rows and columns."""
+    return ranked(rows, columns, machine, bits)[0]
+
+
+def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> list[Tile]:
+    """Order the tiles for a product of so many rows and columns, the best first.
 
     Whole tiles are counted, so that what a tail wastes is part of the estimate. Among equals the
     squarer tile is better: it loads less.
@@ -66,7 +71,7 @@ def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
         return count * cycles(tile, machine, bits, columns), loaded
 
     narrow = (tile for tile in candidates(machine, bits, columns) if tile.rows <= rows)
-    return min(narrow, key=cost)
+    return sorted(narrow, key=cost)
 
 
 def choose_image(

@@ -1,0 +1,176 @@
+"""The template of a matrix product: what is computed, in terms of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.schedule import plans
+from tvmify.compiler.schedule.legalizing import accumulator
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+
+#: Names of the template's blocks: the copy of the right-hand side, the tile of sums over a block
+#: of the reduction, the sum of those, its rows numbered through, and the result.
+PACK, PARTIAL, ANCHOR = "matmul_pack", "matmul_partial", "matmul_tile"
+ROWS, STORE = "matmul_rows", "matmul_store"
+#: Annotations of the tile of sums: see `plans.Plan`.
+BLOCK, ROWS_FIRST = "tvmify.block", "tvmify.rows_first"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product, cut into tiles.
+
+    Attributes
+    ----------
+    left, right, out
+        Shapes of the operands and of the result.
+    batch
+        Leading axes with a product each. Empty when all rows of the left-hand side meet the same
+        right-hand side and are numbered through.
+    rows, columns, depth
+        Extents of one such product.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+    batch: tuple[int, ...]
+    rows: int
+    columns: int
+    depth: int
+    plan: plans.Plan
+    dtype: str
+
+    @classmethod
+    def of(
+        cls,
+        left: Sequence[int],
+        right: Sequence[int],
+        out: Sequence[int],
+        dtype: str,
+        machine: Microarchitecture,
+    ) -> Product:
+        """Choose how to number the rows, and how to cut."""
+        bits = bits_of(accumulator(dtype))
+        rows, columns, batch = out[-2], out[-1], tuple(out[:-2])
+        if prod(right[:-2]) == 1:
+            rows, batch = prod(batch) * rows, ()
+        depth = left[-1]
+        workload = f"matmul {'x'.join(map(str, (*batch, rows, depth, columns)))} {dtype}"
+        plan = plans.choose(rows, columns, depth, machine, bits, workload)
+        return cls(tuple(left), tuple(right), tuple(out), batch, rows, columns, depth, plan, dtype)
+
+    def pack(self, right: te.Tensor) -> te.Tensor:
+        """Lay a matrix out as ``[columns / tile, depth, tile]``, padded with zeros."""
+        width = self.plan.columns
+        lead = self.right[:-2]
+
+        def element(*index: tirx.Var) -> Expr:
+            *outer, tile, k, lane = index
+            column = tile * width + lane
+            value = right(*outer, k, column).astype(accumulator(self.dtype))
+            if self.columns % width == 0:
+                return value
+            return tirx.if_then_else(
+                column < self.columns, value, tirx.const(0, accumulator(self.dtype))
+            )
+
+        shape = (*lead, -(-self.columns // width), self.depth, width)
+        return te.compute(shape, element, name=PACK)
+
+    def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay out the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
+        turned = (self.depth, self.columns)
+        return self.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turned"))
+
+    def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
+        """The product of two activations; the copy into tiles is a part of the kernel."""
+        return self.with_packed(left, self.pack(right))
+
+    def with_packed(self, left: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """The product with a right-hand side in tiles."""
+        plan, dtype = self.plan, accumulator(self.dtype)
+        rows, width = plan.rows, plan.columns
+        blocks = self.depth // plan.depth
+        k = te.reduce_axis((0, plan.depth), "k")
+        nested = len(self.batch)
+
+        def partial(*index: Expr) -> Expr:
+            """Add up one block of the reduction."""
+            step, batch, (row_tile, column_tile, row, lane) = (
+                index[0],
+                index[1 : nested + 1],
+                index[nested + 1 :],
+            )
+            row = row_tile * rows + row
+            if row_tiles * rows > self.rows:  # rows that are not there: the last one again
+                row = tirx.min(row, self.rows - 1)
+            if nested or len(self.left) == 2:
+                outer = _align(batch, self.left[:-2])
+            else:
+                *outer, row = _unflatten(row, (*self.out[:-2], self.out[-2]))
+                outer = _align(outer, self.left[:-2])
+            own = _align(batch, self.right[:-2])
+            along = step * plan.depth + k
+            return te.sum(
+                left(*outer, row, along).astype(dtype) * packed(*own, column_tile, along, lane),
+                axis=k,
+            )
+
+        row_tiles = -(-self.rows // rows)
+        row_tiles = -(-row_tiles // plan.block) * plan.block
+        shape = (*self.batch, row_tiles, -(-self.columns // width), rows, width)
+        attrs = {BLOCK: plan.block, ROWS_FIRST: plan.rows_first}
+        if blocks == 1:
+            zero = tirx.const(0, "int64")
+            sums = te.compute(shape, lambda *i: partial(zero, *i), name=ANCHOR, attrs=attrs)
+        else:
+            # Each block is added up in registers, then added to the sums: the panel's block stays
+            # in the nearest cache, and sums of sums are more exact than one long sum.
+            parts = te.compute((blocks, *shape), partial, name=PARTIAL)
+            step = te.reduce_axis((0, blocks), "step")
+            sums = te.compute(
+                shape, lambda *i: te.sum(parts(step, *i), axis=step), name=ANCHOR, attrs=attrs
+            )
+
+        def store(*index: tirx.Var) -> Expr:
+            *batch, row, column = index
+            at = (row // rows, column // width, row % rows, column % width)
+            return sums(*batch, *at).astype(self.dtype)
+
+        if nested or len(self.out) == 2:
+            return te.compute(self.out, store, name=STORE)
+        # Rows are numbered through: only on one loop does TVM see tiles across leading axes. The
+        # rule merges the two stages, with what follows, into the first.
+        numbered = te.compute((self.rows, self.columns), store, name=ROWS)
+        return te.compute(
+            self.out, lambda *i: numbered[_flatten(i[:-1], self.out[:-1]), i[-1]], name=STORE
+        )
+
+
+def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
+    """Index a tensor of leading axes `shape` that is broadcast to more, or larger, axes."""
+    own = list(index)[len(index) - len(shape) :] if shape else []
+    if len(own) < len(shape):
+        own = [tirx.const(0, "int64")] * (len(shape) - len(own)) + own
+    return [tirx.const(0, "int64") if size == 1 else i for i, size in zip(own, shape, strict=True)]
+
+
+def _flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    number: Expr = index[0]
+    for i, size in zip(index[1:], shape[1:], strict=True):
+        number = number * size + i
+    return number
+
+
+def _unflatten(number: Expr, shape: Sequence[int]) -> list[Expr]:
+    index = []
+    for size in reversed(shape[1:]):
+        index.append(number % size)
+        number = number // size
+    return [number, *reversed(index)]

@@ -1,0 +1,71 @@
+"""Rewriting scheduled functions statement by statement: what schedules have no primitive for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import s_tir, tirx
+from tvm.tirx import Stmt
+
+Visit = Callable[[Stmt], Stmt | None]
+
+
+def rewrite_body(function: tirx.PrimFunc, visit: Visit) -> tirx.PrimFunc:
+    """Replace each statement for which `visit` returns another; those inside it stay."""
+    body = _rewrite(function.body, visit)
+    return function if body.same_as(function.body) else function.with_body(body)
+
+
+def with_loop_body(loop: tirx.For, body: Stmt) -> tirx.For:
+    """Return a loop like this one around another body."""
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        body,
+        loop.thread_binding,
+        loop.annotations,
+        loop.step,
+    )
+
+
+def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:
+    changed = visit(stmt)
+    if changed is not None:
+        return changed
+    if isinstance(stmt, tirx.SeqStmt):
+        parts = [_rewrite(part, visit) for part in stmt.seq]
+        same = all(a.same_as(b) for a, b in zip(parts, stmt.seq, strict=True))
+        return stmt if same else tirx.SeqStmt(parts)
+    if isinstance(stmt, s_tir.SBlockRealize):
+        body = _rewrite(stmt.block.body, visit)
+        if body.same_as(stmt.block.body):
+            return stmt
+        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, _with_body(stmt.block, body))
+    if isinstance(stmt, tirx.For):
+        body = _rewrite(stmt.body, visit)
+        return stmt if body.same_as(stmt.body) else with_loop_body(stmt, body)
+    if isinstance(stmt, tirx.AttrStmt):
+        body = _rewrite(stmt.body, visit)
+        same = body.same_as(stmt.body)
+        return stmt if same else tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
+    if isinstance(stmt, tirx.IfThenElse):
+        yes = _rewrite(stmt.then_case, visit)
+        no = None if stmt.else_case is None else _rewrite(stmt.else_case, visit)
+        return tirx.IfThenElse(stmt.condition, yes, no)
+    return stmt
+
+
+def _with_body(block: s_tir.SBlock, body: Stmt) -> s_tir.SBlock:
+    return s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
