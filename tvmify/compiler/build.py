@@ -16,6 +16,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.support import cc
 from tvm.tirx.build import codegen_build
 
+from tvmify.compiler.passes.keep_tiles_on_stack import KeepTilesOnStack
 from tvmify.errors import BuildError
 
 
@@ -55,7 +56,8 @@ def _lower_to_packed_calls(ir_mod: tvm.IRModule, target: tvm.target.Target) -> t
     """
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     passes, finalize_host, _ = default_s_tir_pipeline()
-    sequence = [tirx.transform.BindTarget(target.with_host(target)), passes, finalize_host()]
+    bind = tirx.transform.BindTarget(target.with_host(target))
+    sequence = [bind, passes, KeepTilesOnStack(), finalize_host()]
     lowered = tvm.transform.Sequential(sequence)(tvm.IRModule(functions, attrs=ir_mod.attrs))
     # What is left of assertions checks the arguments of every kernel, which the executor has
     # checked once; only our own (see `converters.loops`) say something new.
