@@ -34,7 +34,9 @@ def _marked(stmt: Stmt) -> Stmt:
     if isinstance(stmt, tirx.AllocBuffer):
         if stmt.buffer.scope() != "local":
             return stmt
-        return tirx.AllocBuffer(stmt.buffer, {**stmt.annotations, _KEEP: tirx.const(True)}, stmt.span)
+        return tirx.AllocBuffer(
+            stmt.buffer, {**stmt.annotations, _KEEP: tirx.const(True)}, stmt.span
+        )
     if isinstance(stmt, tirx.SeqStmt):
         parts = [_marked(part) for part in stmt.seq]
         same = all(new.same_as(old) for new, old in zip(parts, stmt.seq, strict=True))
