@@ -35,7 +35,12 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         FoldBatchNorm(),
         relax.transform.DeadCodeElimination(),
         # Channels last: the layout that the convolution schedules are written for.
-        relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "OHWI"]}),
+        relax.transform.ConvertLayout(
+            {
+                "relax.nn.conv2d": ["NHWC", "OHWI"],
+                "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
+            }
+        ),
         CancelTransposes(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 from tvm import relax, topi
 
@@ -22,6 +23,10 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
     rank = len(importer.shape(source)) - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
     before, after = list(padding), list(padding)
+    if transposed and rank < 3 and groups == 1 and max(dilation) == 1:
+        extra = _spread(output_padding, rank)
+        result = _transposed(importer, x, weight, stride, padding, extra)
+        return _with_bias(importer, result, bias, rank, dtype)
     if transposed:
         extents = importer.shape(kernel)[2:]
         x, weight = _as_plain(importer, x, weight, stride, int(groups))  # type: ignore[arg-type]
@@ -44,6 +49,12 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
             groups=int(groups),  # type: ignore[arg-type]
         )
     )
+    return _with_bias(importer, result, bias, rank, dtype)
+
+
+def _with_bias(
+    importer: Importer, result: relax.Expr, bias: Any, rank: int, dtype: torch.dtype
+) -> relax.Expr:
     if bias is not None:
         channels = importer.shape(bias)[0]
         per_channel = [1, channels] + [1] * max(rank, 2)
@@ -57,10 +68,29 @@ def _spread(value: object, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
+def _transposed(
+    importer: Importer,
+    x: relax.Expr,
+    weight: relax.Expr,
+    stride: list[int],
+    padding: list[int],
+    extra: list[int],
+) -> relax.Expr:
+    """Emit the operator that has a schedule of its own; a line is an image of one row."""
+    if len(stride) == 1:
+        x, weight = (importer.emit(relax.op.expand_dims(t, 2)) for t in (x, weight))
+        stride, padding, extra = [1, *stride], [0, *padding], [0, *extra]
+    return importer.emit(
+        relax.op.nn.conv2d_transpose(
+            x, weight, strides=stride, padding=[*padding, *padding], output_padding=extra
+        )
+    )
+
+
 def _as_plain(
     importer: Importer, x: relax.Expr, weight: relax.Expr, stride: list[int], groups: int
 ) -> tuple[relax.Expr, relax.Expr]:
-    """Turn a transposed convolution into a plain one.
+    """Turn a dilated, grouped or volumetric transposed convolution into a plain one.
 
     It spreads the input by its stride, filling with zeros, and slides the mirrored kernel with
     input and output channels exchanged. The zeros cost work, but the plain convolution is

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvmify.compiler import intrinsics
-from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction
+from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction, transposed
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
 from tvmify.compiler.schedule.prefetch import insert_prefetches
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.matmul": matmul.legalize,
     "relax.nn.conv2d": conv2d.legalize,
+    "relax.nn.conv2d_transpose": transposed.legalize,
     "relax.nn.max_pool2d": pooling.legalize_max,
     "relax.nn.avg_pool2d": pooling.legalize_average,
 }
