@@ -8,7 +8,15 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvmify.compiler import intrinsics
-from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction, transposed
+from tvmify.compiler.schedule import (
+    conv2d,
+    depthwise,
+    matmul,
+    pooling,
+    reduction,
+    transposed,
+    winograd,
+)
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
 from tvmify.compiler.schedule.prefetch import insert_prefetches
@@ -34,6 +42,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
 RULES: tuple[Rule, ...] = (
     Empty(),
     conv2d.Conv2d(),
+    winograd.WinogradConvolution(),
     depthwise.Depthwise(),
     matmul.Matmul(),
     pooling.Pooling(),

@@ -1,14 +1,15 @@
-"""Direct convolution of NHWC images with packed weights."""
+"""Convolution of NHWC images with packed weights: which kernel, and the direct one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
 
-from tvmify.compiler.schedule import depthwise, tiles
+from tvmify.compiler.schedule import choice, depthwise, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, plain
@@ -24,6 +25,7 @@ from tvmify.compiler.schedule.matmul import Product
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window, pad
+from tvmify.compiler.schedule.winograd import Winograd, fits
 
 #: Names of the template's blocks: the padded image, the tile of sums, its store.
 PAD, ANCHOR, STORE = "conv_pad", "conv_tile", "conv_store"
@@ -45,17 +47,46 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     machine = Microarchitecture.current()
     if kernel[3] == 1 and groups == image[3] and kernel[0] == groups:
         template, pack = depthwise.template(out, window, dtype, machine)
-        hint = "depthwise_conv2d"
+        packs, hint = (pack,), "depthwise_conv2d"
     elif window.is_pointwise and groups == 1:
         product = Product.of(image, (kernel[3], kernel[0]), out, dtype, machine)
-        template, pack, hint = product.with_packed, product.pack_pointwise, "conv2d_1x1"
+        template, packs, hint = product.with_packed, (product.pack_pointwise,), "conv2d_1x1"
     else:
-        convolution = Convolution.of(image, kernel, out, window, groups, dtype, machine)
-        template, pack, hint = convolution.kernel, convolution.pack, "conv2d"
-    packed = builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
+        candidates = algorithms(image, kernel, out, window, groups, dtype, machine)
+        workload = f"conv2d {image} {kernel} {window} {groups} {dtype}"
+        chosen = choice.choose(workload, candidates)
+        template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
+    packed = [
+        builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
+        for pack in packs
+    ]
     return builder.call_te(
-        template, data, packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+        template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
     )
+
+
+def algorithms(
+    image: list[int],
+    kernel: list[int],
+    out: tuple[int, ...],
+    window: Window,
+    groups: int,
+    dtype: str,
+    machine: Microarchitecture,
+) -> list[Convolution | Winograd]:
+    """All ways to compute a convolution, the one estimated fastest first.
+
+    An estimate counts products, the work of transforms, and the weights, which come from beyond
+    the caches: F4 multiplies a quarter as often as the direct kernel, and reads four times as
+    many weights. Where accuracy is to be strict, there is the direct kernel alone.
+    """
+    found: list[Convolution | Winograd] = [
+        Convolution.of(image, kernel, out, window, groups, dtype, machine)
+    ]
+    wide = min(image[3], out[3]) >= machine.lanes()
+    if wide and fits(window, groups, dtype) and not choice.is_strict():
+        found += [Winograd.of(image, out, window, results, machine) for results in (2, 4)]
+    return sorted(found, key=lambda algorithm: algorithm.nanoseconds(machine))
 
 
 @dataclass(frozen=True)
@@ -89,6 +120,24 @@ class Convolution:
         bits = bits_of(accumulator(dtype))
         tile = tiles.choose_image(out[1], out[2], per_group, machine, bits)
         return cls(tuple(image), out, window, groups, per_group, kernel[3], *tile, dtype)
+
+    def __str__(self) -> str:
+        return "direct"
+
+    hint = "conv2d"
+
+    @property
+    def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
+        """What makes the kernel's arguments of the weights."""
+        return (self.pack,)
+
+    def nanoseconds(self, machine: Microarchitecture) -> float:
+        """Estimate how long one core takes."""
+        n, height, width, _ = self.out
+        pixels = n * -(-height // self.down) * self.down * -(-width // self.across) * self.across
+        outputs = self.groups * -(-self.out_channels // self.channels) * self.channels
+        weights = outputs * prod(self.window.size) * self.in_channels
+        return machine.nanoseconds(pixels * weights, 4 * weights)
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
         """Lay weights out as ``[group, tile, height, width, input, channel of the tile]``."""

@@ -16,6 +16,8 @@ _BYTES_PER_NANOSECOND = 20
 #: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
 _FORK_WORTHWHILE_NANOSECONDS = 10_000
 
+#: Bytes that a core reads per nanosecond from beyond its caches, in long runs.
+_FAR_BYTES_PER_NANOSECOND = 10
 #: How much dearer a byte is that comes from beyond the private caches.
 _FAR = 4
 
@@ -76,6 +78,15 @@ class Microarchitecture:
     def distance(self, size: int) -> int:
         """What reading a tensor again costs per byte, in bytes read from the private caches."""
         return _FAR if size > self.l2_bytes // 2 else 1
+
+    def nanoseconds(self, multiply_adds: float, weight_bytes: float, again: float = 0) -> float:
+        """Estimate how long one core takes for sums of products with weights.
+
+        Weights come from beyond the private caches: in a network, other layers' were read since.
+        `again` says how many bytes of them are read again later.
+        """
+        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.lanes())
+        return arithmetic + weight_bytes / _FAR_BYTES_PER_NANOSECOND + again / _BYTES_PER_NANOSECOND
 
     @property
     def accumulators(self) -> int:

@@ -1,0 +1,487 @@
+"""Winograd convolution: 3×3 filters at stride 1, in tiles of 2×2 or 4×4 results.
+
+Tiles are taken in chunks. For one chunk, its inputs are transformed, and for one tile of output
+channels after the other the products of each point are added up and transformed back, with the
+element-wise chain that follows. Loops, outside in:
+
+- *own* inputs: chunk (parallel) → [transformed inputs] → channels → [point → block of inputs →
+  group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are
+  read once a chunk.
+- *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
+  then channels → chunk (parallel) → as above. Each thread reads weights of its own.
+
+oneDNN's two schedules (``jit_avx512_core_f32_wino_conv_4x3``) differ in the same way.
+
+A tile that has seen a NaN or an infinity holds no number in any of its results, in eager only the
+pixels that see it do. So a tile whose results are not all finite is computed again, directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from tvm import s_tir, te, tirx
+from tvm.ir import Expr
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.schedule import cook_toom, tiles
+from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.schedule.guards import run_only_if
+from tvmify.compiler.schedule.loops import (
+    extent,
+    find,
+    fuse,
+    keep_in_registers,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.windows import Window, pad
+
+#: Names of the template's blocks: the padded image; inputs transformed down and across; sums of
+#: products of some input channels, and of all; results transformed down and across; their sum,
+#: whether it is no number; the same results computed directly; the store.
+PAD, DOWN, DATA = "winograd_pad", "winograd_down", "winograd_data"
+ANCHOR, SUMS = "winograd_tile", "winograd_sums"
+UP, RESULT = "winograd_up", "winograd_result"
+CHECK, SPOILT, EXACT = "winograd_check", "winograd_spoilt", "winograd_exact"
+STORE = "winograd_store"
+PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
+#: Input channels that are added up before the sum joins that of the others: errors grow with the
+#: length of a sum, and those of F4 are at the limit.
+_BLOCK = 64
+#: With fewer chunks than this, threads share the transformed inputs.
+_FEW_CHUNKS = 8
+_PLAN = "tvmify.winograd"
+_DTYPE = "float32"
+_LARGEST = float(np.finfo(_DTYPE).max)
+
+
+def fits(window: Window, groups: int, dtype: str) -> bool:
+    """Whether there is a Winograd kernel for a convolution."""
+    plain = window.size == (3, 3) and window.strides == window.dilation == (1, 1)
+    return plain and groups == 1 and dtype == _DTYPE
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """One convolution, cut into tiles of `results` × `results` pixels.
+
+    Attributes
+    ----------
+    down, across
+        Rows and columns of tiles in a chunk. Rows run on through all images.
+    shared
+        Whether the inputs of all chunks are transformed before the first product.
+    tile
+        How many tiles and output channels are added up in registers.
+    """
+
+    image: tuple[int, ...]
+    out: tuple[int, ...]
+    window: Window
+    results: int
+    down: int
+    across: int
+    shared: bool
+    tile: tiles.Tile
+    lanes: int
+
+    @classmethod
+    def of(
+        cls,
+        image: Sequence[int],
+        out: Sequence[int],
+        window: Window,
+        results: int,
+        machine: Microarchitecture,
+    ) -> Winograd:
+        """Choose chunks and tile."""
+        rows, columns = out[0] * -(-out[1] // results), -(-out[2] // results)
+        lanes = machine.lanes()
+        # Inputs, and sums for two registers of channels.
+        tile_bytes = (results + 2) ** 2 * (image[3] + 2 * lanes) * 4
+        room = max(1, machine.l2_bytes // tile_bytes)
+        across = _even(columns, room)
+        most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
+        down = _even(rows, most)
+        shared = -(-rows // down) * -(-columns // across) < _FEW_CHUNKS
+        if shared:
+            tile_bytes = (results + 2) ** 2 * 4 * lanes * 4
+            room = max(1, machine.l2_bytes // tile_bytes)
+            across = _even(columns, room)
+            down = _even(rows, max(1, room // across))
+        tile = _tile(down * across, out[3], machine, narrow=not shared)
+        return cls(tuple(image), tuple(out), window, results, down, across, shared, tile, lanes)
+
+    def __str__(self) -> str:
+        return f"winograd F{self.results}"
+
+    hint = "conv2d_winograd"
+
+    @property
+    def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
+        """What makes the kernel's arguments of the weights."""
+        return self.pack, self.pack_exact
+
+    @property
+    def points(self) -> int:
+        """Points of the transforms, in one dimension."""
+        return self.results + 2
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows of tiles, of all images, and tiles in a row."""
+        return self.out[0] * -(-self.out[1] // self.results), -(-self.out[2] // self.results)
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Chunks in both directions."""
+        rows, columns = self.grid
+        return -(-rows // self.down), -(-columns // self.across)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of input channels."""
+        return -(-self.image[3] // _BLOCK)
+
+    @property
+    def depth(self) -> int:
+        """Input channels of one block, whole registers of them."""
+        even = -(-self.image[3] // self.blocks)
+        return -(-even // self.lanes) * self.lanes
+
+    def nanoseconds(self, machine: Microarchitecture) -> float:
+        """Estimate how long one core takes."""
+        count = prod(self.chunks) * self.down * self.across
+        inputs, squares = self.blocks * self.depth, self.points**2
+        outputs = -(-self.out[3] // self.tile.columns) * self.tile.columns
+        products = count * squares * inputs * outputs
+        # Each transform reads, writes and combines its tile about four times.
+        transforms = 4 * count * squares * (inputs + outputs)
+        weights = squares * inputs * outputs * 4
+        again = 0 if self.shared else weights * (prod(self.chunks) - 1)
+        return machine.nanoseconds(products + transforms, weights, again)
+
+    def pack(self, kernel: te.Tensor) -> te.Tensor:
+        """Transform OHWI weights into ``[tile of channels, point, input, channel of the tile]``.
+
+        In double precision: the rounding of weights would count as much as that of all sums.
+        """
+        matrix, width, points = (
+            cook_toom.transforms(self.results).filter,
+            self.tile.columns,
+            self.points,
+        )
+        count, depth = -(-self.out[3] // width), self.blocks * self.depth
+        outputs, inputs = self.out[3], self.image[3]
+
+        def weight(o: Expr, y: int, x: Expr, i: Expr) -> Expr:
+            inside = [o < outputs] if outputs % width else []
+            inside += [i < inputs] if inputs < depth else []
+            value = kernel[o, y, x, i].astype("float64")
+            return (
+                tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, "float64"))
+                if inside
+                else value
+            )
+
+        def down(t: Expr, i: Expr, p: Expr, x: Expr, lane: Expr) -> Expr:
+            return cook_toom.row(matrix, p, lambda y: weight(t * width + lane, y, x, i), "float64")
+
+        half = te.compute((count, depth, points, 3, width), down, name=PACK_DOWN)
+
+        def across(t: Expr, p: Expr, i: Expr, lane: Expr) -> Expr:
+            whole = cook_toom.row(
+                matrix, p % points, lambda x: half[t, i, p // points, x, lane], "float64"
+            )
+            return whole.astype(_DTYPE)
+
+        return te.compute((count, points**2, depth, width), across, name=PACK)
+
+    def pack_exact(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay OHWI weights out as ``[tile of channels, height, width, input, channel]``."""
+        width, outputs = self.tile.columns, self.out[3]
+
+        def weight(t: Expr, y: Expr, x: Expr, i: Expr, lane: Expr) -> Expr:
+            value = kernel[t * width + lane, y, x, i]
+            if outputs % width == 0:
+                return value
+            return tirx.if_then_else(t * width + lane < outputs, value, tirx.const(0, _DTYPE))
+
+        shape = (-(-outputs // width), 3, 3, self.image[3], width)
+        return te.compute(shape, weight, name="winograd_pack_exact")
+
+    def kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
+        """The convolution of an image with weights in both packings."""
+        m, (rows, columns) = self.results, self.grid
+        tall = rows // self.out[0]
+        pixels = (tall * m, self.chunks[1] * self.across * m)
+        padded = pad(image, self.window, pixels, PAD, channels=self.blocks * self.depth)
+
+        def pixel(place: Sequence[Expr], y: Expr, x: Expr, channel: Expr) -> Expr:
+            """What a tile, by chunk and place in the chunk, sees at its own pixel."""
+            fy, fx, down, across = place
+            row, column = fy * self.down + down, fx * self.across + across
+            if rows % self.down:  # rows of the last chunk that are not there: the last one again
+                row = tirx.min(row, rows - 1)
+            return padded[row // tall, row % tall * m + y, column * m + x, channel]
+
+        result = self._results(self._sums(self._data(pixel), packed))
+        spoilt = self._spoilt(result)
+        outputs, lanes = int(packed.shape[0]), self.tile.columns
+        ry, rx = te.reduce_axis((0, 3), "ry"), te.reduce_axis((0, 3), "rx")
+        rc = te.reduce_axis((0, self.image[3]), "rc")
+        direct = te.compute(
+            (*self.chunks, outputs, self.down, self.across, m, m, lanes),
+            lambda fy, fx, t, dy, dx, y, x, lane: te.sum(
+                pixel((fy, fx, dy, dx), y + ry, x + rx, rc) * exact[t, ry, rx, rc, lane],
+                axis=[ry, rx, rc],
+            ),
+            name=EXACT,
+        )
+
+        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+            row, column, lane = b * tall + y // m, x // m, c % lanes
+            chunk = (row // self.down, column // self.across)
+            tile = (*chunk, c // lanes, row % self.down, column % self.across)
+            place = (*tile, y % m, x % m, lane)
+            flag = spoilt(*tile, lane // self.lanes)
+            return tirx.Select(flag == 0, result(*place), direct(*place))
+
+        return te.compute(self.out, store, name=STORE)
+
+    def _data(self, pixel: Callable[..., Expr]) -> te.Tensor:
+        """Inputs of every tile, transformed: ``[chunk, group, point, tile, channel]``."""
+        matrix, points, group = cook_toom.transforms(self.results).data, self.points, self.tile.rows
+        in_chunk, channels = self.down * self.across, self.blocks * self.depth
+        groups = -(-in_chunk // group)
+
+        def down(fy: Expr, fx: Expr, g: Expr, r: Expr, p: Expr, x: Expr, c: Expr) -> Expr:
+            number = g * group + r
+            if in_chunk % group:  # tiles of the last group that are not there: the last one again
+                number = tirx.min(number, in_chunk - 1)
+            place = (fy, fx, number // self.across, number % self.across)
+            return cook_toom.row(matrix, p, lambda y: pixel(place, y, x, c))
+
+        shape = (*self.chunks, groups, group, points, points, channels)
+        half = te.compute(shape, down, name=DOWN)
+        return te.compute(
+            (*self.chunks, groups, points**2, group, channels),
+            lambda fy, fx, g, p, r, c: cook_toom.row(
+                matrix, p % points, lambda x: half[fy, fx, g, r, p // points, x, c]
+            ),
+            name=DATA,
+        )
+
+    def _sums(self, data: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """Sums of products: ``[chunk, tile of channels, point, group, tile, channel]``."""
+        outputs, depth, lanes = int(packed.shape[0]), self.depth, self.tile.columns
+        squares, within = self.points**2, (int(data.shape[2]), self.tile.rows)
+        k = te.reduce_axis((0, depth), "k")
+        partial = te.compute(
+            (*self.chunks, outputs, squares, self.blocks, *within, lanes),
+            lambda fy, fx, t, p, o, g, r, lane: te.sum(
+                data[fy, fx, g, p, r, o * depth + k] * packed[t, p, o * depth + k, lane], axis=k
+            ),
+            name=ANCHOR,
+            attrs={_PLAN: [self.results, self.down, self.across, int(self.shared), self.lanes]},
+        )
+        o = te.reduce_axis((0, self.blocks), "o")
+
+        def whole(fy: Expr, fx: Expr, t: Expr, p: Expr, g: Expr, r: Expr, lane: Expr) -> Expr:
+            if self.blocks == 1:
+                return partial[fy, fx, t, p, 0, g, r, lane]
+            return te.sum(partial[fy, fx, t, p, o, g, r, lane], axis=o)
+
+        return te.compute((*self.chunks, outputs, squares, *within, lanes), whole, name=SUMS)
+
+    def _results(self, sums: te.Tensor) -> te.Tensor:
+        """Sums transformed back: ``[chunk, tile of channels, row, column, y, x, channel]``."""
+        matrix, m, points = cook_toom.transforms(self.results).result, self.results, self.points
+        shape = (*self.chunks, int(sums.shape[2]), self.down, self.across)
+        lanes, group = self.tile.columns, self.tile.rows
+
+        def down(
+            fy: Expr, fx: Expr, t: Expr, dy: Expr, dx: Expr, y: Expr, q: Expr, lane: Expr
+        ) -> Expr:
+            number = dy * self.across + dx
+            at = (number // group, number % group, lane)
+            return cook_toom.row(matrix, y, lambda p: sums(fy, fx, t, p * points + q, *at))
+
+        half = te.compute((*shape, m, points, lanes), down, name=UP)
+        return te.compute(
+            (*shape, m, m, lanes),
+            lambda *i: cook_toom.row(matrix, i[-2], lambda q: half(*i[:-2], q, i[-1])),
+            name=RESULT,
+        )
+
+    def _spoilt(self, result: te.Tensor) -> te.Tensor:
+        """For each tile, and register of channels, whether a result is not finite."""
+        *shape, m, _, lanes = (int(size) for size in result.shape)
+        total = te.compute(
+            (*shape, lanes),
+            lambda *i: _tree([result(*i[:-1], y, x, i[-1]) for y in range(m) for x in range(m)]),
+            name=CHECK,
+        )
+
+        def flag(*i: Expr) -> Expr:
+            lane = i[-1] * self.lanes
+            size = tirx.abs(_tree([total(*i[:-1], lane + k) for k in range(self.lanes)]))
+            no, yes = tirx.const(0, "int32"), tirx.const(1, "int32")
+            return tirx.Select(size <= tirx.const(_LARGEST, _DTYPE), no, yes)
+
+        return te.compute((*shape, lanes // self.lanes), flag, name=SPOILT)
+
+
+def _even(count: int, most: int) -> int:
+    """Length of equal pieces of at most so many."""
+    return -(-count // -(-count // min(count, most)))
+
+
+def _tile(rows: int, columns: int, machine: Microarchitecture, narrow: bool) -> tiles.Tile:
+    """As `tiles.choose`; the narrowest of the fast ones, or that which reads inputs least."""
+    lanes = machine.lanes()
+
+    def cost(tile: tiles.Tile) -> tuple[float, float]:
+        count = -(-rows // tile.rows) * -(-columns // tile.columns)
+        loaded = count * (tile.rows + tile.columns // lanes)
+        equal = (tile.columns if narrow else 0, loaded)
+        return count * tiles.cycles(tile, machine, 32, columns), equal
+
+    return min((t for t in tiles.candidates(machine, 32, columns) if t.rows <= rows), key=cost)
+
+
+def _tree(terms: list[Expr]) -> Expr:
+    """The sum of 2, 4, 8 … terms, by halves: one after the other they would wait."""
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
+
+
+class WinogradConvolution(Rule):
+    """Chunks of tiles in L2, tiles × channels in registers; see the top of this file."""
+
+    name = "winograd"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `Winograd.kernel`, or one made by `Winograd.pack`."""
+        if find(sch, PACK) is not None:
+            return _schedule_pack(sch, machine)
+        if find(sch, ANCHOR) is None:
+            return None
+        inline_producers(sch, ANCHOR, keep=(PAD, DOWN, DATA))
+        store, rest = fuse_epilogue(sch, STORE)
+        anchor = sch.get_sblock(ANCHOR)
+        plan = (int(value) for value in sch.get(anchor).annotations[_PLAN])
+        results, down, across, shared, lanes = plan
+        sch.unannotate(anchor, _PLAN)
+        work = float(prod(int(variable.dom.extent) for variable in sch.get(anchor).iter_vars))
+
+        b, y, x, c = sch.get_loops(store)
+        yo, yi = sch.split(y, [None, results])
+        xo, xi = sch.split(x, [None, results])
+        sch.reorder(b, yo, xo, yi, xi)
+        fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
+        fx, dx = sch.split(xo, [None, across])
+        columns = int(sch.get(anchor).iter_vars[-2].dom.extent)
+        t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
+        if shared:
+            sch.reorder(t, fy, fx, dy, dx, vector, yi, xi, lane)
+            chunk = channels = fuse(sch, [t, fy, fx])
+        else:
+            sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
+            chunk, channels = fuse(sch, [fy, fx]), t
+        parallel_if_worth(sch, chunk, machine, work)
+        _in_registers(sch, store)
+        for name in (SPOILT, CHECK, RESULT, UP, EXACT):  # the flag before what it guards
+            block = sch.get_sblock(name)
+            sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
+            sch.set_scope(block, 0, "local")
+        _schedule_exact(sch)
+        for name in (CHECK, RESULT, UP):
+            _in_registers(sch, sch.get_sblock(name))
+        _schedule_sums(sch, channels, lanes)
+        data = sch.get_sblock(DATA)
+        if shared:
+            around = sch.get_loops(data)[:3]
+        else:
+            sch.compute_at(data, chunk, preserve_unit_loops=True)
+            around = sch.get_loops(data)[-4:-3]
+        *_, point, row, channel = sch.get_loops(data)
+        sch.reorder(row, channel, point)
+        outer, inner = sch.split(channel, [None, lanes])
+        sch.reorder(outer, point, inner)
+        if shared:
+            parallel_if_worth(sch, fuse(sch, [*around, row]), machine, work)
+        sch.compute_at(sch.get_sblock(DOWN), outer, preserve_unit_loops=True)
+        sch.set_scope(sch.get_sblock(DOWN), 0, "local")
+        sch.unroll(point)
+        sch.vectorize(inner)
+        _in_registers(sch, sch.get_sblock(DOWN))
+        padding = find(sch, PAD)
+        if padding is not None and shared:
+            schedule_block(sch, padding, machine, work)
+        elif padding is not None:
+            sch.compute_at(padding, chunk, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        guarded = run_only_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
+        return s_tir.Schedule(guarded)
+
+
+def _in_registers(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Unroll the rows and columns of a tile, and vectorise its channels."""
+    *_, row, column, channel = sch.get_loops(block)
+    if sch.get(block).name_hint != CHECK:
+        sch.unroll(row)
+        sch.unroll(column)
+    sch.vectorize(channel)
+
+
+def _schedule_sums(sch: s_tir.Schedule, channels: LoopRV, lanes: int) -> None:
+    """Add products up in registers, block after block of input channels."""
+    sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
+    sch.compute_at(sums, channels, preserve_unit_loops=True)
+    several = len(sch.get(sums).iter_vars) > 7
+    *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
+    if several:
+        block = sch.get_loops(sums)[-1]
+        sch.reorder(point, block, group, row, lane)
+    sch.compute_at(partial, group, preserve_unit_loops=True)
+    keep_in_registers(sch, partial, sums, lanes)
+    if several:
+        initial = sch.decompose_reduction(sums, block)
+        vectorize(sch, sch.get_loops(initial)[-1], lanes)
+
+
+def _schedule_exact(sch: s_tir.Schedule) -> None:
+    """Keep the tile in registers here too: an input may be NaN from end to end."""
+    exact = sch.get_sblock(EXACT)
+    *_, row, column, lane, ry, rx, rc = sch.get_loops(exact)
+    sch.reorder(ry, rx, rc, row, column, lane)
+    _in_registers(sch, exact)
+    _in_registers(sch, sch.decompose_reduction(exact, ry))
+
+
+def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
+    inline_producers(sch, PACK_DOWN)
+    pack, half = sch.get_sblock(PACK), sch.get_sblock(PACK_DOWN)
+    tile, point, depth, lane = sch.get_loops(pack)
+    work = float(prod(int(v.dom.extent) for v in sch.get(pack).iter_vars))
+    outer, inner = sch.split(lane, [None, min(machine.lanes(), extent(sch, lane))])
+    sch.reorder(tile, depth, outer, point, inner)
+    whole = fuse(sch, [tile, depth])
+    parallel_if_worth(sch, whole, machine, work)
+    sch.compute_at(half, outer, preserve_unit_loops=True)
+    sch.set_scope(half, 0, "local")
+    sch.unroll(point)
+    sch.vectorize(inner)
+    _in_registers(sch, half)
+    return sch
