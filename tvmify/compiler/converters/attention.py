@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import fx
 from tvm import relax
 
 from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters.reduction import accumulator
-from tvmify.compiler.converters.registry import converts, dtype_of
+from tvmify.compiler.converters.registry import converts
+from tvmify.compiler.passes.lower_attention import describe
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     """``softmax(q kᵀ scale + mask) v``.
 
-    Rows that no key may attend to give NaN in eager's reference formula and zeros in its fused
-    CPU kernel; here they give zeros, as there.
+    Rows that no key may attend to give zeros, as in eager's fused CPU kernel and in its own
+    softmax for attention.
     """
     query, key, value = node.args[:3]
     mask = importer.argument(node, 3, "attn_mask")
@@ -32,71 +32,76 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         raise UnsupportedOperator([str(node.target)], "it drops out at random")
     causal = bool(importer.argument(node, 5, "is_causal", False))
     scale = node.kwargs.get("scale")
-    dtype = accumulator(node.meta["val"].dtype)
-    q, k, v = (importer.tensor(x, dtype) for x in (query, key, value))
-    if node.kwargs.get("enable_gqa", False):
-        heads = importer.shape(query)[-3]
-        k, v = (_share_heads(importer, x, heads) for x in (k, v))
     if scale is None:
         scale = 1.0 / math.sqrt(importer.shape(query)[-1])
-    rank = len(k.ty.shape)
-    keys = importer.emit(relax.op.permute_dims(k, [*range(rank - 2), rank - 1, rank - 2]))
-    # The smaller of the two factors is scaled: the queries, not the scores.
-    scores = importer.emit(relax.op.matmul(_times(importer, q, scale), keys))
-    if causal:
-        rows, columns = importer.shape(query)[-2], importer.shape(key)[-2]
-        allowed = relax.const(np.tril(np.ones((rows, columns), "bool")))
-        scores = importer.emit(relax.op.where(allowed, scores, _minus_infinity(scores)))
-    scores, blocked = _masked(importer, scores, mask)
-    weights = importer.emit(relax.op.nn.softmax(scores, -1))
-    if blocked is not None:  # else such a row would be 0 / 0
-        zero = relax.const(0.0, dtype_of(weights))
-        weights = importer.emit(relax.op.where(blocked, zero, weights))
-    return relax.op.matmul(weights, v)
+    shape = importer.shape(node)
+    lead = (1, 1, *shape[:-2])
+    batch, heads = (math.prod(lead[:-1]), lead[-1])
+    dtype = accumulator(node.meta["val"].dtype)
+
+    def operand(x: Any) -> relax.Expr:
+        tensor = importer.tensor(x, dtype)
+        *own, length, size = importer.shape(x)
+        shared = bool(node.kwargs.get("enable_gqa", False)) and bool(own)
+        outer = [*shape[:-3], own[-1]] if shared else list(shape[:-2])
+        if own != outer:
+            tensor = importer.emit(relax.op.broadcast_to(tensor, [*outer, length, size]))
+        own_heads = own[-1] if shared else heads
+        return _four_axes(importer, tensor, [batch, own_heads, length, size])
+
+    q, k, v = (operand(x) for x in (query, key, value))
+    if mask is not None and _is_causal(importer, mask, node):
+        mask, causal = None, True
+    bias = None
+    if mask is not None and not _is_neutral(importer, mask):
+        bias = _mask(importer, mask, dtype, lead)
+    call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=0.0)
+    return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
 
 
-def _masked(
-    importer: Importer, scores: relax.Expr, mask: Any
-) -> tuple[relax.Expr, relax.Expr | None]:
-    """Return the masked scores, and which rows have no key to attend to, if there may be any."""
-    if mask is None:
-        return scores, None
+def _four_axes(importer: Importer, x: relax.Expr, shape: list[int]) -> relax.Expr:
+    if len(x.ty.shape) == 4:
+        return x
+    return importer.emit(relax.op.reshape(x, shape))
+
+
+def _mask(
+    importer: Importer, mask: fx.Node, dtype: torch.dtype, lead: tuple[int, ...]
+) -> relax.Expr:
+    """Return a mask with four axes, each of which may be 1."""
+    # What was broadcast before is read as it was.
+    while str(mask.target) in ("aten.expand.default", "aten.clone.default"):
+        (mask,) = mask.all_input_nodes
+    is_bool = mask.meta["val"].dtype is torch.bool
+    tensor = importer.tensor(mask) if is_bool else importer.tensor(mask, dtype)
+    *outer, queries, keys = (1, 1, 1, 1, *importer.shape(mask))[-max(4, len(lead) + 2) :]
+    if any(extent != 1 for extent in outer[:-1]) and len(lead) > 4:
+        outer = [1] * (len(lead) - len(outer)) + outer
+        full = [*lead[:-1], outer[-1], queries, keys]
+        tensor = importer.emit(relax.op.broadcast_to(tensor, full))
+        outer = full[:-2]
+    shape = [math.prod(outer[:-1]), outer[-1], queries, keys]
+    return importer.emit(relax.op.reshape(tensor, shape))
+
+
+def _is_neutral(importer: Importer, mask: fx.Node) -> bool:
+    """Whether a mask is known to hide nothing."""
     constant = constant_of(importer.program, mask)
-    infinity = _minus_infinity(scores)
-    if mask.meta["val"].dtype is torch.bool:
-        if constant is not None and bool(constant.all()):
-            return scores, None
-        allowed = importer.tensor(mask)
-        scores = importer.emit(relax.op.where(allowed, scores, infinity))
-        if constant is not None and bool(constant.any(-1).all()):
-            return scores, None
-        some = importer.emit(relax.op.max(relax.op.astype(allowed, "int8"), [-1], True))
-        return scores, importer.emit(relax.op.equal(some, relax.const(0, "int8")))
-    bias = importer.tensor(mask, _dtype(scores))
-    scores = importer.emit(relax.op.add(scores, bias))
-    if constant is not None and not bool((constant == -math.inf).all(-1).any()):
-        return scores, None
-    best = importer.emit(relax.op.max(bias, [-1], True))
-    return scores, importer.emit(relax.op.equal(best, infinity))
+    if constant is None:
+        return False
+    return bool(constant.all()) if constant.dtype is torch.bool else not bool(constant.any())
 
 
-def _share_heads(importer: Importer, x: relax.Expr, heads: int) -> relax.Expr:
-    """Repeat each head of keys or values for the group of query heads that share it."""
-    shared = int(x.ty.shape[-3])
-    if shared == heads:
-        return x
-    return importer.emit(relax.op.repeat(x, heads // shared, axis=len(x.ty.shape) - 3))
-
-
-def _times(importer: Importer, x: relax.Expr, factor: float) -> relax.Expr:
-    if factor == 1.0:
-        return x
-    return importer.emit(relax.op.multiply(x, relax.const(float(factor), dtype_of(x))))
-
-
-def _minus_infinity(like: relax.Expr) -> relax.Expr:
-    return relax.const(-math.inf, dtype_of(like))
-
-
-def _dtype(x: relax.Expr) -> torch.dtype:
-    return getattr(torch, dtype_of(x))
+def _is_causal(importer: Importer, mask: fx.Node, node: fx.Node) -> bool:
+    """Whether a mask is known to show each query the keys up to its own place, and no others."""
+    constant = constant_of(importer.program, mask)
+    if constant is None:
+        return False
+    if constant.dtype is not torch.bool:
+        lowest = torch.finfo(constant.dtype).min
+        if not bool(((constant == 0) | (constant <= lowest)).all()):
+            return False
+        constant = constant == 0
+    queries, keys = importer.shape(node.args[0])[-2], importer.shape(node.args[1])[-2]
+    lower = torch.ones(queries, keys, dtype=torch.bool).tril()
+    return constant.shape[-2:] == lower.shape and bool((constant == lower).all())

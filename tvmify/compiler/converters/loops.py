@@ -10,8 +10,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-#: FuseOps leaves functions of this pattern alone ("opaque").
-OPAQUE = 8
+from tvmify.compiler.schedule.legalizing import OPAQUE
 
 
 def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:

@@ -78,7 +78,7 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
 
 def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
     if function.attrs.get("tirx.is_scheduled", False):
-        return function, "scheduled before"
+        return function, str(function.attrs.get("tvmify.rule", "scheduled before"))
     failures = []
     for rule in RULES:
         try:

@@ -7,6 +7,9 @@ from functools import lru_cache
 from tvm import relax
 from tvm.ir import Call, Expr, GlobalVar
 
+#: FuseOps leaves functions of this pattern alone ("opaque").
+OPAQUE = 8
+
 
 def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower an operator as TVM does by itself: one loop per axis, for the general rules."""

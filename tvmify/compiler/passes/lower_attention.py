@@ -1,0 +1,208 @@
+"""Fused attention becomes a call of its kernel, which reads its operands where they are.
+
+The converter describes attention by a call of `NAME` with heads before places, as PyTorch has it. In
+most models a permutation leads there from what a projection left, and a slice, if several projections
+are one product. The kernel takes both in its stride.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import tvm
+from tvm import relax, te
+from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmify.compiler.schedule.attention import Attention, Mask, Operand, kernel, prepared
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+#: Name of the call that stands for attention until this pass.
+NAME = "tvmify.attention"
+#: From heads before places to places before heads, and back.
+_SWAP = [0, 2, 1, 3]
+
+
+def describe(
+    query: Expr,
+    key: Expr,
+    value: Expr,
+    mask: Expr | None,
+    *,
+    scale: float,
+    causal: bool,
+    empty: float,
+) -> relax.Call:
+    """Return a call that stands for attention.
+
+    Parameters
+    ----------
+    query, key, value
+        ``[batch, heads, length, size]``; keys and values may have fewer heads, each of which is
+        shared by as many heads of the queries in turn.
+    mask
+        With four axes that broadcast to ``[batch, heads, queries, keys]``; a bool mask says which
+        keys are seen, another is added to the scores.
+    scale, causal, empty
+        See `tvmify.compiler.schedule.attention.Attention`.
+    """
+    shape = [*query.ty.shape.values[:3], value.ty.shape.values[3]]
+    options = [relax.const(scale, "float64"), relax.const(causal), relax.const(empty, "float32")]
+    return relax.op.call_pure_packed(
+        NAME,
+        *options,
+        query,
+        key,
+        value,
+        *([] if mask is None else [mask]),
+        ty_args=relax.TensorType(shape, str(query.ty.dtype)),
+    )
+
+
+@tvm.transform.module_pass(opt_level=0, name="LowerAttention")
+class LowerAttention:
+    """Replace the calls that `describe` makes; wants the target's scope to be open."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        lowering = _Lowering(ir_mod)
+        main = ir_mod.get_global_var("main")
+        lowering.builder_.update_func(main, lowering.visit_expr(ir_mod["main"]))
+        return lowering.builder_.get()
+
+
+@mutator
+class _Lowering(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        self.machine = Microarchitecture.current()
+        self.prepared: dict[tuple[Expr, Mask], Expr] = {}
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        if call.op != tvm.ir.Op.get("relax.call_pure_packed") or not _stands_here(call.args[0]):
+            return call
+        scale, causal, empty = (constant.value.numpy().item() for constant in call.args[1:4])
+        query, key, value, *masks = call.args[4:]
+        batch, heads, _, size = _shape(query)
+        tensors, operands = zip(*(self.operand(x) for x in (query, key, value)), strict=True)
+        about = Attention(
+            *operands,
+            mask=None,
+            batch=batch,
+            heads=heads,
+            shared=heads // _shape(key)[1],
+            size=size,
+            value_size=_shape(value)[3],
+            scale=scale,
+            causal=causal,
+            empty=empty,
+            dtype=str(query.ty.dtype),
+        )
+        if masks:
+            mask, described = self.mask(masks[0], about)
+            tensors, about = (*tensors, mask), replace(about, mask=described)
+        function = self.builder_.add_func(kernel(about, self.machine), "attention")
+        out = relax.TensorType(about.out, about.dtype)
+        result = self.builder_.emit(relax.call_tir(function, list(tensors), out))
+        return relax.op.permute_dims(result, _SWAP)
+
+    def operand(self, x: Expr) -> tuple[Expr, Operand]:
+        """Find the tensor in which an operand lies, behind permutation and slice."""
+        before = self.value(x)
+        if not (_calls(before, "relax.permute_dims") and _axes(before) == _SWAP):
+            return x, Operand(_shape(x), heads_first=True)
+        x = before.args[0]
+        _, length, _, size = _shape(x)
+        split = self.value(x)
+        if _calls(split, "relax.reshape"):
+            whole, begin = self.sliced(split.args[0])
+            width = _shape(whole)[-1]
+            rows = math.prod(_shape(whole)[:-1])
+            if begin % size == 0 and width % size == 0 and rows == math.prod(_shape(x)[:2]):
+                shape = (rows // length, length, width // size, size)
+                x = self.builder_.emit(relax.op.reshape(whole, shape))
+                return x, Operand(shape, first=begin // size)
+        return x, Operand(_shape(x))
+
+    def sliced(self, x: Expr) -> tuple[Expr, int]:
+        """Return what `x` is a slice of along its last axis, and where the slice begins."""
+        value = self.value(x)
+        if _calls(value, "relax.reshape") and _shape(value.args[0])[-1] == _shape(x)[-1]:
+            return self.sliced(value.args[0])
+        if isinstance(value, relax.TupleGetItem):
+            split = self.value(value.tuple_value)
+            if _calls(split, "relax.split") and _is_last(split.attrs.axis, x):
+                widths = [_shape_of(field)[-1] for field in split.ty.fields]
+                return split.args[0], sum(widths[: value.index])
+        if _calls(value, "relax.strided_slice"):
+            begin = _slice_of_last(value)
+            if begin is not None:
+                return value.args[0], begin
+        return x, 0
+
+    def mask(self, mask: Expr, about: Attention) -> tuple[Expr, Mask]:
+        """Return a mask as the kernel wants it, and its description."""
+        before = self.value(mask)
+        while _calls(before, "relax.broadcast_to") and len(_shape(before.args[0])) == 4:
+            mask = before.args[0]
+            before = self.value(mask)
+        given = Mask(_shape(mask), str(mask.ty.dtype))
+        wanted = prepared(given, about, self.machine)
+        if wanted == given:
+            return mask, given
+        if (mask, wanted) not in self.prepared:  # all layers of a model share one
+
+            def turn(x: te.Tensor) -> te.Tensor:
+                last = given.shape[2] - 1
+                return te.compute(
+                    wanted.shape, lambda b, h, k, q: x[b, h, te.min(q, last), k], name="turned"
+                )
+
+            copy = self.builder_.call_te(turn, mask, primfunc_name_hint="turn_mask")
+            self.prepared[mask, wanted] = self.builder_.emit(copy)
+        return self.prepared[mask, wanted], wanted
+
+    def value(self, x: Expr) -> Expr | None:
+        """Return what a variable is bound to."""
+        return self.lookup_binding(x) if isinstance(x, relax.Var) else None
+
+
+def _stands_here(function: Expr) -> bool:
+    return isinstance(function, relax.ExternFunc) and str(function.global_symbol) == NAME
+
+
+def _calls(x: Expr | None, operator: str) -> bool:
+    return isinstance(x, relax.Call) and x.op == tvm.ir.Op.get(operator)
+
+
+def _shape(x: Expr) -> tuple[int, ...]:
+    return _shape_of(x.ty)
+
+
+def _shape_of(ty: relax.TensorType) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in ty.shape.values)
+
+
+def _axes(call: relax.Call) -> list[int] | None:
+    return None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
+
+
+def _is_last(axis: int, x: Expr) -> bool:
+    return int(axis) % len(_shape(x)) == len(_shape(x)) - 1
+
+
+def _slice_of_last(call: relax.Call) -> int | None:
+    """Return where a slice of the last axis alone begins, if the call is one."""
+    axes, begins, _ends, *strides = call.args[1:]
+    steps = strides[0].fields if strides else []
+    if [int(step) for step in steps] != [1] * len(steps):
+        return None
+    source, result = _shape(call.args[0]), _shape(call)
+    if source[:-1] != result[:-1]:
+        return None
+    for axis, begin in zip(axes.fields, begins.fields, strict=True):
+        if int(axis) % len(source) == len(source) - 1:
+            return int(begin) % source[-1] if int(begin) < 0 else int(begin)
+    return 0

@@ -1,0 +1,161 @@
+"""Fused attention: which kernel computes it, and how it finds its operands.
+
+Neither kernel stores scores of all queries against all keys. `attention_tiles` is for many queries,
+`attention_rows` for the few of a decoding step. Both are written as loops, not scheduled: what makes
+them fast is an order of stages (scores, running softmax, weighted values) that no sequence of TVM's
+primitives reaches from a tensor expression.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T  # noqa: N812
+
+from tvmify.compiler.schedule import attention_rows, attention_tiles
+from tvmify.compiler.schedule.legalizing import OPAQUE
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.powers import exponent_scale
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Queries, keys or values, wherever they lie.
+
+    Attributes
+    ----------
+    shape
+        Of the tensor, with four axes: ``[batch, length, heads, size]``, or with heads before
+        length if `heads_first`.
+    first
+        The first of its heads: three operands may share one tensor.
+    """
+
+    shape: tuple[int, int, int, int]
+    heads_first: bool = False
+    first: int = 0
+
+    @property
+    def length(self) -> int:
+        """Number of queries or keys."""
+        return self.shape[2 if self.heads_first else 1]
+
+    def at(self, tensor: tirx.Buffer, batch: Expr, head: Expr, place: Expr, i: Expr) -> Expr:
+        """Element `i` of one head at one place of the sequence."""
+        head = head + self.first
+        return tensor[(batch, head, place, i) if self.heads_first else (batch, place, head, i)]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is added to the scores; a bool mask stands for 0 and -∞.
+
+    Attributes
+    ----------
+    shape
+        ``[batch, heads, queries, keys]``, each of which may be 1, or with queries and keys swapped
+        if `turned`.
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: str
+    turned: bool = False
+
+    def add(
+        self, score: Expr, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr
+    ) -> Expr:
+        """Return a score with the mask added."""
+        index = (batch, head, key, query) if self.turned else (batch, head, query, key)
+        value = tensor[tuple(0 if n == 1 else i for i, n in zip(index, self.shape, strict=True))]
+        if self.dtype != "bool":
+            return score + value * tirx.const(exponent_scale(self.dtype), self.dtype)
+        dtype = str(score.ty.dtype)
+        # Added, not selected: a masked score that is NaN stays NaN, as in eager.
+        return score + T.Select(value, tirx.const(0, dtype), tirx.const(-math.inf, dtype))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``softmax(query keyᵀ scale + mask) value`` for each head.
+
+    Attributes
+    ----------
+    heads, shared
+        Heads of the queries, and how many in turn share one head of keys and values.
+    size, value_size
+        Elements of a head of queries and keys, and of values and the result.
+    causal
+        Whether query `i` sees keys 0 to `i` only.
+    empty
+        What a query yields that sees no key.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    mask: Mask | None
+    batch: int
+    heads: int
+    shared: int
+    size: int
+    value_size: int
+    scale: float
+    causal: bool = False
+    empty: float = 0.0
+    dtype: str = "float32"
+
+    @property
+    def out(self) -> tuple[int, int, int, int]:
+        """Shape of the result: ``[batch, length, heads, size]``."""
+        return (self.batch, self.query.length, self.heads, self.value_size)
+
+    @property
+    def work(self) -> float:
+        """Multiply-adds, an exponential counted as twenty."""
+        scores = self.batch * self.heads * self.query.length * self.key.length
+        return scores * (self.size + self.value_size + 20)
+
+    def has_few_queries(self, machine: Microarchitecture) -> bool:
+        """Whether a vector of queries would be mostly empty."""
+        return self.query.length * 4 <= machine.lanes(bits_of(self.dtype))
+
+
+def prepared(mask: Mask, attention: Attention, machine: Microarchitecture) -> Mask:
+    """Describe the mask that the kernel takes: another one is to be copied into its layout."""
+    batch, heads, queries, keys = mask.shape
+    if attention.has_few_queries(machine) or queries == 1:
+        return mask
+    padded = attention_tiles.padded_queries(attention, machine)
+    return Mask((batch, heads, keys, padded), mask.dtype, turned=True)
+
+
+def kernel(attention: Attention, machine: Microarchitecture) -> tirx.PrimFunc:
+    """Return the function of query, key, value, mask (if there is one) and result."""
+    emit = attention_tiles.emit
+    if attention.has_few_queries(machine):
+        emit = attention_rows.emit
+    operands = {"query": attention.query, "key": attention.key, "value": attention.value}
+    with IRBuilder() as builder:
+        with T.prim_func(is_private=True, s_tir=True):
+            T.func_attr(
+                {
+                    "tirx.noalias": True,
+                    "tirx.is_scheduled": True,
+                    "op_pattern": OPAQUE,
+                    "tvmify.rule": "attention",
+                }
+            )
+            tensors = {
+                name: T.arg(name, T.buffer(operand.shape, attention.dtype))
+                for name, operand in operands.items()
+            }
+            if attention.mask is not None:
+                mask = T.buffer(attention.mask.shape, attention.mask.dtype)
+                tensors["mask"] = T.arg("mask", mask)
+            tensors["out"] = T.arg("out", T.buffer(attention.out, attention.dtype))
+            emit(attention, tensors, machine)
+    return builder.get()
