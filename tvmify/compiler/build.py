@@ -56,7 +56,8 @@ def _lower_to_packed_calls(ir_mod: tvm.IRModule, target: tvm.target.Target) -> t
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     passes, finalize_host, _ = default_s_tir_pipeline()
     sequence = [tirx.transform.BindTarget(target.with_host(target)), passes, finalize_host()]
-    lowered = tvm.transform.Sequential(sequence)(tvm.IRModule(functions, attrs=ir_mod.attrs))
+    with target:  # for `intrinsics`, which lower by the instructions that there are
+        lowered = tvm.transform.Sequential(sequence)(tvm.IRModule(functions, attrs=ir_mod.attrs))
     # What is left of assertions checks the arguments of every kernel, which the executor has
     # checked once; only our own (see `converters.loops`) say something new.
     lean = tirx.transform.SkipAssert()(lowered)
