@@ -120,9 +120,9 @@ for _names, _kind in (
 
 
 @converts("atan2.default")
-def by_llvm(importer: Importer, node: fx.Node) -> relax.Expr:
+def arc_tangent(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node, node.args, PROMOTION.INT_TO_FLOAT)
-    return importer.emit_te(elementwise(scalar.llvm(_base(node))), x, y)
+    return importer.emit_te(elementwise(tirx.atan2), x, y)
 
 
 def _logical(function: Callable[..., relax.Expr]) -> Callable[..., relax.Expr]:
@@ -206,7 +206,7 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
         return relax.op.sqrt(x)
     if exponent == -0.5:
         return relax.op.divide(relax.const(1.0, dtype_of(x)), relax.op.sqrt(x))
-    return importer.emit_te(elementwise(scalar.power), x, y)
+    return importer.emit_te(elementwise(tirx.pow), x, y)
 
 
 @converts("clamp.default", "clamp.Tensor", "hardtanh.default", "clamp_min.default")

@@ -7,6 +7,8 @@ from typing import Any
 
 from tvm import te, tirx
 
+from tvmify.compiler.intrinsics.exponential import EXPM1
+
 #: Expressions of TIR; the stubs of TVM do not name their common type.
 Scalar = Any
 
@@ -45,23 +47,6 @@ def _number(value: float, like: Scalar) -> Scalar:
     return tirx.const(value, str(like.ty.dtype))
 
 
-def llvm(name: str) -> Callable[..., Scalar]:
-    """Return one of LLVM's functions, which become calls of the C library, element by element.
-
-    Not `tirx.call_pure_extern`: in a vectorised loop that passes whole vectors to the library.
-    """
-
-    def call(*arguments: Scalar) -> Scalar:
-        dtype = str(arguments[0].ty.dtype)
-        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{name}", *arguments)
-
-    call.__name__ = name
-    return call
-
-
-power = llvm("pow")
-
-
 def fmod(x: Scalar, y: Scalar) -> Scalar:
     """Return the exact remainder of floats with the sign of the dividend: LLVM's ``frem``."""
     return tirx.Mod(x, y)
@@ -70,9 +55,12 @@ def fmod(x: Scalar, y: Scalar) -> Scalar:
 def expm1(x: Scalar) -> Scalar:
     """Return ``exp(x) - 1`` without the loss of digits near zero.
 
-    There ``exp(x) - 1 = 2t / (1 - t)`` with ``t = tanh(x / 2)``; an infinite ``exp`` is in the
-    branch that is not taken, and NaN fails the comparison and stays in the other.
+    In double precision, for which there is no polynomial of ours: near zero
+    ``exp(x) - 1 = 2t / (1 - t)`` with ``t = tanh(x / 2)``; an infinite ``exp`` is in the branch
+    that is not taken, and NaN fails the comparison and stays in the other.
     """
+    if str(x.ty.dtype) != "float64":
+        return tirx.call_intrin(x.ty.dtype, EXPM1, x)
     t = tirx.tanh(x * _number(0.5, x))
     near_zero = (t + t) / (_number(1.0, x) - t)
     half = _number(0.5, x)
@@ -109,12 +97,12 @@ def trunc_divide(x: Scalar, y: Scalar) -> Scalar:
 
 #: By the base name of the ATen operator.
 INTRINSICS: dict[str, Callable[[Scalar], Scalar]] = {
-    "cosh": llvm("cosh"),
+    "cosh": tirx.cosh,
     "exp2": tirx.exp2,
     "expm1": expm1,
     "log10": tirx.log10,
     "log1p": tirx.log1p,
     "log2": tirx.log2,
     "round": tirx.nearbyint,
-    "sinh": llvm("sinh"),
+    "sinh": tirx.sinh,
 }

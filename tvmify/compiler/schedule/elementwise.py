@@ -63,7 +63,7 @@ def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 _FUNCTIONS = (
-    "exp exp2 exp10 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin acos atan "
+    "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin acos atan "
     "asinh acosh atanh atan2 rsqrt"
 ).split()
 

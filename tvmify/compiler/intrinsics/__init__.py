@@ -1,0 +1,70 @@
+"""Vectorised float32 functions; TVM by itself calls the C library once for every element.
+
+Each is a range reduction and a polynomial, which LLVM keeps in vector registers. Results are right
+to about two units in the last place over the whole range, denormal numbers included; NaN and
+infinities come out as in PyTorch. Where a vector holds an argument that the polynomial is not for
+(a sine of 1e10, say), that vector alone goes to the C library. Other types, and functions not
+listed here, keep TVM's lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from tvm import tirx
+from tvm.ir import Call, Expr, Op, register_op_attr
+from tvm.tirx.op import register_intrin_lowering
+
+from tvmify.compiler.intrinsics import exponential, logarithm, power, trigonometry
+from tvmify.compiler.intrinsics.lanes import Lanes
+
+#: Above TVM's own rules for these functions, which are registered at levels up to 10.
+_LEVEL = 99
+#: TVM's CallEffectKind of functions without effects.
+_PURE = 1
+
+_FUNCTIONS = exponential.FUNCTIONS | logarithm.FUNCTIONS | power.FUNCTIONS | trigonometry.FUNCTIONS
+
+
+@cache
+def register() -> None:
+    """Make TVM use these functions for CPU targets; repeated calls do nothing."""
+    register_op_attr(exponential.EXPM1, "TCallEffectKind", _PURE)
+    register_op_attr(exponential.EXPM1, "TScriptPrinterName", "expm1")
+    for name, lower in _FUNCTIONS.items():
+        own = Op.get(name)
+        if own.get_attr("TVectorizable") is None:  # else TVM takes a vector apart before it is here
+            register_op_attr(name, "TVectorizable", True)
+        before = own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
+        rule = _for_float32(lower, before)
+        register_intrin_lowering(own.name, target="llvm", f=rule, level=_LEVEL)
+
+
+def _for_float32(
+    lower: Callable[[Lanes], Expr], before: Callable[[Call], Expr] | None
+) -> Callable[[Call], Expr]:
+    def rule(call: Call) -> Expr:
+        dtype = str(call.ty.dtype)
+        if dtype.startswith("float32"):
+            lanes = Lanes(*call.args)
+            return lanes.bound(lower(lanes))
+        if dtype.startswith("float16"):  # by way of float32, which holds more digits than asked for
+            wide = dtype.replace("16", "32", 1)
+            lanes = Lanes(*(argument.astype(wide) for argument in call.args))
+            return lanes.bound(lower(lanes)).astype(dtype)
+        if before is None:
+            return call
+        return _lane_by_lane(call, before) if "x" in dtype else before(call)
+
+    return rule
+
+
+def _lane_by_lane(call: Call, before: Callable[[Call], Expr]) -> Expr:
+    """Take a vector apart: not all of TVM's own rules take one."""
+    kind, _, lanes = str(call.ty.dtype).partition("x")
+    scalars = [
+        before(tirx.call_intrin(kind, call.op, *(tirx.Shuffle([a], [i]) for a in call.args)))
+        for i in range(int(lanes))
+    ]
+    return tirx.Shuffle(scalars, list(range(int(lanes))))

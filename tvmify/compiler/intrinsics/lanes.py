@@ -1,0 +1,143 @@
+"""Arithmetic on vectors of float32, as long as the arguments of the function that is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.target import Target
+
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+
+#: Terms of a polynomial that are added up one after the other.
+_CHAIN = 6
+
+
+class Lanes:
+    """The arguments of one call, and the arithmetic on them.
+
+    Attributes
+    ----------
+    x
+        The first argument.
+    arguments
+        All of them.
+    """
+
+    def __init__(self, *arguments: Expr) -> None:
+        self.float = str(arguments[0].ty.dtype)
+        self.int = self.float.replace("float", "int")
+        self.uint = self.float.replace("float", "uint")
+        self.double = self.float.replace("32", "64", 1)
+        self.bool = self.float.replace("float32", "bool", 1)
+        self._bindings: list[tuple[tirx.Var, Expr]] = []
+        self.arguments = [self.let(argument) for argument in arguments]
+        self.x = self.arguments[0]
+
+    def let(self, value: Expr) -> Expr:
+        """Name a value that is used more than once; a tree would compute it each time."""
+        variable = tirx.Var(f"t{len(self._bindings)}", str(value.ty.dtype))
+        self._bindings.append((variable, value))
+        return variable
+
+    def bound(self, result: Expr) -> Expr:
+        """Put the named values around the result."""
+        for variable, value in reversed(self._bindings):
+            result = tirx.Let(variable, value, result)
+        return result
+
+    def __call__(self, value: float) -> Expr:
+        return tirx.const(value, self.float)
+
+    def integer(self, value: int) -> Expr:
+        return tirx.const(value, self.int)
+
+    def as_float(self, bits: Expr) -> Expr:
+        return tirx.reinterpret(self.float, bits)
+
+    def as_integer(self, value: Expr) -> Expr:
+        return tirx.reinterpret(self.int, value)
+
+    def llvm(self, name: str, *arguments: Expr) -> Expr:
+        """Call one of LLVM's functions on floats."""
+        return tirx.call_llvm_pure_intrin(self.float, f"llvm.{name}", *arguments)
+
+    def fma(self, a: Expr, b: Expr, c: Expr) -> Expr:
+        """Return ``a * b + c``, rounded once also where the processor has no such instruction."""
+        return self.llvm("fma", a, b, c)
+
+    def polynomial(self, x: Expr, *coefficients: float) -> Expr:
+        """Evaluate a polynomial, the highest power first.
+
+        By Horner's scheme, but a long one by Estrin's at first: a processor, which has room for some
+        150 waiting instructions, cannot overlap long chains with those of other vectors.
+        """
+        terms = [tirx.const(coefficient, str(x.ty.dtype)) for coefficient in coefficients[::-1]]
+        while len(terms) > _CHAIN:
+            pairs = [high * x + low for low, high in zip(terms[::2], terms[1::2], strict=False)]
+            terms = pairs + terms[2 * len(pairs) :]
+            x = self.let(x * x)
+        result = terms.pop()
+        while terms:
+            result = result * x + terms.pop()
+        return result
+
+    def clamp(self, x: Expr, low: float, high: float) -> Expr:
+        """Return x, or the bound that it lies beyond; NaN stays NaN."""
+        above = self.let(tirx.Select(x > self(high), self(high), x))
+        return self.let(tirx.Select(above < self(low), self(low), above))
+
+    def magnitude(self, x: Expr | None = None) -> Expr:
+        """Return the magnitude of x."""
+        return self.as_float(self.as_integer(self.x if x is None else x) & self.integer(0x7FFFFFFF))
+
+    def sign(self, x: Expr) -> Expr:
+        """Return the bit of the sign, as an integer."""
+        return self.as_integer(x) & self.integer(-0x80000000)
+
+    def with_sign(self, result: Expr, x: Expr | None = None) -> Expr:
+        """Give a result that is not negative the sign of x."""
+        return self.as_float(self.as_integer(result) | self.sign(self.x if x is None else x))
+
+    def keep_nan(self, result: Expr) -> Expr:
+        return tirx.Select(self.x == self.x, result, self.x)
+
+    def whole(self, x: Expr) -> tuple[Expr, Expr]:
+        """Return the nearest whole number, up to 2**22 either way, as a float and as an integer."""
+        # Beyond 2**23 the unit in the last place is 1; half of that again leaves room for a sign.
+        shifted = self.let(x + self(12582912.0))
+        number = self.let(shifted - self(12582912.0))
+        return number, self.let(self.as_integer(shifted) - self.integer(0x4B400000))
+
+    def power_of_two(self, exponent: Expr) -> Expr:
+        """Return 2**exponent for exponents of normal numbers."""
+        return self.as_float((exponent + self.integer(127)) << self.integer(23))
+
+    def scaled(self, mantissa: Expr, exponent: Expr) -> Expr:
+        """Return ``mantissa * 2**exponent``, infinite or denormal where it has to be."""
+        # In two factors: one alone could not stand for the exponents of infinity and denormals.
+        target = Target.current(allow_none=True)
+        if target is not None and Microarchitecture.of(target).vector_bits == 512:
+            return self.llvm("ldexp", mantissa, exponent)  # one instruction
+        half = self.let(exponent >> self.integer(1))
+        return mantissa * self.power_of_two(half) * self.power_of_two(exponent - half)
+
+    def unless(self, rare: Expr, function: str, result: Expr) -> Expr:
+        """Return the result; where a lane is `rare`, the C library's, lane by lane.
+
+        Parameters
+        ----------
+        rare
+            A condition, for each lane.
+        function
+            LLVM's name of the function, without ``llvm.``.
+        """
+        if self.bool != "bool":
+            rare = tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.or", rare)
+        return tirx.if_then_else(rare, self.llvm(function, *self.arguments), result)
+
+    def cast(self, x: Expr, kind: str) -> Any:
+        """Convert to another type of as many lanes."""
+        return tirx.Cast(kind, x)
