@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import s_tir, tirx
 from tvm.tirx import Stmt
 
-from tvmify.compiler.schedule.tails import _loop, _with_body
+from tvmify.compiler.schedule.rewriting import rewrite_body
 
 
 def run_only_if(function: tirx.PrimFunc, flag: str, blocks: tuple[str, ...]) -> tirx.PrimFunc:
@@ -19,30 +19,19 @@ def run_only_if(function: tirx.PrimFunc, flag: str, blocks: tuple[str, ...]) -> 
     blocks
         Names of the blocks to guard. What they write is undefined where the flag is zero.
     """
-    return function.with_body(_rewrite(function.body, flag, blocks))
 
-
-def _rewrite(stmt: Stmt, flag: str, blocks: tuple[str, ...]) -> Stmt:
-    if isinstance(stmt, tirx.SeqStmt):
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.SeqStmt):
+            return None
         condition, parts = None, []
         for part in stmt.seq:
             if isinstance(part, s_tir.SBlockRealize) and part.block.name_hint == flag:
                 condition = tirx.BufferLoad(part.block.writes[0].source, part.iter_values) != 0
-            if condition is not None and _names(part) <= set(blocks):
-                parts.append(tirx.IfThenElse(condition, part, None))
-            else:
-                parts.append(_rewrite(part, flag, blocks))
-        return tirx.SeqStmt(parts)
-    if isinstance(stmt, s_tir.SBlockRealize):
-        block = stmt.block
-        body = _rewrite(block.body, flag, blocks)
-        if body.same_as(block.body):
-            return stmt
-        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, _with_body(block, body))
-    if isinstance(stmt, tirx.For):
-        body = _rewrite(stmt.body, flag, blocks)
-        return stmt if body.same_as(stmt.body) else _loop(stmt, body)
-    return stmt
+            guarded = condition is not None and _names(part) <= set(blocks)
+            parts.append(tirx.IfThenElse(condition, part, None) if guarded else part)
+        return tirx.SeqStmt(parts) if condition is not None else None
+
+    return rewrite_body(function, visit)
 
 
 def _names(stmt: Stmt) -> set[str]:
