@@ -168,9 +168,10 @@ CONTENDERS: dict[str, Contender] = {
 
 
 def runs_in_eager(explanation: str) -> str:
-    """Return the line of ``explain()`` that says why a module ran in eager PyTorch, or nothing."""
-    lines = (line.strip() for line in explanation.splitlines())
-    return next((line for line in lines if line.startswith("runs in eager PyTorch")), "")
+    """Return the lines of ``explain()`` that say why a module ran in eager PyTorch, or nothing."""
+    lines = [line.strip() for line in explanation.splitlines()]
+    said = [line for line in lines if line.startswith(("runs in eager PyTorch", "compared:"))]
+    return "; ".join(said) if said and said[0].startswith("runs in eager") else ""
 
 
 def first_line(error: Exception) -> str:
