@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from tvmify.compiler import intrinsics
-from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction, winograd
+from tvmify.compiler.schedule import conv2d, depthwise, matmul, pooling, reduction, winograd_loops
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
 from tvmify.compiler.schedule.rule import Rule
@@ -32,7 +32,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
 RULES: tuple[Rule, ...] = (
     Empty(),
     conv2d.Conv2d(),
-    winograd.WinogradConvolution(),
+    winograd_loops.WinogradConvolution(),
     depthwise.Depthwise(),
     matmul.Matmul(),
     pooling.Pooling(),
