@@ -17,8 +17,16 @@ from tests.compiler.schedule.kernels import (
     random,
     widest_vector,
 )
+from tvmify.compiler.schedule import choice
 
 op = relax.op
+
+
+@pytest.fixture(autouse=True)
+def direct_only():
+    """Strict accuracy leaves the direct kernel; `test_winograd` has the others."""
+    with choice.choosing(choice.Choices("strict")):
+        yield
 
 
 def _convolution(stride, padding, dilation, groups):

@@ -10,7 +10,6 @@ from tvm.target import Target
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
-
 #: Terms of a polynomial that are added up one after the other.
 _CHAIN = 6
 

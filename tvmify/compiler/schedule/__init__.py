@@ -15,7 +15,7 @@ from tvmify.compiler.schedule import (
     pooling,
     reduction,
     transposed,
-    winograd,
+    winograd_loops,
 )
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
@@ -42,7 +42,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
 RULES: tuple[Rule, ...] = (
     Empty(),
     conv2d.Conv2d(),
-    winograd.WinogradConvolution(),
+    winograd_loops.WinogradConvolution(),
     depthwise.Depthwise(),
     matmul.Matmul(),
     pooling.Pooling(),

@@ -92,7 +92,11 @@ class _Rows:
 
             def scale(i: Expr, row: int = row, head: Expr = head, place: Expr = place) -> None:
                 value = about.query.at(self.tensors["query"], self.batch, head, place, i)
-                T.buffer_store(self.queries, value * self.number(about.scale * exponent_scale(self.dtype)), [row, i])
+                T.buffer_store(
+                    self.queries,
+                    value * self.number(about.scale * exponent_scale(self.dtype)),
+                    [row, i],
+                )
 
             lanewise(vectors(about.size, self.lanes), scale)
         whole, rest = divmod(about.key.length, _KEYS)
@@ -139,9 +143,7 @@ class _Rows:
             with T.unroll(keys * self.rows) as pair:
                 fold(sums, pair, self.lanes, lambda a, b: a + b)
             with T.unroll(keys) as key, T.unroll(self.rows) as row:
-                T.buffer_store(
-                    self.scores, sums[key * self.rows + row, 0], [row, start + key]
-                )
+                T.buffer_store(self.scores, sums[key * self.rows + row, 0], [row, start + key])
 
     def softmax(self, row: Expr) -> None:
         """Mask the scores of a row and turn them into weights whose sum is 1."""
@@ -180,7 +182,9 @@ class _Rows:
 
             self.along(rise)
             fold(total, 0, self.key_lanes, lambda a, b: a + b)
-            factor = T.Select(best[0, 0] == lowest, self.number(about.empty), self.number(1) / total[0, 0])
+            factor = T.Select(
+                best[0, 0] == lowest, self.number(about.empty), self.number(1) / total[0, 0]
+            )
             T.buffer_store(total, factor, [0, 0])
 
             def normal(key: Expr, _: Expr) -> None:
@@ -194,9 +198,7 @@ class _Rows:
         if whole:
             with T.serial(whole) as step:
                 lanewise([(0, self.key_lanes)], lambda i: body(step * self.key_lanes + i, i))
-        lanewise(
-            vectors(rest, self.key_lanes), lambda i: body(whole * self.key_lanes + i, i)
-        )
+        lanewise(vectors(rest, self.key_lanes), lambda i: body(whole * self.key_lanes + i, i))
 
     def weigh(self, cuts: list[tuple[int, int]]) -> None:
         """Sum the weighted values of some vectors of the head."""

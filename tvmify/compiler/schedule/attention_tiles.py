@@ -110,9 +110,7 @@ class _Kernel:
         count = about.batch * about.heads * per_head
         with tasks(count, about.work, 0, machine) as task, block("task"):
             head = task // per_head
-            place = _Place(
-                head // about.heads, head % about.heads, task % per_head * self.queries
-            )
+            place = _Place(head // about.heads, head % about.heads, task % per_head * self.queries)
             _Task(self, tensors, place).emit()
 
 
@@ -179,7 +177,9 @@ class _Task:
         with T.serial(self.kernel.queries) as row, T.serial(about.size) as i:
             at = tirx.min(place.query + row, last)
             value = about.query.at(self.tensors["query"], place.batch, place.head, at, i)
-            T.buffer_store(self.turned, value * self.number(about.scale * exponent_scale(self.dtype)), [i, row])
+            T.buffer_store(
+                self.turned, value * self.number(about.scale * exponent_scale(self.dtype)), [i, row]
+            )
 
     def key_block(self, first: Expr | int, end: Expr | int) -> None:
         """Go through the tiles of keys from `first` to before `end`."""
@@ -247,9 +247,7 @@ class _Task:
         with T.serial(count) as key:
 
             def rate(i: Expr) -> None:
-                T.buffer_store(
-                    self.scores, weight(self.scores[key, i] - self.shift[i]), [key, i]
-                )
+                T.buffer_store(self.scores, weight(self.scores[key, i] - self.shift[i]), [key, i])
                 T.buffer_store(self.total, self.total[i] + self.scores[key, i], [i])
 
             self.each_query(rate)
@@ -303,9 +301,7 @@ class _Task:
                     T.buffer_store(self.sums, tile[row, i], [at, origin + i])
                 else:
                     index = [place.batch, place.query + at, place.head, origin + i]
-                    T.buffer_store(
-                        self.tensors["out"], tile[row, i] * self.factor[at], index
-                    )
+                    T.buffer_store(self.tensors["out"], tile[row, i] * self.factor[at], index)
 
             with T.unroll(kernel.rows) as row:
                 lanewise(own, lambda i: begin(row, i))
@@ -315,7 +311,9 @@ class _Task:
                 if self.online:
                     lanewise(own, lambda i: end(row, i))
                 else:
-                    self.if_there(group * kernel.rows + row, lambda: lanewise(own, lambda i: end(row, i)))
+                    self.if_there(
+                        group * kernel.rows + row, lambda: lanewise(own, lambda i: end(row, i))
+                    )
 
     def if_there(self, row: Expr, body) -> None:  # noqa: ANN001
         if self.about.query.length % self.kernel.queries == 0:
@@ -342,9 +340,7 @@ class _Task:
 
             def write(i: Expr) -> None:
                 index = [place.batch, place.query + row, place.head, i]
-                T.buffer_store(
-                    self.tensors["out"], self.sums[row, i] * self.factor[row], index
-                )
+                T.buffer_store(self.tensors["out"], self.sums[row, i] * self.factor[row], index)
 
             self.if_there(row, lambda: lanewise(self.values, write))
 

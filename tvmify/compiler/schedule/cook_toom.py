@@ -1,7 +1,7 @@
 """The matrices of Winograd's minimal filtering, from the points of Cook and Toom.
 
-``y = A^T ((G g) * (B^T d))`` correlates `d` with `g`. Points and error analysis: B. Barabasz et al.,
-"Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2018.
+``y = A^T ((G g) * (B^T d))`` correlates `d` with `g`. Error analysis: B. Barabasz et al., "Error
+Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2018.
 """
 
 from __future__ import annotations

@@ -13,7 +13,14 @@ from tvm.ir import Expr
 
 #: Of 2**x between -1/2 and 1/2, the highest power first; relative error 8e-8. Fitted for this file
 #: to the smallest largest relative error.
-_COEFFICIENTS = (1.3276477223e-03, 9.6755431473e-03, 5.5507132749e-02, 2.4022119691e-01, 6.9314696705e-01, 1.0000000717e+00)
+_COEFFICIENTS = (
+    1.3276477223e-03,
+    9.6755431473e-03,
+    5.5507132749e-02,
+    2.4022119691e-01,
+    6.9314696705e-01,
+    1.0000000717e00,
+)
 
 
 def exponent_scale(dtype: str) -> float:

@@ -1,0 +1,162 @@
+"""Winograd convolutions: values, accuracy, what is not a number, and when they are chosen."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from tvm import relax
+
+from tests.compiler.schedule.kernels import AVX512, NATIVE, NEON, TARGETS, Built, build, random
+from tvmify.compiler.schedule import choice, conv2d
+from tvmify.compiler.schedule.cook_toom import transforms
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.windows import Window
+
+op = relax.op
+
+
+class Prefer(dict):
+    """Measurements by which one algorithm is the fastest everywhere."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def get(self, workload, default=None):
+        return self.name
+
+
+def _build(shape, outputs, algorithm, target=NATIVE, padding=(1, 1)):
+    def describe(builder, image, residual, kernel, bias):
+        convolved = builder.emit(
+            op.nn.conv2d(image, kernel, padding=padding, data_layout="NHWC", kernel_layout="OHWI")
+        )
+        total = builder.emit(op.add(builder.emit(op.add(convolved, bias)), residual))
+        return op.maximum(total, relax.const(0.0))
+
+    image = np.maximum(random(*shape), 0)
+    scale = np.sqrt(2 / (9 * shape[3])).astype("float32")
+    kernel, bias = random(outputs, 3, 3, shape[3], seed=1) * scale, random(outputs, seed=2)
+    residual = _eager([image, kernel, bias], padding) * 0.5
+    with choice.choosing(choice.Choices(measured=Prefer(algorithm))):
+        built = build(describe, [image, residual], [kernel, bias], target)
+    return built, [image, residual], [kernel, bias]
+
+
+def _eager(arrays, padding, residual=None, dtype=torch.float32):
+    image, kernel, bias = (torch.from_numpy(a).to(dtype) for a in arrays)
+    result = torch.nn.functional.conv2d(
+        image.permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2), bias, 1, padding
+    ).permute(0, 2, 3, 1)
+    if residual is not None:
+        result = (result + torch.from_numpy(residual).to(dtype)).clamp(min=0)
+    return result.contiguous().numpy()
+
+
+def _errors(built: Built, inputs, weights, padding=(1, 1)):
+    image, residual = inputs
+    actual = built.run(inputs, weights)
+    exact = _eager([image, *weights], padding, residual, torch.float64)
+    eager = _eager([image, *weights], padding, residual)
+    scale = np.abs(exact).max()
+    return np.abs(actual - exact).max() / scale, np.abs(eager - exact).max() / scale
+
+
+@pytest.mark.parametrize("results", [2, 4])
+def test_matrices_correlate_exactly(results):
+    matrices = transforms(results)
+    data = [Fraction(3 * i * i - 7 * i, 5) for i in range(results + 2)]
+    taps = [Fraction(2), Fraction(-1, 3), Fraction(5, 7)]
+
+    def times(matrix, vector):
+        return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
+
+    products = [
+        a * b for a, b in zip(times(matrices.data, data), times(matrices.filter, taps), strict=True)
+    ]
+    expected = [sum(data[i + k] * taps[k] for k in range(3)) for i in range(results)]
+    assert times(matrices.result, products) == expected
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [
+        ((1, 16, 16, 32), 32, (1, 1)),
+        ((2, 13, 11, 20), 23, (1, 1)),
+        ((3, 9, 30, 72), 40, (0, 0)),
+        ((1, 7, 7, 130), 48, (2, 2)),
+        ((1, 34, 34, 16), 16, (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
+def test_values(target, shape, outputs, padding, algorithm):
+    built, inputs, weights = _build(shape, outputs, algorithm, target, padding)
+    assert built.rules == {"winograd"}, built.report
+    error, eager = _errors(built, inputs, weights, padding)
+    assert error <= max(1.5e-6, 5 * eager)
+
+
+@pytest.mark.parametrize("channels", [64, 128, 512])
+def test_accuracy_holds_whatever_is_chosen(channels):
+    size = {64: 28, 128: 28, 512: 14}[channels]
+    image = np.maximum(random(1, size, size, channels), 0)
+    for algorithm in ("winograd F4", "winograd F2"):
+        built, inputs, weights = _build(image.shape, channels, algorithm)
+        error, eager = _errors(built, inputs, weights)
+        assert error <= max(1.5e-6, 5 * eager)
+
+
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
+def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm):
+    built, (image, residual), weights = _build((1, 12, 12, 32), 32, algorithm)
+    image[0, 0, 0, 3], image[0, 5, 6, 0], image[0, 11, 4, 31] = np.nan, np.inf, -np.inf
+    # The rectifier between would hide a -inf; eager's and TVM's maximum differ in NaN.
+    actual = built.run([image, residual], weights)
+    expected = _eager([image, *weights], (1, 1), residual)
+    finite = np.isfinite(expected)
+    assert 0 < (~finite).sum() < finite.size / 4
+    np.testing.assert_array_equal(np.isposinf(actual), np.isposinf(expected))
+    np.testing.assert_allclose(actual[finite], expected[finite], rtol=1e-4, atol=1e-5)
+
+
+def _names(size, channels, **options):
+    image, kernel = [1, size, size, channels], [channels, 3, 3, channels]
+    window = Window((3, 3), options.get("strides", (1, 1)), (1, 1), (1, 1, 1, 1))
+    found = conv2d.algorithms(
+        image,
+        kernel,
+        (1, size, size, channels),
+        window,
+        options.get("groups", 1),
+        options.get("dtype", "float32"),
+        Microarchitecture.of(AVX512),
+    )
+    return [str(algorithm) for algorithm in found]
+
+
+def test_many_weights_for_few_pixels_are_not_multiplied():
+    assert _names(56, 64)[0] == "winograd F4"
+    assert _names(14, 256)[0] == "winograd F2"
+    assert _names(7, 512)[0] == "direct"
+
+
+@pytest.mark.parametrize(
+    "options", [{"strides": (2, 2)}, {"groups": 2}, {"dtype": "float64"}, {"dtype": "float16"}]
+)
+def test_what_winograd_is_not_for(options):
+    assert _names(28, 64, **options) == ["direct"]
+
+
+def test_strict_accuracy_is_direct():
+    with choice.choosing(choice.Choices("strict")):
+        assert _names(56, 64) == ["direct"]
+
+
+def test_neon_multiplies_and_adds_vectors():
+    built, _, _ = _build((1, 16, 16, 32), 32, "winograd F4", NEON)
+    assert built.rules == {"winograd"}, built.report
+    assert "fmla\tv" in built.assembly()

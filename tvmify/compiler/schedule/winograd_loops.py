@@ -1,0 +1,182 @@
+"""The loops of Winograd convolutions.
+
+Tiles are taken in chunks. For one chunk, its inputs are transformed, and for one tile of output
+channels after the other the products of each point are added up and transformed back, with the
+element-wise chain that follows. Loops, outside in:
+
+- *own* inputs: chunk (parallel) → [transformed inputs] → channels → [point → block of inputs →
+  group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are
+  read once a chunk.
+- *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
+  then channels → chunk (parallel) → as above. Each thread reads weights of its own.
+
+oneDNN's two schedules (``jit_avx512_core_f32_wino_conv_4x3``) differ in the same way.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.schedule.guards import run_only_if
+from tvmify.compiler.schedule.loops import (
+    extent,
+    find,
+    fuse,
+    keep_in_registers,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.winograd import (
+    ANCHOR,
+    CHECK,
+    DATA,
+    DOWN,
+    EXACT,
+    PACK,
+    PACK_DOWN,
+    PAD,
+    PLAN,
+    RESULT,
+    SPOILT,
+    STORE,
+    SUMS,
+    UP,
+)
+
+
+class WinogradConvolution(Rule):
+    """Chunks of tiles in L2, tiles × channels in registers; see the top of this file."""
+
+    name = "winograd"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `Winograd.kernel`, or one made by `Winograd.pack`."""
+        if find(sch, PACK) is not None:
+            return _schedule_pack(sch, machine)
+        if find(sch, ANCHOR) is None:
+            return None
+        inline_producers(sch, ANCHOR, keep=(PAD, DOWN, DATA))
+        store, rest = fuse_epilogue(sch, STORE)
+        anchor = sch.get_sblock(ANCHOR)
+        plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
+        results, down, across, shared, lanes = plan
+        sch.unannotate(anchor, PLAN)
+        work = float(prod(int(variable.dom.extent) for variable in sch.get(anchor).iter_vars))
+
+        b, y, x, c = sch.get_loops(store)
+        yo, yi = sch.split(y, [None, results])
+        xo, xi = sch.split(x, [None, results])
+        sch.reorder(b, yo, xo, yi, xi)
+        fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
+        fx, dx = sch.split(xo, [None, across])
+        columns = int(sch.get(anchor).iter_vars[-2].dom.extent)
+        t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
+        if shared:
+            sch.reorder(t, fy, fx, dy, dx, vector, yi, xi, lane)
+            chunk = channels = fuse(sch, [t, fy, fx])
+        else:
+            sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
+            chunk, channels = fuse(sch, [fy, fx]), t
+        parallel_if_worth(sch, chunk, machine, work)
+        _in_registers(sch, store)
+        for name in (SPOILT, CHECK, RESULT, UP, EXACT):  # the flag before what it guards
+            block = sch.get_sblock(name)
+            sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
+            sch.set_scope(block, 0, "local")
+        _schedule_exact(sch)
+        sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
+        for name in (RESULT, UP):
+            _in_registers(sch, sch.get_sblock(name))
+        _schedule_sums(sch, channels, lanes)
+        _schedule_data(sch, None if shared else chunk, lanes, machine, work)
+        padding = find(sch, PAD)
+        if padding is not None and shared:
+            schedule_block(sch, padding, machine, work)
+        elif padding is not None:
+            sch.compute_at(padding, chunk, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        guarded = run_only_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
+        return s_tir.Schedule(guarded)
+
+
+def _in_registers(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Unroll the rows and columns of a tile, and vectorise its channels."""
+    *_, row, column, channel = sch.get_loops(block)
+    sch.unroll(row)
+    sch.unroll(column)
+    sch.vectorize(channel)
+
+
+def _schedule_sums(sch: s_tir.Schedule, channels: LoopRV, lanes: int) -> None:
+    """Add products up in registers, block after block of input channels."""
+    sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
+    sch.compute_at(sums, channels, preserve_unit_loops=True)
+    several = len(sch.get(sums).iter_vars) > 7
+    *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
+    if several:
+        block = sch.get_loops(sums)[-1]
+        sch.reorder(point, block, group, row, lane)
+    sch.compute_at(partial, group, preserve_unit_loops=True)
+    keep_in_registers(sch, partial, sums, lanes)
+    if several:
+        initial = sch.decompose_reduction(sums, block)
+        vectorize(sch, sch.get_loops(initial)[-1], lanes)
+
+
+def _schedule_data(
+    sch: s_tir.Schedule,
+    chunk: LoopRV | None,
+    lanes: int,
+    machine: Microarchitecture,
+    work: float,
+) -> None:
+    """Transform the inputs of a chunk; without one, of all chunks, in a nest of its own."""
+    data, half = sch.get_sblock(DATA), sch.get_sblock(DOWN)
+    if chunk is not None:
+        sch.compute_at(data, chunk, preserve_unit_loops=True)
+    *around, point, row, channel = sch.get_loops(data)
+    sch.reorder(row, channel, point)
+    outer, inner = sch.split(channel, [None, lanes])
+    sch.reorder(outer, point, inner)
+    if chunk is None:
+        parallel_if_worth(sch, fuse(sch, [*around, row]), machine, work)
+    sch.compute_at(half, outer, preserve_unit_loops=True)
+    sch.set_scope(half, 0, "local")
+    sch.unroll(point)
+    sch.vectorize(inner)
+    _in_registers(sch, half)
+
+
+def _schedule_exact(sch: s_tir.Schedule) -> None:
+    """Keep the tile in registers here too: an input may be NaN from end to end."""
+    exact = sch.get_sblock(EXACT)
+    *_, row, column, lane, ry, rx, rc = sch.get_loops(exact)
+    sch.reorder(ry, rx, rc, row, column, lane)
+    _in_registers(sch, exact)
+    _in_registers(sch, sch.decompose_reduction(exact, ry))
+
+
+def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
+    inline_producers(sch, PACK_DOWN)
+    pack, half = sch.get_sblock(PACK), sch.get_sblock(PACK_DOWN)
+    tile, point, depth, lane = sch.get_loops(pack)
+    work = float(prod(int(v.dom.extent) for v in sch.get(pack).iter_vars))
+    outer, inner = sch.split(lane, [None, min(machine.lanes(), extent(sch, lane))])
+    sch.reorder(tile, depth, outer, point, inner)
+    whole = fuse(sch, [tile, depth])
+    parallel_if_worth(sch, whole, machine, work)
+    sch.compute_at(half, outer, preserve_unit_loops=True)
+    sch.set_scope(half, 0, "local")
+    sch.unroll(point)
+    sch.vectorize(inner)
+    _in_registers(sch, half)
+    return sch
