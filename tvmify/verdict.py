@@ -10,8 +10,9 @@ import torch
 
 #: Seconds that a comparison may take once both sides are warm, and its most rounds.
 _BRIEF, _MOST_ROUNDS = 0.1, 100
-#: Calls this long are compared once: what a warm-up adds is little, and patience is short.
-_LONG = 0.5
+#: Seconds of the first call of both sides from which on they are not repeated: patience is short.
+#: Not less: on a loaded machine first calls take 20 times as long, and their order says nothing.
+_LONG = 3.0
 #: Calls in a row, so that each side finds the processor's caches as its own last call left them.
 _BURST = 3
 
