@@ -17,6 +17,7 @@ from tests.compiler.schedule.kernels import (
     random,
     widest_vector,
 )
+from tvmify.compiler.schedule.choice import Choices, choosing
 
 op = relax.op
 
@@ -132,6 +133,52 @@ def test_sums_stay_in_registers():
     unrolled = [int(x.extent) for x in loops(kernel) if x.kind == tirx.ForKind.UNROLLED]
     assert max(unrolled) >= 4  # rows of the tile
     assert "local" in kernel.script()
+
+
+def _prefetches(built):
+    return built.kernel().script().count("T.prefetch(")
+
+
+def test_next_block_of_weights_is_fetched_ahead():
+    def of(rows):
+        weights = [random(512, 128, seed=1), random(512, seed=2)]
+        return check(
+            _linear, _linear_reference, [random(rows, 128)], weights, rule="matmul", target=NATIVE
+        )
+
+    assert _prefetches(of(64)) > 0
+    # One tile of rows reads each weight once, in one stream.
+    assert _prefetches(of(1)) == 0
+
+
+def test_both_orders_of_rows_and_columns():
+    # Weights too large to be read again, then so small that rows come first; with tails of all.
+    for rows, depth, columns in [(45, 1030, 300), (1000, 70, 40)]:
+        weights = [random(columns, depth, seed=1), random(columns, seed=2)]
+        check(_linear, _linear_reference, [random(rows, depth)], weights, rule="matmul")
+
+
+def test_every_candidate_is_right():
+    weights = [random(100, 384, seed=1), random(100, seed=2)]
+    inputs = [random(50, 384)]
+    with choosing(Choices()) as choices:
+        build(_linear, inputs, weights)
+    ((workload, names),) = choices.asked.items()
+    assert len(set(names)) == len(names) > 2
+    for name in names[1:]:
+        with choosing(Choices(measured={workload: name})):
+            check(_linear, _linear_reference, inputs, weights, rule="matmul")
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize(("accuracy", "tolerance"), [("default", 1.5e-6), ("strict", 4e-7)])
+def test_long_sums_are_made_of_short_ones(rows, accuracy, tolerance):
+    def product(builder, x, weight):
+        return op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0])))
+
+    inputs, weights = [random(rows, 4096)], [random(64, 4096, seed=1)]
+    with choosing(Choices(accuracy=accuracy)):
+        check(product, lambda x, w: x @ w.T, inputs, weights, rule="matmul", tolerance=tolerance)
 
 
 def test_parallel_only_when_worth_it():

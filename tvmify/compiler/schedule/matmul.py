@@ -46,8 +46,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     if min(left_shape + right_shape) == 0:
         return plain(builder, call)
     machine = Microarchitecture.current()
-    product = Product.of(left_shape, right_shape, out, dtype, machine)
-    if len(right_shape) == 2 and is_weight(builder, right):
+    packed = len(right_shape) == 2 and is_weight(builder, right)
+    product = Product.of(left_shape, right_shape, out, dtype, machine, packed)
+    if packed:
         right = builder.emit(builder.call_te(product.pack, right, primfunc_name_hint="pack_matmul"))
         template = product.with_packed
     else:

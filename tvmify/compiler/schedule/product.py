@@ -54,15 +54,16 @@ class Product:
         out: Sequence[int],
         dtype: str,
         machine: Microarchitecture,
+        packed: bool = True,
     ) -> Product:
-        """Choose how to number the rows, and how to cut."""
+        """Choose how to number the rows, and how to cut; `packed` says that `right` is a weight."""
         bits = bits_of(accumulator(dtype))
         rows, columns, batch = out[-2], out[-1], tuple(out[:-2])
         if prod(right[:-2]) == 1:
             rows, batch = prod(batch) * rows, ()
         depth = left[-1]
-        workload = f"matmul {'x'.join(map(str, (*batch, rows, depth, columns)))} {dtype}"
-        plan = plans.choose(rows, columns, depth, machine, bits, workload)
+        work = plans.Workload(prod(batch), rows, columns, depth, dtype, packed)
+        plan = plans.choose(work, machine, bits)
         return cls(tuple(left), tuple(right), tuple(out), batch, rows, columns, depth, plan, dtype)
 
     def pack(self, right: te.Tensor) -> te.Tensor:

@@ -8,7 +8,8 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: Cycles from a fused multiply-add to the next one that needs its sum, on all cores of interest.
 _LATENCY = 4
-#: Wider columns than this many registers do not pay: a tile needs rows as well.
+#: Wider columns than this many registers do not pay: a tile needs rows as well, and one row alone
+#: waits for memory, which is read no faster in longer pieces.
 _MOST_VECTORS = 4
 
 
@@ -25,10 +26,9 @@ def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile
     lanes = lanes_for(columns, machine, bits)
     return [
         Tile(rows, vectors * lanes)
-        for vectors in range(1, 2 * _MOST_VECTORS + 1)
+        for vectors in range(1, _MOST_VECTORS + 1)
         for rows in range(1, machine.accumulators + 1)
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
-        and (vectors <= _MOST_VECTORS or rows == 1)
     ]
 
 
@@ -70,8 +70,13 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
         loaded = count * (tile.rows + vectors)
         return count * cycles(tile, machine, bits, columns), loaded
 
-    narrow = (tile for tile in candidates(machine, bits, columns) if tile.rows <= rows)
-    return sorted(narrow, key=cost)
+    def fits(tile: Tile) -> bool:
+        # LLVM holds a row of weights and an activation too, and spills sums rather than them.
+        vectors = tile.columns // lanes_for(columns, machine, bits)
+        return (tile.rows + 1) * vectors < machine.vector_registers
+
+    within = (tile for tile in candidates(machine, bits, columns) if tile.rows <= rows)
+    return sorted(filter(fits, within), key=cost)
 
 
 def choose_image(
