@@ -6,6 +6,7 @@ import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 
+from tvmify.compiler.passes.align_ranks import AlignRanks
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
@@ -34,6 +35,7 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         ``pack(*weights) -> packed``.
     """
     passes = [
+        AlignRanks(),
         FoldBatchNorm(),
         relax.transform.DeadCodeElimination(),
         # Channels last: the layout that the convolution schedules are written for.

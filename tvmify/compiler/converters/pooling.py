@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+#: As many as fill a small vector: with fewer, an image is resampled as it is.
+_MANY_CHANNELS = 8
+
 
 @converts("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
@@ -137,9 +140,17 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tensor]) -> relax.Expr:
-    """Apply one sparse matrix ``[out, in]`` per axis, as the few taps that each row has."""
+    """Apply one sparse matrix ``[out, in]`` per axis, as the few taps that each row has.
+
+    An image is turned to channels last, where the taps of many channels are one vector; among
+    convolutions it is so already, and the transposes cancel.
+    """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
+    turned = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= _MANY_CHANNELS
+    if turned:
+        result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
+        matrices = {axis - 1: matrix for axis, matrix in matrices.items()}
     for axis, matrix in matrices.items():
         taps = int((matrix != 0).sum(1).max())
         weights, positions = matrix.abs().topk(taps, dim=1)
@@ -156,7 +167,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
             axis,
             primfunc_name_hint="resample",
         )
-    return result
+    return importer.emit(relax.op.permute_dims(result, [0, 3, 1, 2])) if turned else result
 
 
 def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:

@@ -1,0 +1,49 @@
+"""Give both operands of an element-wise operator as many axes as the result.
+
+``ConvertLayout`` can only turn an operand around that has them all; where one has fewer, as a
+layer's scale of shape ``[C, 1, 1]``, it turns the other one, a whole image, back instead.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+#: The operators, and the rank of images, which alone have a layout.
+_OPERATORS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
+_IMAGE = 4
+
+
+@tvm.transform.module_pass(opt_level=0, name="AlignRanks")
+class AlignRanks:
+    """``x + y`` becomes ``x + reshape(y)`` where `x` is an image and `y` has fewer axes."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        aligner = _Aligner(ir_mod)
+        aligner.builder_.update_func(
+            ir_mod.get_global_var("main"), aligner.visit_expr(ir_mod["main"])
+        )
+        return aligner.builder_.get()
+
+
+@mutator
+class _Aligner(PyExprMutator):
+    operators = tuple(tvm.ir.Op.get(f"relax.{name}") for name in _OPERATORS)
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        if not isinstance(call, relax.Call) or call.op not in self.operators:
+            return call
+        ranks = [len(argument.ty.shape.values) for argument in call.args]
+        if max(ranks) != _IMAGE or min(ranks) in (0, _IMAGE):
+            return call
+        aligned = [self._aligned(argument) for argument in call.args]
+        return relax.Call(call.op, aligned, call.attrs)
+
+    def _aligned(self, operand: relax.Expr) -> relax.Expr:
+        shape = [int(size) for size in operand.ty.shape]
+        if len(shape) == _IMAGE:
+            return operand
+        return self.builder_.emit(relax.op.reshape(operand, [1] * (_IMAGE - len(shape)) + shape))
