@@ -11,6 +11,7 @@ from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
+from tvmify.compiler.passes.merge_projections import merge_projections
 from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.trust_arguments import TrustArguments
@@ -42,6 +43,7 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
                 "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
             }
         ),
+        merge_projections(),
         # Takes in the permutations around attention, and leaves one that others undo.
         LowerAttention(),
         CancelTransposes(),

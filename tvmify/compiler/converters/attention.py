@@ -47,7 +47,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         if own != outer:
             tensor = importer.emit(relax.op.broadcast_to(tensor, [*outer, length, size]))
         own_heads = own[-1] if shared else heads
-        return _four_axes(importer, tensor, [batch, own_heads, length, size])
+        return _reshaped(importer, tensor, [batch, own_heads, length, size])
 
     q, k, v = (operand(x) for x in (query, key, value))
     if mask is not None and _is_causal(importer, mask, node):
@@ -59,8 +59,8 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
 
 
-def _four_axes(importer: Importer, x: relax.Expr, shape: list[int]) -> relax.Expr:
-    if len(x.ty.shape) == 4:
+def _reshaped(importer: Importer, x: relax.Expr, shape: list[int]) -> relax.Expr:
+    if [int(extent) for extent in x.ty.shape.values] == shape:
         return x
     return importer.emit(relax.op.reshape(x, shape))
 
@@ -69,9 +69,7 @@ def _mask(
     importer: Importer, mask: fx.Node, dtype: torch.dtype, lead: tuple[int, ...]
 ) -> relax.Expr:
     """Return a mask with four axes, each of which may be 1."""
-    # What was broadcast before is read as it was.
-    while str(mask.target) in ("aten.expand.default", "aten.clone.default"):
-        (mask,) = mask.all_input_nodes
+    mask = _narrowest(importer, mask)
     is_bool = mask.meta["val"].dtype is torch.bool
     tensor = importer.tensor(mask) if is_bool else importer.tensor(mask, dtype)
     *outer, queries, keys = (1, 1, 1, 1, *importer.shape(mask))[-max(4, len(lead) + 2) :]
@@ -80,8 +78,19 @@ def _mask(
         full = [*lead[:-1], outer[-1], queries, keys]
         tensor = importer.emit(relax.op.broadcast_to(tensor, full))
         outer = full[:-2]
-    shape = [math.prod(outer[:-1]), outer[-1], queries, keys]
-    return importer.emit(relax.op.reshape(tensor, shape))
+    return _reshaped(importer, tensor, [math.prod(outer[:-1]), outer[-1], queries, keys])
+
+
+def _narrowest(importer: Importer, mask: fx.Node) -> fx.Node:
+    """Return what a mask was made of by broadcasting, or by "and" with what is true throughout."""
+    name = str(mask.target)
+    if name in ("aten.expand.default", "aten.clone.default"):
+        return _narrowest(importer, mask.all_input_nodes[0])
+    if name in ("aten.bitwise_and.Tensor", "aten.logical_and.default"):
+        parts = [part for part in mask.all_input_nodes if not _is_neutral(importer, part)]
+        if len(parts) == 1 and parts[0].meta["val"].dtype is torch.bool:
+            return _narrowest(importer, parts[0])
+    return mask
 
 
 def _is_neutral(importer: Importer, mask: fx.Node) -> bool:

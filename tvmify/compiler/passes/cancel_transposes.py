@@ -1,5 +1,6 @@
 """Join transposes that follow each other; those that undo each other disappear.
 
+So do reshapes to the same shape, which would stand between them.
 ``ConvertLayout`` leaves such pairs where a network permutes to channels last by itself.
 """
 
@@ -27,13 +28,19 @@ class CancelTransposes:
 class _Joiner(PyExprMutator):
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
+        if call.op == tvm.ir.Op.get("relax.reshape"):
+            x = call.args[0]
+            return x if list(x.ty.shape.values) == list(call.ty.shape.values) else call
         axes = _permutation(call)
         if axes is None:
             return call
         x = call.args[0]
-        before = _permutation(self.lookup_binding(x)) if isinstance(x, relax.Var) else None
+        inner: relax.Expr | None = x
+        while isinstance(inner, relax.Var):  # a reshape that went away leaves a second name
+            inner = self.lookup_binding(inner)
+        before = _permutation(inner)
         if before is not None:
-            x, axes = self.lookup_binding(x).args[0], [before[axis] for axis in axes]
+            x, axes = inner.args[0], [before[axis] for axis in axes]
         return x if axes == sorted(axes) else relax.op.permute_dims(x, axes)
 
 

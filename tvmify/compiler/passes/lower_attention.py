@@ -81,7 +81,7 @@ class _Lowering(PyExprMutator):
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
-        if call.op != tvm.ir.Op.get("relax.call_pure_packed") or not _stands_here(call.args[0]):
+        if not stands_for_attention(call):
             return call
         scale, causal, empty = (constant.value.numpy().item() for constant in call.args[1:4])
         query, key, value, *masks = call.args[4:]
@@ -169,7 +169,11 @@ class _Lowering(PyExprMutator):
         return self.lookup_binding(x) if isinstance(x, relax.Var) else None
 
 
-def _stands_here(function: Expr) -> bool:
+def stands_for_attention(call: Expr) -> bool:
+    """Whether an expression is a call that `describe` has made."""
+    if not _calls(call, "relax.call_pure_packed"):
+        return False
+    function = call.args[0]
     return isinstance(function, relax.ExternFunc) and str(function.global_symbol) == NAME
 
 
