@@ -56,6 +56,64 @@ def test_a_mask_that_is_constantly_true_costs_nothing(qkv: tuple[torch.Tensor, .
     assert masked.report["kernels"] == free.report["kernels"]
 
 
+def test_a_mask_that_is_constantly_zero_costs_nothing(qkv: tuple[torch.Tensor, ...]):
+    masked = compiled(lambda q, k, v: attention(q, k, v, torch.zeros(8, 10)), *qkv)
+    assert masked.report["kernels"] == compiled(attention, *qkv).report["kernels"]
+
+
+def spelt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (q @ k.transpose(-1, -2) / 4 + mask).softmax(-1) @ v
+
+
+def test_attention_that_is_spelt_out(qkv: tuple[torch.Tensor, ...]):
+    mask = torch.where(mask_with_an_empty_row(), torch.randn(2, 1, 8, 10), float("-inf"))
+    artifact = check(spelt, *qkv, mask)
+    assert "attention" in artifact.report["kernels"].values()
+    assert "matmul" not in artifact.report["kernels"].values()
+
+
+def test_weights_that_are_returned_are_computed(qkv: tuple[torch.Tensor, ...]):
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weights = (q @ k.transpose(-1, -2)).softmax(-1)
+        return weights, weights @ v
+
+    artifact = check(program, *qkv)
+    assert "attention" not in artifact.report["kernels"].values()
+
+
+def test_a_factor_after_the_mask_scales_the_mask(qkv: tuple[torch.Tensor, ...]):
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor):
+        return ((q @ k.transpose(-1, -2) + mask) * 2).softmax(-1) @ v
+
+    check(program, *qkv, torch.randn(8, 10))
+
+
+def test_other_ranks():
+    q, k, v = torch.randn(6, 5), torch.randn(7, 5), torch.randn(7, 5)
+    check(attention, q, k, v, torch.randn(6, 7))
+    check(attention, *(torch.randn(2, 3, 2, n, 5) for n in (6, 7, 7)), torch.randn(3, 1, 6, 7))
+
+
+class SelfAttention(nn.Module):
+    """As most models write it: three projections, heads split off and swapped with places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = (p(x).view(2, 24, 4, 8).transpose(1, 2) for p in (self.query, self.key, self.value))
+        return self.out(attention(*parts).transpose(1, 2).reshape(2, 24, 32))
+
+
+def test_projections_are_one_product_and_nothing_is_copied():
+    artifact = check(SelfAttention(), torch.randn(2, 24, 32))
+    rules = [rule for name, rule in artifact.report["kernels"].items() if "pack" not in name]
+    matmuls = [rule for rule in rules if rule == "matmul"]
+    assert rules.count("attention") == 1
+    assert len(matmuls) == 2
+
+
 def test_half_precision(qkv: tuple[torch.Tensor, ...]):
     check(attention, *(x.half() for x in qkv))
 

@@ -26,6 +26,7 @@ from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.refusals import refuse_effects, refuse_unknown_operators
+from tvmify.compiler.spelt_attention import recognise_attention
 from tvmify.compiler.stock import STOCK
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
 from tvmify.structure import structure_text
@@ -82,6 +83,7 @@ def import_program(program: ExportedProgram) -> Imported:
     ]
     program = decompose(program)
     fold_constants(program)
+    recognise_attention(program)
     refuse_effects(program, mutating)
     refuse_unknown_operators(program.graph, CONVERTERS.keys() | STOCK)
     return Importer(program).run()

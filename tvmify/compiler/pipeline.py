@@ -46,6 +46,7 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
             }
         ),
         merge_projections(),
+        CancelTransposes(),
         # Takes in the permutations around attention, and leaves one that others undo.
         LowerAttention(),
         CancelTransposes(),

@@ -13,6 +13,7 @@ from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts
 from tvmify.compiler.passes.lower_attention import describe
+from tvmify.compiler.spelt_attention import EMPTY
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     """``softmax(q kᵀ scale + mask) v``.
 
     Rows that no key may attend to give zeros, as in eager's fused CPU kernel and in its own
-    softmax for attention.
+    softmax for attention; but NaN where the model spelt attention out.
     """
     query, key, value = node.args[:3]
     mask = importer.argument(node, 3, "attn_mask")
@@ -55,7 +56,8 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     bias = None
     if mask is not None and not _is_neutral(importer, mask):
         bias = _mask(importer, mask, dtype, lead)
-    call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=0.0)
+    empty = node.meta.get(EMPTY, 0.0)
+    call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty)
     return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
 
 

@@ -1,8 +1,8 @@
 """Fused attention becomes a call of its kernel, which reads its operands where they are.
 
-The converter describes attention by a call of `NAME` with heads before places, as PyTorch has it. In
-most models a permutation leads there from what a projection left, and a slice, if several projections
-are one product. The kernel takes both in its stride.
+The converter describes attention by a call of `NAME` with heads before places, as PyTorch has it.
+In most models a permutation leads there from what a projection left, and a slice, if several
+projections are one product. The kernel takes both in its stride.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ def _are_projections(
 
     def leads_to_attention(variable: relax.Var) -> bool:
         return variable in users and all(
-            stands_for_attention(call)
-            or (_name(call) in _BETWEEN and leads_to_attention(result))
+            stands_for_attention(call) or (_name(call) in _BETWEEN and leads_to_attention(result))
             for result, call in users[variable]
         )
 

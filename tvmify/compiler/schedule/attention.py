@@ -1,9 +1,9 @@
 """Fused attention: which kernel computes it, and how it finds its operands.
 
 Neither kernel stores scores of all queries against all keys. `attention_tiles` is for many queries,
-`attention_rows` for the few of a decoding step. Both are written as loops, not scheduled: what makes
-them fast is an order of stages (scores, running softmax, weighted values) that no sequence of TVM's
-primitives reaches from a tensor expression.
+`attention_rows` for the few of a decoding step. Both are written as loops, not scheduled: what
+makes them fast is an order of stages (scores, running softmax, weighted values) that no sequence of
+TVM's primitives reaches from a tensor expression.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as T  # noqa: N812
+from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import attention_rows, attention_tiles
 from tvmify.compiler.schedule.legalizing import OPAQUE
@@ -139,23 +139,22 @@ def kernel(attention: Attention, machine: Microarchitecture) -> tirx.PrimFunc:
     if attention.has_few_queries(machine):
         emit = attention_rows.emit
     operands = {"query": attention.query, "key": attention.key, "value": attention.value}
-    with IRBuilder() as builder:
-        with T.prim_func(is_private=True, s_tir=True):
-            T.func_attr(
-                {
-                    "tirx.noalias": True,
-                    "tirx.is_scheduled": True,
-                    "op_pattern": OPAQUE,
-                    "tvmify.rule": "attention",
-                }
-            )
-            tensors = {
-                name: T.arg(name, T.buffer(operand.shape, attention.dtype))
-                for name, operand in operands.items()
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_attr(
+            {
+                "tirx.noalias": True,
+                "tirx.is_scheduled": True,
+                "op_pattern": OPAQUE,
+                "tvmify.rule": "attention",
             }
-            if attention.mask is not None:
-                mask = T.buffer(attention.mask.shape, attention.mask.dtype)
-                tensors["mask"] = T.arg("mask", mask)
-            tensors["out"] = T.arg("out", T.buffer(attention.out, attention.dtype))
-            emit(attention, tensors, machine)
+        )
+        tensors = {
+            name: T.arg(name, T.buffer(operand.shape, attention.dtype))
+            for name, operand in operands.items()
+        }
+        if attention.mask is not None:
+            mask = T.buffer(attention.mask.shape, attention.mask.dtype)
+            tensors["mask"] = T.arg("mask", mask)
+        tensors["out"] = T.arg("out", T.buffer(attention.out, attention.dtype))
+        emit(attention, tensors, machine)
     return builder.get()

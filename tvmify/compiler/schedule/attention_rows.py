@@ -1,8 +1,9 @@
 """Attention of a few queries, as in a decoding step: one pass over the keys, one over the values.
 
-A task is one head of keys and values and some of the queries that share it: those of a group of heads
-(grouped-query attention) count as queries of one head. Scores are dot products with lanes along the
-head, whose lanes are added up at the end; all scores of a query, one row, stay in the cache.
+A task is one head of keys and values and some of the queries that share it: those of a group of
+heads (grouped-query attention) count as queries of one head. Scores are dot products with lanes
+along the head, whose lanes are added up at the end; all scores of a query, one row, stay in the
+cache.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.script.ir_builder import tirx as T  # noqa: N812
+from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import tiles
 from tvmify.compiler.schedule.emission import (

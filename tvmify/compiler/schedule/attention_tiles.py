@@ -1,10 +1,10 @@
 """Attention of many queries: blocks of queries against blocks of keys, all of it in caches.
 
 A task is one head and a block of queries. The block is turned, so that lanes are queries. Then, for
-each block of keys: scores, [keys × queries] in register tiles of which each key is broadcast; maximum
-and sum of the exponentials down the keys, with no work across lanes; and the weighted values,
-[queries × elements], with lanes along a head as the values lie in memory. From one block of keys to
-the next the sums so far are rescaled to the new maximum (Milakov and Gimelshein, "Online normalizer
+each block of keys: scores, [keys × queries] in register tiles of which each key is broadcast;
+maximum and sum of the exponentials down the keys, with no work across lanes; and weighted values,
+[queries × elements], with lanes along a head as they lie in memory. From one block of keys to the
+next the sums so far are rescaled to the new maximum (Milakov and Gimelshein, "Online normalizer
 calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). Keys and values are read where
 they are, without copies.
 """
@@ -12,12 +12,13 @@ they are, without copies.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.script.ir_builder import tirx as T  # noqa: N812
+from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import tiles
 from tvmify.compiler.schedule.emission import block, lanewise, registers, scratch, tasks, vectors
@@ -167,7 +168,7 @@ class _Task:
             self.key_block(first, tirx.min(first + kernel.block, steps))
         self.store()
 
-    def each_query(self, body) -> None:  # noqa: ANN001
+    def each_query(self, body: Callable[[Expr], None]) -> None:
         lanewise(self.across, body)
 
     def turn_queries(self) -> None:
@@ -192,7 +193,7 @@ class _Task:
             with T.serial(first, stop) as step:
                 self.score_tile(step, first, kernel.keys)
         if rest:
-            with T.If(tirx.const(True) if end is None else _is_above(end, whole)), T.Then():
+            with T.If(_is_above(end, whole)), T.Then():
                 self.score_tile(whole, first, rest)
         count = tirx.min(end * kernel.keys, about.key.length) - first * kernel.keys
         self.exponentials(count)
@@ -315,7 +316,8 @@ class _Task:
                         group * kernel.rows + row, lambda: lanewise(own, lambda i: end(row, i))
                     )
 
-    def if_there(self, row: Expr, body) -> None:  # noqa: ANN001
+    def if_there(self, row: Expr, body: Callable[[], None]) -> None:
+        """Emit the body for a query that exists: the last task may have fewer."""
         if self.about.query.length % self.kernel.queries == 0:
             body()
             return

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tvm import tirx
 from tvm.ir import Expr
-from tvm.script.ir_builder import tirx as T  # noqa: N812
+from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
@@ -63,7 +63,7 @@ def fold(sums: tirx.Buffer, row: Expr, lanes: int, join: Callable[[Expr, Expr], 
         lanewise([(0, lanes)], halve)
 
 
-def tasks(count: int, work: float, byte_count: float, machine: Microarchitecture):  # noqa: ANN201
+def tasks(count: int, work: float, byte_count: float, machine: Microarchitecture):
     """Open the outermost loop: parallel if that pays."""
     parallel = count > 1 and machine.worth_threads(work, byte_count)
     return (T.parallel if parallel else T.serial)(count)
