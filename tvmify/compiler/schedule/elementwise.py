@@ -97,9 +97,14 @@ def schedule_block(
     inner = fuse(sch, spatial[len(spatial) - together :])
     outer = spatial[: len(spatial) - together]
     lanes = machine.lanes(output_bits(sch, block))
-    vector = None
+    vector = several = None
     if extent(sch, inner) >= lanes:
         inner, vector = sch.split(inner, [None, lanes])
+        if reduced:
+            # Several vectors of sums stay in registers: one alone waits for its own additions, and
+            # takes one cache line of each row.
+            width = next(n for n in (8, 4, 2, 1) if extent(sch, inner) % n == 0)
+            inner, several = sch.split(inner, [None, width])
         outer = [*outer, inner]
     elif extent(sch, inner) * 2 >= lanes or not outer:
         vector = inner
@@ -109,13 +114,17 @@ def schedule_block(
         whole = fuse(sch, outer)
         parallel_if_worth(sch, whole, machine, work)
     if reduced and vector is not None:
-        sch.reorder(*reduced, vector)
+        sch.reorder(*reduced, *([several] if several else []), vector)
+    if several:
+        sch.unroll(several)
     if vector is not None:
         sch.vectorize(vector)
     if reduced:
         initial = sch.decompose_reduction(block, sch.get_loops(block)[1 if outer else 0])
         if vector is not None and sch.get_loops(initial):
             sch.vectorize(sch.get_loops(initial)[-1])
+            if several:
+                sch.unroll(sch.get_loops(initial)[-2])
 
 
 def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
