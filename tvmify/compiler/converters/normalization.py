@@ -43,7 +43,13 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
     result = _normalized_groups(
-        importer, x, int(groups), weight, bias, float(eps), dtype  # type: ignore[arg-type]
+        importer,
+        x,
+        int(groups),
+        weight,
+        bias,
+        float(eps),
+        dtype,  # type: ignore[arg-type]
     )
     return result, None, None
 
@@ -69,7 +75,10 @@ def _normalized_groups(
 
     def group_norm(x: te.Tensor, *scales: te.Tensor) -> te.Tensor:
         def total(name: str, element: Any) -> te.Tensor:
-            axes = [te.reduce_axis((0, extent), axis) for extent, axis in zip(grouped[2:], "ks")]
+            axes = [
+                te.reduce_axis((0, extent), axis)
+                for extent, axis in zip(grouped[2:], "ks", strict=True)
+            ]
             return te.compute(
                 grouped[:2], lambda n, g: te.sum(element(n, g, *axes), axis=axes), name=name
             )
@@ -77,7 +86,7 @@ def _normalized_groups(
         def centred(n: Any, g: Any, k: Any, i: Any) -> Any:
             return x(n, g, k, i) - sums(n, g) / tirx.const(count, x.dtype)
 
-        sums = total("sums", lambda *i: x(*i))
+        sums = total("sums", x)
         squares = total("squares", lambda *i: centred(*i) * centred(*i))
 
         def element(n: Any, g: Any, k: Any, i: Any) -> Any:

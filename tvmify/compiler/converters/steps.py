@@ -90,7 +90,7 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     last, sign = (steps - 1, -1) if reverse else (0, 1)
 
     @T.prim_func(private=True, s_tir=True)
-    def lstm_steps(
+    def lstm_steps(  # noqa: PLR0912
         projected: T.Buffer((steps, batch, 4, padded), dtype),
         weights: T.Buffer((tiles, hidden, 4, tile), dtype),
         first_state: T.Buffer((batch, padded), dtype),
@@ -113,7 +113,12 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                         for g in T.unroll(4):
                             for v in T.unroll(vectors):
                                 for i in T.vectorized(lanes):
-                                    sums[r, g, v * lanes + i] = projected[last + sign * step, T.min(part % blocks * rows + r, batch - 1), g, part // blocks * tile + v * lanes + i]
+                                    sums[r, g, v * lanes + i] = projected[
+                                        last + sign * step,
+                                        T.min(part % blocks * rows + r, batch - 1),
+                                        g,
+                                        part // blocks * tile + v * lanes + i,
+                                    ]
                     for k in T.serial(hidden):
                         for r in T.unroll(rows):
                             for g in T.unroll(4):
@@ -132,17 +137,34 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                         for v in T.unroll(vectors):
                             for i in T.vectorized(lanes):
                                 # A cell is old until all rows are through: the last may come twice.
-                                sums[r, 1, v * lanes + i] = (
-                                    T.sigmoid(sums[r, 1, v * lanes + i]) * cell[T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i]
-                                    + T.sigmoid(sums[r, 0, v * lanes + i]) * T.tanh(sums[r, 2, v * lanes + i])
+                                sums[r, 1, v * lanes + i] = T.sigmoid(
+                                    sums[r, 1, v * lanes + i]
+                                ) * cell[
+                                    T.min(part % blocks * rows + r, batch - 1),
+                                    part // blocks * tile + v * lanes + i,
+                                ] + T.sigmoid(sums[r, 0, v * lanes + i]) * T.tanh(
+                                    sums[r, 2, v * lanes + i]
                                 )
-                                sums[r, 3, v * lanes + i] = T.sigmoid(sums[r, 3, v * lanes + i]) * T.tanh(sums[r, 1, v * lanes + i])
+                                sums[r, 3, v * lanes + i] = T.sigmoid(
+                                    sums[r, 3, v * lanes + i]
+                                ) * T.tanh(sums[r, 1, v * lanes + i])
                     for r in T.unroll(rows):
                         for v in T.unroll(vectors):
                             for i in T.vectorized(lanes):
-                                cell[T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i] = sums[r, 1, v * lanes + i]
-                                previous[(step + 1) % 2, T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i] = sums[r, 3, v * lanes + i]
-                                states[last + sign * step, T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i] = sums[r, 3, v * lanes + i]
+                                cell[
+                                    T.min(part % blocks * rows + r, batch - 1),
+                                    part // blocks * tile + v * lanes + i,
+                                ] = sums[r, 1, v * lanes + i]
+                                previous[
+                                    (step + 1) % 2,
+                                    T.min(part % blocks * rows + r, batch - 1),
+                                    part // blocks * tile + v * lanes + i,
+                                ] = sums[r, 3, v * lanes + i]
+                                states[
+                                    last + sign * step,
+                                    T.min(part % blocks * rows + r, batch - 1),
+                                    part // blocks * tile + v * lanes + i,
+                                ] = sums[r, 3, v * lanes + i]
 
     return lstm_steps
 
@@ -156,7 +178,7 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     last, sign = (steps - 1, -1) if reverse else (0, 1)
 
     @T.prim_func(private=True, s_tir=True)
-    def gru_steps(
+    def gru_steps(  # noqa: PLR0912
         projected: T.Buffer((steps, batch, 3, padded), dtype),
         weights: T.Buffer((tiles, hidden, 3, tile), dtype),
         first_state: T.Buffer((batch, padded), dtype),
@@ -177,7 +199,16 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                         for g in T.unroll(3):
                             for v in T.unroll(vectors):
                                 for i in T.vectorized(lanes):
-                                    sums[r, g, v * lanes + i] = T.Select(g == 2, new_bias[part // blocks * tile + v * lanes + i], projected[last + sign * step, T.min(part % blocks * rows + r, batch - 1), g, part // blocks * tile + v * lanes + i])
+                                    sums[r, g, v * lanes + i] = T.Select(
+                                        g == 2,
+                                        new_bias[part // blocks * tile + v * lanes + i],
+                                        projected[
+                                            last + sign * step,
+                                            T.min(part % blocks * rows + r, batch - 1),
+                                            g,
+                                            part // blocks * tile + v * lanes + i,
+                                        ],
+                                    )
                     for k in T.serial(hidden):
                         for r in T.unroll(rows):
                             for g in T.unroll(3):
@@ -196,12 +227,34 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                         for v in T.unroll(vectors):
                             for i in T.vectorized(lanes):
                                 sums[r, 2, v * lanes + i] = T.tanh(
-                                    projected[last + sign * step, T.min(part % blocks * rows + r, batch - 1), 2, part // blocks * tile + v * lanes + i] + T.sigmoid(sums[r, 0, v * lanes + i]) * sums[r, 2, v * lanes + i]
+                                    projected[
+                                        last + sign * step,
+                                        T.min(part % blocks * rows + r, batch - 1),
+                                        2,
+                                        part // blocks * tile + v * lanes + i,
+                                    ]
+                                    + T.sigmoid(sums[r, 0, v * lanes + i])
+                                    * sums[r, 2, v * lanes + i]
                                 )
-                                sums[r, 2, v * lanes + i] = sums[r, 2, v * lanes + i] + T.sigmoid(sums[r, 1, v * lanes + i]) * (
-                                    previous[step % 2, T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i] - sums[r, 2, v * lanes + i]
+                                sums[r, 2, v * lanes + i] = sums[r, 2, v * lanes + i] + T.sigmoid(
+                                    sums[r, 1, v * lanes + i]
+                                ) * (
+                                    previous[
+                                        step % 2,
+                                        T.min(part % blocks * rows + r, batch - 1),
+                                        part // blocks * tile + v * lanes + i,
+                                    ]
+                                    - sums[r, 2, v * lanes + i]
                                 )
-                                previous[(step + 1) % 2, T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i] = sums[r, 2, v * lanes + i]
-                                states[last + sign * step, T.min(part % blocks * rows + r, batch - 1), part // blocks * tile + v * lanes + i] = sums[r, 2, v * lanes + i]
+                                previous[
+                                    (step + 1) % 2,
+                                    T.min(part % blocks * rows + r, batch - 1),
+                                    part // blocks * tile + v * lanes + i,
+                                ] = sums[r, 2, v * lanes + i]
+                                states[
+                                    last + sign * step,
+                                    T.min(part % blocks * rows + r, batch - 1),
+                                    part // blocks * tile + v * lanes + i,
+                                ] = sums[r, 2, v * lanes + i]
 
     return gru_steps
