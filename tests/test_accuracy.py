@@ -37,7 +37,7 @@ def _inputs(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> di
     modules = dict(model.named_modules())
     hooks = [
         modules[name].register_forward_pre_hook(
-            lambda module, given, name=name: kept.update({name: given[0].detach().clone()})
+            lambda module, given, name=name: kept.__setitem__(name, given[0].detach().clone())
         )
         for name in names
     ]

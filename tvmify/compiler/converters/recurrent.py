@@ -23,13 +23,14 @@ Result = tuple[relax.Expr, ...]
 @converts("lstm.input", "gru.input")
 def layers(importer: Importer, node: fx.Node) -> Result:
     """All layers of ``nn.LSTM`` or ``nn.GRU``: results of each step, last states, last cells."""
-    source, initial, weights, biased, count, dropout, train, both, batch_first = node.args
+    arguments: Any = node.args
+    source, initial, weights, biased, count, dropout, train, both, batch_first = arguments
     if train and dropout:
         raise UnsupportedOperator([str(node.target)], "it draws random numbers")
     per_pass = 4 if biased else 2
-    passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]  # type: ignore[index,arg-type]
+    passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]
     directions = 2 if both else 1
-    if len(passes) != count * directions:  # type: ignore[operator]
+    if len(passes) != count * directions:
         raise UnsupportedOperator([str(node.target)], "states are projected")
     dtype = accumulator(node.meta["val"][0].dtype)
     x = importer.tensor(source, dtype)
@@ -38,7 +39,7 @@ def layers(importer: Importer, node: fx.Node) -> Result:
     firsts = initial if isinstance(initial, (list, tuple)) else [initial]
     states = [importer.tensor(first, dtype) for first in firsts]
     ends: list[Result] = []
-    for layer in range(int(count)):  # type: ignore[call-overload]
+    for layer in range(count):
         outputs = []
         for direction in range(directions):
             index = layer * directions + direction
@@ -56,8 +57,9 @@ def layers(importer: Importer, node: fx.Node) -> Result:
 @converts("lstm_cell.default", "gru_cell.default")
 def cell(importer: Importer, node: fx.Node) -> Any:
     """One step."""
-    source, initial, *weights = node.args
-    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    arguments: Any = node.args
+    source, initial, *weights = arguments
+    dtype = accumulator(source.meta["val"].dtype)
     x = importer.emit(relax.op.expand_dims(importer.tensor(source, dtype), 0))
     firsts = initial if isinstance(initial, (list, tuple)) else [initial]
     states = [importer.tensor(first, dtype) for first in firsts]
