@@ -90,6 +90,8 @@ def _report_lines(report: Mapping[str, object]) -> list[str]:
             rules[str(rule)] = rules.get(str(rule), 0) + 1
         counts = ", ".join(f"{count} {rule}" for rule, count in sorted(rules.items()))
         lines.append(f"    kernels: {len(kernels)} ({counts})")
+    if isinstance(report.get("unscheduled"), int):
+        lines.append(f"    without a schedule: {report['unscheduled']}")
     seconds = report.get("seconds")
     if isinstance(seconds, Mapping):
         lines.append(f"    seconds when it was built: {_seconds(seconds)}")

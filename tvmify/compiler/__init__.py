@@ -82,10 +82,11 @@ def _compile(program: ExportedProgram, target: Target, stages: _Stages, accuracy
         from tvmify.compiler.packing import packed_keys
         from tvmify.compiler.schedule import choice, schedule
 
-        imported = import_program(program)
+        tvm_target = pipeline.tvm_target(target)
+        with tvm_target:
+            imported = import_program(program)
     choices = choice.Choices(accuracy)
     with stages("lower"), choice.choosing(choices):
-        tvm_target = pipeline.tvm_target(target)
         lowered = pipeline.lower(imported.ir_mod, tvm_target)
         packed = packed_keys(lowered, imported.weights)
         fused = pipeline.fuse(lowered, tvm_target)

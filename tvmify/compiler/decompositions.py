@@ -11,10 +11,14 @@ aten = torch.ops.aten
 #: say more to the schedules (one matmul, one attention) than the twenty operators inside would.
 WHOLE = (
     aten.gelu.default,
+    aten.gru.input,
+    aten.gru_cell.default,
     aten.hardsigmoid.default,
     aten.hardswish.default,
     aten.layer_norm.default,
     aten.linear.default,
+    aten.lstm.input,
+    aten.lstm_cell.default,
     aten.matmul.default,
     aten.one_hot.default,
     aten.scaled_dot_product_attention.default,

@@ -32,6 +32,14 @@ def count(graph: fx.Graph) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+#: These carry the tag for their dropout; their converters refuse that by themselves.
+_DROPPING_OUT = (
+    torch.ops.aten.gru.input,
+    torch.ops.aten.lstm.input,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+
+
 def is_mutating(node: fx.Node) -> bool:
     """Whether the operator writes to an argument."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
@@ -39,9 +47,5 @@ def is_mutating(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the operator draws random numbers."""
-    # Attention carries the tag for its dropout; its converter refuses that by itself.
     tags = getattr(node.target, "tags", ())
-    return (
-        torch.Tag.nondeterministic_seeded in tags
-        and node.target is not torch.ops.aten.scaled_dot_product_attention.default
-    )
+    return torch.Tag.nondeterministic_seeded in tags and node.target not in _DROPPING_OUT

@@ -10,6 +10,7 @@ from tvmify.compiler.converters import (  # noqa: F401  (importing them fills CO
     normalization,
     pointwise,
     pooling,
+    recurrent,
     reduction,
     shape,
 )

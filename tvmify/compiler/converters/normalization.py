@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from tvm import relax
+from tvm import relax, te, tirx
 
 from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts, dtype_of
@@ -41,22 +42,66 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
     source, weight, bias, _, _channels, _, groups, eps = node.args
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
-    shape = importer.shape(source)
-    # In terms of layer norm, whose axes are the last: [N, groups, elements of a group].
-    elements = 1
-    for extent in shape[1:]:
-        elements *= extent
-    grouped = importer.emit(relax.op.reshape(x, [shape[0], groups, elements // int(groups)]))
-    unit = [elements // int(groups)]
-    normal = relax.op.nn.layer_norm(
-        grouped,
-        _scale(importer, None, unit, 1.0, dtype),
-        _scale(importer, None, unit, 0.0, dtype),
-        [-1],
-        epsilon=float(eps),
+    result = _normalized_groups(
+        importer,
+        x,
+        int(groups),
+        weight,
+        bias,
+        float(eps),
+        dtype,  # type: ignore[arg-type]
     )
-    result = importer.emit(relax.op.reshape(normal, list(shape)))
-    return _per_channel(importer, result, weight, bias, dtype), None, None
+    return result, None, None
+
+
+def _normalized_groups(
+    importer: Importer,
+    x: relax.Expr,
+    groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    dtype: torch.dtype,
+) -> relax.Expr:
+    """Normalise each group of channels of each sample, in one function.
+
+    The groups are rows in memory: the reduction rule makes one pass of three over each.
+    """
+    shape = [int(extent) for extent in x.ty.shape]
+    channels = shape[1] // groups
+    grouped = [shape[0], groups, channels, prod(shape[2:])]
+    count = channels * grouped[3]
+    scales = [importer.tensor(w, dtype) for w in (weight, bias) if w is not None]
+
+    def group_norm(x: te.Tensor, *scales: te.Tensor) -> te.Tensor:
+        def total(name: str, element: Any) -> te.Tensor:
+            axes = [
+                te.reduce_axis((0, extent), axis)
+                for extent, axis in zip(grouped[2:], "ks", strict=True)
+            ]
+            return te.compute(
+                grouped[:2], lambda n, g: te.sum(element(n, g, *axes), axis=axes), name=name
+            )
+
+        def centred(n: Any, g: Any, k: Any, i: Any) -> Any:
+            return x(n, g, k, i) - sums(n, g) / tirx.const(count, x.dtype)
+
+        sums = total("sums", x)
+        squares = total("squares", lambda *i: centred(*i) * centred(*i))
+
+        def element(n: Any, g: Any, k: Any, i: Any) -> Any:
+            variance = squares(n, g) / tirx.const(count, x.dtype) + tirx.const(eps, x.dtype)
+            result = centred(n, g, k, i) * tirx.rsqrt(variance)
+            per_channel = iter(scales)
+            if weight is not None:
+                result = result * next(per_channel)(g * channels + k)
+            return result + next(per_channel)(g * channels + k) if bias is not None else result
+
+        return te.compute(grouped, element, name="group_norm")
+
+    rows = importer.emit(relax.op.reshape(x, grouped))
+    normal = importer.emit_te(group_norm, rows, *scales)
+    return importer.emit(relax.op.reshape(normal, shape))
 
 
 @converts("_native_batch_norm_legit_no_training.default")
@@ -91,6 +136,9 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
+    if shape[0] == 1:
+        each = _normalized_groups(importer, x, shape[1], weight, bias, float(eps), dtype)
+        return each, None, None
     axes = [0, *range(2, len(shape))]
     centred = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
     variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)

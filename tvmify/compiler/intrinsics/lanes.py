@@ -48,15 +48,19 @@ class Lanes:
         return result
 
     def __call__(self, value: float) -> Expr:
+        """Return a number as a float of each lane."""
         return tirx.const(value, self.float)
 
     def integer(self, value: int) -> Expr:
+        """Return a number as an integer of each lane."""
         return tirx.const(value, self.int)
 
     def as_float(self, bits: Expr) -> Expr:
+        """Read the bits of an integer as a float."""
         return tirx.reinterpret(self.float, bits)
 
     def as_integer(self, value: Expr) -> Expr:
+        """Read the bits of a float as an integer."""
         return tirx.reinterpret(self.int, value)
 
     def llvm(self, name: str, *arguments: Expr) -> Expr:
@@ -70,8 +74,8 @@ class Lanes:
     def polynomial(self, x: Expr, *coefficients: float) -> Expr:
         """Evaluate a polynomial, the highest power first.
 
-        By Horner's scheme, but a long one by Estrin's at first: a processor, which has room for some
-        150 waiting instructions, cannot overlap long chains with those of other vectors.
+        By Horner's scheme, but a long one by Estrin's at first: a processor, which has room for
+        some 150 waiting instructions, cannot overlap long chains with those of other vectors.
         """
         terms = [tirx.const(coefficient, str(x.ty.dtype)) for coefficient in coefficients[::-1]]
         while len(terms) > _CHAIN:
@@ -101,6 +105,7 @@ class Lanes:
         return self.as_float(self.as_integer(result) | self.sign(self.x if x is None else x))
 
     def keep_nan(self, result: Expr) -> Expr:
+        """Return the result, or x where that is NaN."""
         return tirx.Select(self.x == self.x, result, self.x)
 
     def whole(self, x: Expr) -> tuple[Expr, Expr]:

@@ -1,8 +1,9 @@
 """Sines and their kin, for arguments of any size.
 
-Multiples of pi are taken off in three parts of 24 bits with fused multiply-adds: the first is exact,
-the second exact where digits cancel, so results keep their digits next to the zeros. From 2**16 on
-three parts are not enough, and the C library is asked. Coefficients: Chebyshev's, from 50 digits.
+Multiples of pi are taken off in three parts of 24 bits with fused multiply-adds: the first is
+exact, the second exact where digits cancel, so results keep their digits next to the zeros. From
+2**16 on three parts are not enough, and the C library is asked. Coefficients: Chebyshev's, from 50
+digits.
 """
 
 from __future__ import annotations

