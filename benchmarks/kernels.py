@@ -3,8 +3,8 @@
     python -m benchmarks.kernels resnet18 [--threads 2] [--calls 30] [--top 20] [--accuracy strict]
 
 Kernels are timed where they run, between the others and on real activations, by the virtual
-machine's instrument. That costs some microseconds per kernel, so tiny ones look slower than they
-are; and TVM's own threads run them, not those that a decorated module shares with PyTorch.
+machine's instrument. That, and TVM's own threads instead of those that a decorated module shares
+with PyTorch, cost up to 40 microseconds per kernel: `make bench` says how long the whole takes.
 """
 
 from __future__ import annotations

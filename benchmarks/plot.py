@@ -21,6 +21,7 @@ LOOKS = {
     OURS: ("#c2185b", "o"),
 }
 INK = "#333333"
+BEHIND = "#777777"
 
 
 def plot(rows: list[Row], machine: str, path: Path) -> None:
@@ -45,16 +46,15 @@ def plot(rows: list[Row], machine: str, path: Path) -> None:
         speeds = _speeds(row)
         peers = [speed for name, speed in speeds.items() if name != OURS]
         if OURS in speeds:
-            rivals = max([1.0, *peers])  # eager is a peer, too
-            axes.plot(
-                [rivals, speeds[OURS]], [height] * 2, color=LOOKS[OURS][0], linewidth=3, alpha=0.35
-            )
+            ours, rival = speeds[OURS], max([1.0, *peers])  # eager is a peer, too
+            colour = LOOKS[OURS][0] if ours >= rival else BEHIND
+            axes.plot([rival, ours], [height] * 2, color=colour, linewidth=3, alpha=0.35)
             axes.annotate(
-                f"{speeds[OURS]:.1f}×",
-                (max(speeds[OURS], rivals), height),
-                xytext=(9, 0),
+                f"{ours:.1f}×",
+                (ours, height),
+                xytext=(0, 6),  # above: markers may be on either side
                 textcoords="offset points",
-                va="center",
+                ha="center",
                 color=LOOKS[OURS][0],
                 fontweight="bold",
             )
