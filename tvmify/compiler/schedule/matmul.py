@@ -1,4 +1,12 @@
-"""Matrix products: packed weights or two activations, any number of rows, any tails."""
+"""Matrix products: packed weights or two activations, any number of rows, any tails.
+
+The loops, outermost first: blocks of rows and panels of columns, in the order of the plan and
+shared out among the cores; blocks of the reduction; tiles of rows; along one block of the
+reduction; the tile, in registers. So a block of a panel comes from memory once, stays in the first
+cache for all tiles of rows, and the next one is fetched meanwhile (`prefetch`). With one block of
+the reduction the tile is stored at once, else its sums are added to those of the block of rows,
+which stay in the second cache until the epilogue.
+"""
 
 from __future__ import annotations
 
