@@ -27,8 +27,9 @@ from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window, pad
 from tvmify.compiler.schedule.winograd import Winograd, fits
 
-#: Names of the template's blocks: the padded image, the tile of sums, its store.
-PAD, ANCHOR, STORE = "conv_pad", "conv_tile", "conv_store"
+#: Names of the template's blocks: the padded image, the tile of sums over a block of input
+#: channels, the sums of all blocks if there are several, the store.
+PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
 #: Reductions over so few input channels are unrolled: the loop would cost more than its body.
 _FEW_CHANNELS = 4
 
@@ -91,7 +92,15 @@ def algorithms(
 
 @dataclass(frozen=True)
 class Convolution:
-    """One convolution, cut into tiles of `down` × `across` pixels and `channels` channels."""
+    """One convolution, cut into tiles of `down` × `across` pixels and `channels` channels.
+
+    Attributes
+    ----------
+    block
+        Input channels whose weights stay in L1 while all pixels meet them: where there are few
+        pixels, weights are what takes time, and each is to be read from afar once. All input
+        channels where this does not pay.
+    """
 
     image: tuple[int, ...]
     out: tuple[int, ...]
@@ -102,6 +111,7 @@ class Convolution:
     down: int
     across: int
     channels: int
+    block: int
     dtype: str
 
     @classmethod
@@ -119,7 +129,26 @@ class Convolution:
         per_group = kernel[0] // groups
         bits = bits_of(accumulator(dtype))
         tile = tiles.choose_image(out[1], out[2], per_group, machine, bits)
-        return cls(tuple(image), out, window, groups, per_group, kernel[3], *tile, dtype)
+        down, across, channels = tile
+        tile_bytes = prod(window.size) * channels * bits // 8
+        sums = prod(out[1:3]) * channels * bits // 8
+        block = kernel[3]
+        if 2 * sums <= machine.l1_bytes and 2 * tile_bytes * block > machine.l2_bytes:
+            most = machine.l1_bytes // tile_bytes
+            block = max((i for i in range(2, most + 1) if block % i == 0), default=block)
+        return cls(
+            tuple(image),
+            out,
+            window,
+            groups,
+            per_group,
+            kernel[3],
+            down,
+            across,
+            channels,
+            block,
+            dtype,
+        )
 
     def __str__(self) -> str:
         return "direct"
@@ -170,22 +199,31 @@ class Convolution:
         padded = pad(image, window, (tiled[0] * down, tiled[1] * across), PAD)
         ry = te.reduce_axis((0, window.size[0]), "ry")
         rx = te.reduce_axis((0, window.size[1]), "rx")
-        rc = te.reduce_axis((0, self.in_channels), "rc")
+        rc = te.reduce_axis((0, self.block), "rc")
+        blocks = self.in_channels // self.block
 
-        def tile(
-            b: tirx.Var, g: tirx.Var, co: tirx.Var, yo: tirx.Var, xo: tirx.Var, *inner: tirx.Var
-        ) -> Expr:
-            yi, xi, ci = inner
+        def tile(b: tirx.Var, g: tirx.Var, co: tirx.Var, o: Expr, *inner: tirx.Var) -> Expr:
+            yo, xo, yi, xi, ci = inner
             y, x = window.at(yo * down + yi, xo * across + xi, ry, rx)
-            pixel = padded[b, y, x, g * self.in_channels + rc].astype(dtype)
-            return te.sum(pixel * packed[g, co, ry, rx, rc, ci], axis=[ry, rx, rc])
+            channel = o * self.block + rc
+            pixel = padded[b, y, x, g * self.in_channels + channel].astype(dtype)
+            return te.sum(pixel * packed[g, co, ry, rx, channel, ci], axis=[ry, rx, rc])
 
-        shape = (n, self.groups, int(packed.shape[1]), *tiled, down, across, self.channels)
-        sums = te.compute(shape, tile, name=ANCHOR)
+        head = (n, self.groups, int(packed.shape[1]))
+        shape = (*tiled, down, across, self.channels)
+        sums = te.compute((*head, blocks, *shape), tile, name=ANCHOR)
+        if blocks > 1:
+            o = te.reduce_axis((0, blocks), "o")
+            partial = sums
+            sums = te.compute(
+                (*head, 1, *shape),
+                lambda *i: te.sum(partial(*i[:3], o, *i[4:]), axis=o),
+                name=SUMS,
+            )
 
         def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
             g, c = c // self.out_channels, c % self.out_channels
-            outer = (b, g, c // self.channels, y // down, x // across)
+            outer = (b, g, c // self.channels, 0, y // down, x // across)
             inner = (y % down, x % across, c % self.channels)
             return sums(*outer, *inner).astype(self.dtype)
 
@@ -205,8 +243,10 @@ class Conv2d(Rule):
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        _, groups, channel_tiles, row_tiles, column_tiles, down, across, channels = sizes[:8]
-        depth, work = prod(sizes[8:]), float(prod(sizes))
+        _, groups, channel_tiles, blocks, row_tiles, column_tiles, down, across, channels = sizes[
+            :9
+        ]
+        depth, work = blocks * prod(sizes[9:]), float(prod(sizes))
         bits = bits_of(str(sch.get(anchor).writes[0].source.dtype))
 
         b, y, x, c = sch.get_loops(store)
@@ -217,23 +257,33 @@ class Conv2d(Rule):
         co, ci = sch.split(c, [None, channels])
         outer = [b] + ([g] if groups > 1 else [])
         pixels = row_tiles * down * column_tiles * across
-        image = pixels * sizes[10] * bits // 8  # about: strides and borders left out
+        image = pixels * blocks * sizes[11] * bits // 8  # about: strides and borders left out
         weights = channel_tiles * channels * depth * bits // 8
         by_channel = weights + image * channel_tiles * machine.distance(image)
         by_row = image + weights * row_tiles * machine.distance(weights)
-        rows_outside = channel_tiles == 1 or by_row < by_channel
+        rows_outside = blocks == 1 and (channel_tiles == 1 or by_row < by_channel)
         if rows_outside:
             sch.reorder(*outer, yo, co, xo, yi, xi, ci)
             outermost = fuse(sch, [*outer, yo])
         else:
             sch.reorder(*outer, co, yo, xo, yi, xi, ci)
-            outermost = fuse(sch, [*outer, co, yo])
+            outermost = fuse(sch, [*outer, co] if blocks > 1 else [*outer, co, yo])
         parallel_if_worth(sch, outermost, machine, work)
-        sch.compute_at(anchor, xo, preserve_unit_loops=True)
-        if sizes[10] <= _FEW_CHANNELS:
+        target, at = store, xo
+        if blocks > 1:
+            target = sch.get_sblock(SUMS)
+            sch.compute_at(target, outermost, preserve_unit_loops=True)
+            *_, row, at, y, x, c, block = sch.get_loops(target)
+            sch.reorder(block, row, at, y, x, c)
+        sch.compute_at(anchor, at, preserve_unit_loops=True)
+        if sizes[11] <= _FEW_CHANNELS:
             sch.unroll(sch.get_loops(anchor)[-1])
         lanes = tiles.lanes_for(channels, machine, bits)
-        keep_in_registers(sch, anchor, store, lanes, rows=2, reductions=3)
+        keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
+        if blocks > 1:
+            initial = sch.decompose_reduction(target, block)
+            for nest in (initial, store):
+                vectorize(sch, sch.get_loops(nest)[-1], lanes)
         padding = find(sch, PAD)
         if padding is not None:
             if rows_outside and groups == 1:
