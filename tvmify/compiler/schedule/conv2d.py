@@ -8,6 +8,7 @@ from math import prod
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import choice, depthwise, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
@@ -134,7 +135,7 @@ class Convolution:
         sums = prod(out[1:3]) * channels * bits // 8
         block = kernel[3]
         if 2 * sums <= machine.l1_bytes and 2 * tile_bytes * block > machine.l2_bytes:
-            most = machine.l1_bytes // tile_bytes
+            most = machine.l1_bytes // (2 * tile_bytes)
             block = max((i for i in range(2, most + 1) if block % i == 0), default=block)
         return cls(
             tuple(image),
@@ -269,18 +270,16 @@ class Conv2d(Rule):
             sch.reorder(*outer, co, yo, xo, yi, xi, ci)
             outermost = fuse(sch, [*outer, co] if blocks > 1 else [*outer, co, yo])
         parallel_if_worth(sch, outermost, machine, work)
-        target, at = store, xo
+        target, at, block = store, xo, None
         if blocks > 1:
             target = sch.get_sblock(SUMS)
-            sch.compute_at(target, outermost, preserve_unit_loops=True)
-            *_, row, at, y, x, c, block = sch.get_loops(target)
-            sch.reorder(block, row, at, y, x, c)
+            at, block = _block_by_block(sch, target, outermost)
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         if sizes[11] <= _FEW_CHANNELS:
             sch.unroll(sch.get_loops(anchor)[-1])
         lanes = tiles.lanes_for(channels, machine, bits)
         keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
-        if blocks > 1:
+        if block is not None:
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
@@ -296,3 +295,14 @@ class Conv2d(Rule):
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:
+    """Let all pixels meet one block of input channels after the other.
+
+    Returns the loop that holds a tile of pixels, and the loop over blocks.
+    """
+    sch.compute_at(sums, channels, preserve_unit_loops=True)
+    *_, row, across, y, x, channel, block = sch.get_loops(sums)
+    sch.reorder(block, row, across, y, x, channel)
+    return across, block
