@@ -80,6 +80,8 @@ def _check(
         ((3, 8, 8, 12), 24, (1, 1), {"groups": 3}),
         ((1, 7, 7, 33), 65, (1, 1), {"stride": (2, 2)}),
         ((1, 1, 30, 8), 16, (1, 5), {"padding": (0, 2)}),
+        # Few pixels and many weights: one block of input channels after the other.
+        ((2, 7, 7, 512), 64, (3, 3), {"padding": (1, 1)}),
     ],
 )
 def test_direct(target, shape, out, window, options):
