@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
@@ -11,6 +12,8 @@ _LATENCY = 4
 #: Wider columns than this many registers do not pay: a tile needs rows as well, and one row alone
 #: waits for memory, which is read no faster in longer pieces.
 _MOST_VECTORS = 4
+#: How many tiles are worth measuring, see `tvmify.compiler.tuning`.
+MOST_CANDIDATES = 4
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,20 @@ class Tile:
 
     rows: int
     columns: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}"
+
+
+class ImageTile(NamedTuple):
+    """Rows and columns of pixels × channels of sums."""
+
+    down: int
+    across: int
+    channels: int
+
+    def __str__(self) -> str:
+        return f"{self.down}x{self.across}x{self.channels}"
 
 
 def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile]:
@@ -79,23 +96,37 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
     return sorted(filter(fits, within), key=cost)
 
 
+def ranked_image(
+    height: int,
+    width: int,
+    columns: int,
+    machine: Microarchitecture,
+    bits: int = 32,
+    most: int = MOST_CANDIDATES,
+) -> list[ImageTile]:
+    """List tiles for an image, the most promising first.
+
+    As `ranked`; a tile over several image rows is liked only where one row is too short for it.
+    """
+
+    def cost(image_tile: ImageTile) -> tuple[float, ...]:
+        down, across, channels = image_tile
+        tile = Tile(down * across, channels)
+        count = -(-height // down) * -(-width // across) * -(-columns // channels)
+        loaded = count * (tile.rows + channels / machine.lanes(bits))
+        return count * cycles(tile, machine, bits, columns), down, loaded
+
+    tiles = [
+        ImageTile(down, tile.rows // down, tile.columns)
+        for tile in candidates(machine, bits, columns)
+        for down in range(1, min(height, tile.rows) + 1)
+        if tile.rows % down == 0 and tile.rows // down <= width
+    ]
+    return sorted(tiles, key=cost)[:most]
+
+
 def choose_image(
     height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
-) -> tuple[int, int, int]:
-    """Pick rows, pixels of a row, and channels of the tile for an image.
-
-    As `choose`; a tile over several image rows is taken only where one row is too short for it.
-    """
-    best, choice = None, (1, 1, 1)
-    for tile in candidates(machine, bits, columns):
-        for down in range(1, min(height, tile.rows) + 1):
-            if tile.rows % down or tile.rows // down > width:
-                continue
-            across = tile.rows // down
-            count = -(-height // down) * -(-width // across) * -(-columns // tile.columns)
-            vectors = tile.columns / machine.lanes(bits)
-            loaded = count * (tile.rows + vectors)
-            cost = (count * cycles(tile, machine, bits, columns), down, loaded)
-            if best is None or cost < best:
-                best, choice = cost, (down, across, tile.columns)
-    return choice
+) -> ImageTile:
+    """Pick the tile that `ranked_image` puts first."""
+    return ranked_image(height, width, columns, machine, bits)[0]
