@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -152,9 +154,10 @@ def test_parallel_only_when_worth_it():
     assert not has_parallel_loop(of(6, 8))
 
 
-def test_neon_multiplies_and_adds_vectors():
-    describe, _ = _convolution((1, 1), (1, 1), (1, 1), 1)
-    weights = [random(16, 3, 3, 8, seed=1), random(16, seed=2)]
-    built = build(describe, [random(1, 8, 8, 8)], weights, NEON)
-    assert built.rules == {"conv2d"}
-    assert "fmla\tv" in built.assembly()
+@pytest.mark.parametrize(("groups", "rule"), [(1, "conv2d"), (16, "depthwise")])
+def test_neon_multiplies_and_adds_vectors(groups, rule):
+    describe, _ = _convolution((1, 1), (1, 1), (1, 1), groups)
+    weights = [random(16, 3, 3, 16 // groups, seed=1), random(16, seed=2)]
+    built = build(describe, [random(1, 8, 8, 16)], weights, NEON)
+    assert built.rules == {rule}
+    assert re.search(r"fmla\tv\d+\.4s", built.assembly())

@@ -97,12 +97,7 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
 
 
 def ranked_image(
-    height: int,
-    width: int,
-    columns: int,
-    machine: Microarchitecture,
-    bits: int = 32,
-    most: int = MOST_CANDIDATES,
+    height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
 ) -> list[ImageTile]:
     """List tiles for an image, the most promising first.
 
@@ -122,7 +117,7 @@ def ranked_image(
         for down in range(1, min(height, tile.rows) + 1)
         if tile.rows % down == 0 and tile.rows // down <= width
     ]
-    return sorted(tiles, key=cost)[:most]
+    return sorted(tiles, key=cost)[:MOST_CANDIDATES]
 
 
 def choose_image(
