@@ -30,8 +30,8 @@ from tvmify.compiler.environment import prepare_tvm
 from tvmify.runtime import cpu_features, measure
 from tvmify.target import target_for
 
-#: So many candidates of each list are searched: the tuner is offered fewer.
-_SEARCHED = 10
+#: So many tiles are searched: the tuner is offered fewer.
+_SEARCHED = 5
 #: Shares of shapes that are to be within so many percent of the fastest.
 GOALS = {10: 0.80, 25: 1.00}
 
