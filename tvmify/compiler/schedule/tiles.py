@@ -12,6 +12,12 @@ _LATENCY = 4
 #: Wider columns than this many registers do not pay: a tile needs rows as well, and one row alone
 #: waits for memory, which is read no faster in longer pieces.
 _MOST_VECTORS = 4
+#: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
+#: which comes from L2 more often than not, for each row, whose activation is broadcast, and for
+#: itself. Fitted to the times of 1,900 kernels, see benchmarks/heuristic.py.
+_PER_VECTOR, _PER_ROW, _PER_STEP = 0.8, 0.3, 2.0
+#: How many tiles of an image are worth measuring, see `tvmify.compiler.tuning`.
+MOST_CANDIDATES = 3
 
 
 @dataclass(frozen=True)
