@@ -36,6 +36,8 @@ def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile
         for vectors in range(1, _MOST_VECTORS + 1)
         for rows in range(1, machine.accumulators + 1)
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
+        # With every register in use, LLVM spills: the weights of a step need theirs as well.
+        and (rows + 1) * vectors < machine.vector_registers
     ]
 
 
