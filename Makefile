@@ -4,6 +4,7 @@
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
 # make bench-overhead   microseconds per call, next to eager PyTorch
+# make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make wheel            a wheel in dist/, tried out in a clean environment
 # make clean            remove what the targets above made
 #
@@ -34,7 +35,7 @@ CONTENDERS ?= *
 ROUNDS ?= 7
 THREADS ?= 2
 
-.PHONY: demo install test lint format bench bench-overhead wheel clean
+.PHONY: demo install test lint format bench bench-overhead bench-heuristic wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -60,6 +61,11 @@ bench: $(VENV)/.peers
 
 bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py
+
+bench-heuristic: $(VENV)/.peers
+	$(BIN)/python -m benchmarks.heuristic build --seconds 3600
+	$(BIN)/python -m benchmarks.heuristic measure --seconds 3600
+	$(BIN)/python -m benchmarks.heuristic report
 
 wheel: install
 	rm -rf build/lib* dist

@@ -275,7 +275,7 @@ class Dispatcher:
             stages.begin("capture")
             program = self._capture(args, kwargs, entry)
             key = self._key(program, signature)
-            executor, source = obtain(key, program, args, kwargs, self.options, stages.begin)
+            executor, source = obtain(key, program, args, kwargs, self.options, stages)
             self._builds += source == BUILT
             self._disk_hits += source == LOADED
             entry.notes |= {"key": key.digest, "code": source}

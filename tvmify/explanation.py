@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -92,10 +92,24 @@ def _report_lines(report: Mapping[str, object]) -> list[str]:
         lines.append(f"    kernels: {len(kernels)} ({counts})")
     if isinstance(report.get("unscheduled"), int):
         lines.append(f"    without a schedule: {report['unscheduled']}")
+    tuning = report.get("tuning")
+    if isinstance(tuning, Mapping):
+        lines += _tuning_lines(tuning)
     seconds = report.get("seconds")
     if isinstance(seconds, Mapping):
         lines.append(f"    seconds when it was built: {_seconds(seconds)}")
     return lines
+
+
+def _tuning_lines(tuning: Mapping[str, Any]) -> list[str]:
+    known = tuning["workloads"] - tuning["measured"] - tuning["left"]
+    text = f"{tuning['workloads']} workloads, {tuning['measured']} measured, {known} known before"
+    if tuning["left"]:
+        text += f", {tuning['left']} left to the rules for lack of time"
+    changed = tuning["changed"]
+    lines = [f"    tuned: {text}; {len(changed)} not as the rules choose"]
+    lines += [f"      {workload}: {winner}" for workload, winner in changed.items()]
+    return lines + [f"      {name}: not built: {why}" for name, why in tuning["failed"].items()]
 
 
 def _seconds(seconds: Mapping[str, float]) -> str:

@@ -48,12 +48,18 @@ def key(
             "target": str(target),
             "options": options.key_text(),
             "modes": _modes_text(),
+            "tuned for": f"{torch.get_num_threads()} threads" if options.tune else "",
             "tvmify": f"{metadata.version('tvmify')} format {FORMAT_VERSION} {_compiler_digest()}",
             "torch": torch.__version__,
             "tvm": metadata.version("apache-tvm"),
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
         }
     )
+
+
+def processor(key: Key) -> str:
+    """Return what decides, besides the workload, how long a kernel takes: see `Measurements`."""
+    return "\n".join(key.entries[name] for name in ("target", "tuned for", "tvmify", "tvm"))
 
 
 def _weights_text(weights: Mapping[str, torch.Tensor]) -> str:

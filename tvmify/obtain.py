@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key
+from tvmify.cache import DiskCache, Key, Measurements
 from tvmify.capture import Program
+from tvmify.keys import processor
 from tvmify.options import CompileOptions
-from tvmify.runtime import Executor
+from tvmify.progress import Stages
+from tvmify.runtime import Executor, measure
 from tvmify.target import Target
 
 #: Where an executor came from, as ``explain()`` says it.
@@ -31,7 +32,7 @@ def obtain(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: CompileOptions,
-    on_stage: Callable[[str], object],
+    stages: Stages,
 ) -> tuple[Executor, str]:
     """Return the executor of a key, without weights, and where it came from.
 
@@ -43,8 +44,8 @@ def obtain(
         Built, for these arguments, if no cache has the key.
     options
         Name the disk cache. What is built is not stored yet: see `keep`.
-    on_stage
-        Called with the name of each stage as it begins.
+    stages
+        Told the name of each stage as it begins.
 
     Raises
     ------
@@ -52,15 +53,14 @@ def obtain(
         The program cannot be exported or built.
     """
     with _BUILDING:
-        on_stage("load")
+        stages.begin("load")
         loaded = _LOADED.get(key.digest)
         if loaded is not None:
             return loaded.share(), SHARED
         disk = _disk(options)
         artifact, source = disk.load(key) if disk is not None else None, LOADED
         if artifact is None:
-            target = Target.parse(key.entries["target"])
-            artifact, source = _build(program, args, kwargs, target, options, on_stage), BUILT
+            artifact, source = _build(key, program, args, kwargs, options, stages), BUILT
         executor = _LOADED[key.digest] = Executor(artifact)
         return executor, source
 
@@ -78,17 +78,22 @@ def _disk(options: CompileOptions) -> DiskCache | None:
 
 
 def _build(
+    key: Key,
     program: Program,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    target: Target,
     options: CompileOptions,
-    on_stage: Callable[[str], object],
+    stages: Stages,
 ) -> Artifact:
     # Imported here, since a warm process must not load TVM's compiler.
-    from tvmify.compiler import compile
+    from tvmify.compiler import Tuning, compile
 
-    on_stage("export")
+    stages.begin("export")
     with torch.no_grad():
         exported = program.export(args, kwargs)
-    return compile(exported, target, on_stage, options.accuracy)
+    target = Target.parse(key.entries["target"])
+    tuning = None
+    if options.tune is not None:
+        database = Measurements(options.cache_directory(), processor(key))
+        tuning = Tuning(measure, database, stages.advance)
+    return compile(exported, target, stages.begin, options.accuracy, tuning)

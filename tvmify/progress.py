@@ -46,7 +46,18 @@ class Stages:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
             self._stage = None
 
-    def _draw(self, text: str) -> None:
+    def advance(self, done: int, total: int) -> None:
+        """Show how far the present stage is."""
+        if self._visible and self._stage is not None:
+            from rich.progress_bar import ProgressBar
+            from rich.table import Table
+
+            line = Table.grid(padding=(0, 1))
+            bar = ProgressBar(total=total, completed=done, width=30)
+            line.add_row(f"tvmify: {self._subject}: {self._stage[0]}", bar, f"{done}/{total}")
+            self._draw(line)
+
+    def _draw(self, text: Any) -> None:
         if self._status is None:
             # Imported here, since a process that draws nothing need not load it.
             from rich.console import Console

@@ -5,6 +5,7 @@ Nothing in here knows torch or TVM: a key is named texts, an entry is bytes and 
 
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.key import Key
+from tvmify.cache.measurements import Measurements
 from tvmify.cache.memory import MemoryCache
 
-__all__ = ["DiskCache", "Key", "MemoryCache"]
+__all__ = ["DiskCache", "Key", "Measurements", "MemoryCache"]

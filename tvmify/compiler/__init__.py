@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from tvmify.artifact import Artifact
 from tvmify.compiler.messages import first_line
+from tvmify.compiler.tuning import Tuning, tune
 from tvmify.errors import BuildError, NotCompiled
 from tvmify.target import Target
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["compile"]
+__all__ = ["Tuning", "compile"]
 
 #: `warnings.catch_warnings` restores the filters of the process, so two must not overlap.
 _QUIETLY_ONE_AT_A_TIME = threading.Lock()
@@ -31,6 +33,7 @@ def compile(
     target: Target,
     on_stage: Callable[[str], object] = lambda name: None,
     accuracy: str = "default",
+    tuning: Tuning | None = None,
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
@@ -41,10 +44,12 @@ def compile(
     target
         What to build for.
     on_stage
-        Called with the name of each stage as it begins: ``"import"``, ``"lower"``,
-        ``"schedule"``, ``"build"``, ``"link"``.
+        Called with the name of each stage as it begins: ``"import"``, ``"tune"``,
+        ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``.
     accuracy
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
+    tuning
+        How to measure which kernels are the fastest; None leaves that to the rules.
 
     Raises
     ------
@@ -60,7 +65,7 @@ def compile(
         # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
         warnings.simplefilter("ignore")
         try:
-            return _compile(program, target, stages, accuracy)
+            return _compile(program, target, stages, accuracy, tuning)
         except NotCompiled:
             raise
         except Exception as error:
@@ -71,7 +76,13 @@ def compile(
             ) from error
 
 
-def _compile(program: ExportedProgram, target: Target, stages: _Stages, accuracy: str) -> Artifact:
+def _compile(
+    program: ExportedProgram,
+    target: Target,
+    stages: _Stages,
+    accuracy: str,
+    tuning: Tuning | None,
+) -> Artifact:
     # Imported here: TVM costs seconds, and a warm process must not load its compiler.
     with stages("import"):
         from tvmify.compiler.environment import prepare_tvm
@@ -86,11 +97,17 @@ def _compile(program: ExportedProgram, target: Target, stages: _Stages, accuracy
         with tvm_target:
             imported = import_program(program)
     choices = choice.Choices(accuracy)
+    report: dict[str, object] = {}
+    if tuning is not None:
+        with stages("tune"):
+            tuned = tune(imported.ir_mod, tvm_target, choices, tuning)
+            choices = dataclasses.replace(choices, measured=tuned.winners)
+            report["tuning"] = tuned.report()
     with stages("lower"), choice.choosing(choices):
         lowered = pipeline.lower(imported.ir_mod, tvm_target)
         packed = packed_keys(lowered, imported.weights)
         fused = pipeline.fuse(lowered, tvm_target)
-    with stages("schedule"):
+    with stages("schedule"), choice.choosing(choices):
         scheduled, kernels = schedule(fused, tvm_target)
     with stages("build"):
         generated = build.generate(pipeline.plan_memory(scheduled, tvm_target), tvm_target)
@@ -103,7 +120,8 @@ def _compile(program: ExportedProgram, target: Target, stages: _Stages, accuracy
         packed=packed,
         outputs=imported.outputs,
         output_structure=imported.output_structure,
-        report={
+        report=report
+        | {
             "kernels": kernels,
             "unscheduled": sum(rule.startswith("unscheduled") for rule in kernels.values()),
             "operators": imported.operators,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
@@ -20,12 +22,32 @@ from tvmify.compiler.schedule import LEGALIZE
 from tvmify.target import Target
 
 
+def _legalize_max_pool2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    # The schedule's own is for channels last, which ConvertLayout gives a pool among convolutions.
+    legalizers = LEGALIZE if str(call.attrs.layout) == "NHWC" else KEEP_NAN
+    return legalizers["relax.nn.max_pool2d"](builder, call)
+
+
+Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+#: How operators become TIR where TVM's own way is wrong or slow.
+LEGALIZERS: dict[str, Legalize] = {
+    **KEEP_NAN,
+    **LEGALIZE,
+    "relax.nn.max_pool2d": _legalize_max_pool2d,
+}
+
+
 def tvm_target(target: Target) -> tvm.target.Target:
     """Return TVM's own object for a target."""
     return tvm.target.Target({"kind": target.kind, **target.attributes})
 
 
-def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def lower(
+    ir_mod: tvm.IRModule,
+    target: tvm.target.Target,
+    legalizers: Mapping[str, Legalize] = LEGALIZERS,
+) -> tvm.IRModule:
     """Turn the imported program into fused, unscheduled TIR.
 
     Returns
@@ -56,9 +78,7 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
         # Operators become calls of TIR functions; ours pack the weights in a call of its own.
-        relax.transform.LegalizeOps(
-            KEEP_NAN | LEGALIZE | {"relax.nn.max_pool2d": _legalize_max_pool2d}
-        ),
+        relax.transform.LegalizeOps(dict(legalizers)),
         relax.transform.DeadCodeElimination(),
         # What depends on weights only moves into ``pack``.
         relax.transform.LiftTransformParams(),
@@ -98,9 +118,3 @@ def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     ]
     with target:
         return tvm.transform.Sequential(passes)(ir_mod)
-
-
-def _legalize_max_pool2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    # The schedule's own is for channels last, which ConvertLayout gives a pool among convolutions.
-    legalizers = LEGALIZE if str(call.attrs.layout) == "NHWC" else KEEP_NAN
-    return legalizers["relax.nn.max_pool2d"](builder, call)

@@ -4,6 +4,7 @@
 from tvmify.runtime.native import Call, Guard, cpu_features, flatten  # isort: skip
 from tvmify.runtime.executor import Executor, PackedWeights
 from tvmify.runtime.gradients import attach
+from tvmify.runtime.measuring import measure
 from tvmify.runtime.surroundings import is_being_transformed, unusual_signature
 from tvmify.runtime.watch import DISPATCHER, Watched, watch
 
@@ -18,6 +19,7 @@ __all__ = [
     "cpu_features",
     "flatten",
     "is_being_transformed",
+    "measure",
     "unusual_signature",
     "watch",
 ]

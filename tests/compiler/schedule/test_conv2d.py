@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -72,7 +74,7 @@ def _check(
 @pytest.mark.parametrize(
     ("shape", "out", "window", "options"),
     [
-        ((1, 16, 16, 16), 32, (3, 3), {"padding": (1, 1)}),
+        ((1, 16, 16, 6), 32, (3, 3), {"padding": (1, 1)}),
         ((2, 13, 11, 5), 7, (3, 3), {"padding": (1, 1)}),
         ((1, 15, 9, 6), 9, (3, 2), {"padding": (1, 0, 2, 1), "stride": (2, 1)}),
         ((1, 20, 20, 3), 40, (7, 7), {"padding": (3, 3), "stride": (2, 2)}),
@@ -152,9 +154,10 @@ def test_parallel_only_when_worth_it():
     assert not has_parallel_loop(of(6, 8))
 
 
-def test_neon_multiplies_and_adds_vectors():
-    describe, _ = _convolution((1, 1), (1, 1), (1, 1), 1)
-    weights = [random(16, 3, 3, 8, seed=1), random(16, seed=2)]
-    built = build(describe, [random(1, 8, 8, 8)], weights, NEON)
-    assert built.rules == {"conv2d"}
-    assert "fmla\tv" in built.assembly()
+@pytest.mark.parametrize(("groups", "rule"), [(1, "conv2d"), (16, "depthwise")])
+def test_neon_multiplies_and_adds_vectors(groups, rule):
+    describe, _ = _convolution((2, 2), (1, 1), (1, 1), groups)
+    weights = [random(16, 3, 3, 16 // groups, seed=1), random(16, seed=2)]
+    built = build(describe, [random(1, 8, 8, 16)], weights, NEON)
+    assert built.rules == {rule}
+    assert re.search(r"fmla\tv\d+\.4s", built.assembly())

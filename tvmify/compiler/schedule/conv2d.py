@@ -82,13 +82,18 @@ def algorithms(
     the caches: F4 multiplies a quarter as often as the direct kernel, and reads four times as
     many weights. Where accuracy is to be strict, there is the direct kernel alone.
     """
-    found: list[Convolution | Winograd] = [
-        Convolution.of(image, kernel, out, window, groups, dtype, machine)
-    ]
+    bits = bits_of(accumulator(dtype))
+    ranked = tiles.ranked_image(out[1], out[2], kernel[0] // groups, machine, bits)
+    direct, *others = (
+        Convolution.of(image, kernel, out, window, groups, dtype, machine, tile)
+        for tile in ranked[: tiles.MOST_CANDIDATES]
+    )
+    found: list[Convolution | Winograd] = [direct]
     wide = min(image[3], out[3]) >= machine.lanes()
     if wide and fits(window, groups, dtype) and not choice.is_strict():
         found += [Winograd.of(image, out, window, results, machine) for results in (2, 4)]
-    return sorted(found, key=lambda algorithm: algorithm.nanoseconds(machine))
+    found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
+    return found + others
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,11 @@ class Convolution:
         groups: int,
         dtype: str,
         machine: Microarchitecture,
+        tile: tiles.ImageTile,
     ) -> Convolution:
-        """Choose the tile."""
+        """Describe a convolution in tiles, and choose how the reduction is cut."""
         per_group = kernel[0] // groups
         bits = bits_of(accumulator(dtype))
-        tile = tiles.choose_image(out[1], out[2], per_group, machine, bits)
         down, across, channels = tile
         tile_bytes = prod(window.size) * channels * bits // 8
         sums = prod(out[1:3]) * channels * bits // 8
@@ -152,7 +157,7 @@ class Convolution:
         )
 
     def __str__(self) -> str:
-        return "direct"
+        return f"direct {self.down}x{self.across}x{self.channels}"
 
     hint = "conv2d"
 

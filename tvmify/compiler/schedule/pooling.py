@@ -14,6 +14,8 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_o
 from tvmify.compiler.schedule.windows import Window
 
 _BLOCKS = ("pool_pad", "pool_tile", "pool_store")
+#: Pixels of a tile of maxima, at most.
+_MAXIMA = 8
 
 
 def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -32,6 +34,8 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
             border=float(_lowest(dtype).value),
             combine=lambda pixel, block, ry, rx, lane: greatest(pixel, axis=[ry, rx]),
             finish=lambda result, y, x: result,
+            # LLVM takes seconds for a wider tile of maxima that keep NaN, which is no faster.
+            held=max(0, machine.accumulators - _MAXIMA),
         )
 
     return _legalize(builder, call, describe, "max_pool2d")

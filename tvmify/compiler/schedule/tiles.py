@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
@@ -11,6 +12,12 @@ _LATENCY = 4
 #: Wider columns than this many registers do not pay: a tile needs rows as well, and one row alone
 #: waits for memory, which is read no faster in longer pieces.
 _MOST_VECTORS = 4
+#: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
+#: which comes from L2 more often than not, for each row, whose activation is broadcast, and for
+#: itself. Fitted to the times of 1,900 kernels, see benchmarks/heuristic.py.
+_PER_VECTOR, _PER_ROW, _PER_STEP = 0.8, 0.3, 2.0
+#: How many tiles of an image are worth measuring, see `tvmify.compiler.tuning`.
+MOST_CANDIDATES = 3
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,8 @@ def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile
         for vectors in range(1, _MOST_VECTORS + 1)
         for rows in range(1, machine.accumulators + 1)
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
+        # With every register in use, LLVM spills: the weights of a step need theirs as well.
+        and (rows + 1) * vectors < machine.vector_registers
     ]
 
 
@@ -43,13 +52,13 @@ def lanes_for(columns: int, machine: Microarchitecture, bits: int) -> int:
 def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> float:
     """Estimate the cycles that one step of the reduction takes on one tile.
 
-    Two multiply-adds start per cycle, two operands are loaded per cycle, and a sum can be added
-    to once per latency: whichever is slowest.
+    Two multiply-adds start per cycle, and loads hide behind them only in part; a sum can be added
+    to once per latency.
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
     arithmetic = tile.rows * vectors / 2
-    loads = (tile.rows + vectors) / 2
-    return max(arithmetic, loads, _LATENCY)
+    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows + _PER_STEP
+    return max(arithmetic + around, _LATENCY)
 
 
 def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> Tile:
@@ -79,23 +88,45 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
     return sorted(filter(fits, within), key=cost)
 
 
+class ImageTile(NamedTuple):
+    """Rows and columns of pixels × channels of sums that stay in registers."""
+
+    down: int
+    across: int
+    channels: int
+
+    def __str__(self) -> str:
+        return f"{self.down}x{self.across}x{self.channels}"
+
+
 def choose_image(
     height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
-) -> tuple[int, int, int]:
-    """Pick rows, pixels of a row, and channels of the tile for an image.
+) -> ImageTile:
+    """Pick the tile for an image of so many rows and pixels of a row, and channels."""
+    return ranked_image(height, width, columns, machine, bits)[0]
 
-    As `choose`; a tile over several image rows is taken only where one row is too short for it.
+
+def ranked_image(
+    height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
+) -> list[ImageTile]:
+    """Order the tiles for an image, the best first.
+
+    As `ranked`; where whole tiles of channels are possible, others come last: LLVM spoils the
+    stores of a tile that is cut on two sides (18 times the time on 512 channels by 48).
     """
-    best, choice = None, (1, 1, 1)
-    for tile in candidates(machine, bits, columns):
-        for down in range(1, min(height, tile.rows) + 1):
-            if tile.rows % down or tile.rows // down > width:
-                continue
-            across = tile.rows // down
-            count = -(-height // down) * -(-width // across) * -(-columns // tile.columns)
-            vectors = tile.columns / machine.lanes(bits)
-            loaded = count * (tile.rows + vectors)
-            cost = (count * cycles(tile, machine, bits, columns), down, loaded)
-            if best is None or cost < best:
-                best, choice = cost, (down, across, tile.columns)
-    return choice
+
+    def cost(image_tile: ImageTile) -> tuple[float, ...]:
+        down, across, channels = image_tile
+        tile = Tile(down * across, channels)
+        count = -(-height // down) * -(-width // across) * -(-columns // channels)
+        loaded = count * (tile.rows + channels / machine.lanes(bits))
+        is_cut = columns > channels and columns % channels > 0
+        return is_cut, count * cycles(tile, machine, bits, columns), down, loaded
+
+    found = [
+        ImageTile(down, tile.rows // down, tile.columns)
+        for tile in candidates(machine, bits, columns)
+        for down in range(1, min(height, tile.rows) + 1)
+        if tile.rows % down == 0 and tile.rows // down <= width
+    ]
+    return sorted(found, key=cost)

@@ -1,0 +1,104 @@
+"""Measured choice, with a stopwatch that says what a test wants it to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from tests.compiler.programs import executed, target
+from tests.tolerances import assert_close_to_reference
+from tvmify.artifact import Artifact
+from tvmify.cache import Measurements
+from tvmify.compiler import Tuning, compile
+
+
+class Stopwatch:
+    """Finds the last candidate the fastest; notes what it was given."""
+
+    def __init__(self, breaks_after: int = 1000) -> None:
+        self.measured: list[Sequence[Artifact]] = []
+        self.shapes: list[list[tuple[int, ...]]] = []
+        self.breaks_after = breaks_after
+
+    def __call__(self, artifacts, inputs, weights):
+        if len(self.measured) == self.breaks_after:
+            raise KeyboardInterrupt
+        self.measured.append(artifacts)
+        self.shapes.append([tuple(tensor.shape) for tensor in [*inputs, *weights]])
+        return [float(len(artifacts) - i) for i in range(len(artifacts))]
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(96, 160), nn.ReLU(), nn.Linear(160, 40))
+
+
+def tuned(module: nn.Module, database: Measurements, stopwatch: Stopwatch, **options) -> Artifact:
+    args = (torch.randn(24, 96),)
+    with torch.no_grad():
+        exported = torch.export.export(module, args, strict=False)
+        tuning = Tuning(stopwatch, database, **options)
+        artifact = compile(exported, target(), tuning=tuning)
+        assert_close_to_reference(executed(artifact, module, *args), module, args)
+    return artifact
+
+
+def test_winners_are_obeyed():
+    stopwatch = Stopwatch()
+    module, database = mlp(), Measurements(None, "cpu")
+    artifact = tuned(module, database, stopwatch)
+    report = artifact.report["tuning"]
+    assert (report["workloads"], report["measured"], report["left"]) == (2, 2, 0)
+    assert len(report["changed"]) == 2
+    assert not report["failed"]
+    with torch.no_grad():
+        by_rule = compile(torch.export.export(module, (torch.randn(24, 96),)), target())
+    assert artifact.library != by_rule.library
+    assert artifact.library == tuned(module, database, stopwatch).library
+
+
+def test_candidates_are_measured_on_the_shapes_of_the_program_the_largest_work_first():
+    stopwatch = Stopwatch()
+    tuned(mlp(), Measurements(None, "cpu"), stopwatch)
+    assert stopwatch.shapes == [[(24, 96), (96, 160)], [(24, 160), (160, 40)]]
+    assert all(len(artifacts) > 1 for artifacts in stopwatch.measured)
+
+
+def test_what_is_known_is_not_measured_again():
+    database = Measurements(None, "cpu")
+    tuned(mlp(), database, Stopwatch())
+    stopwatch = Stopwatch()
+    deeper = nn.Sequential(*mlp(), nn.ReLU(), nn.Linear(40, 8)).eval()
+    report = tuned(deeper, database, stopwatch).report["tuning"]
+    assert (report["workloads"], report["measured"]) == (3, 1)
+    assert stopwatch.shapes == [[(24, 40), (40, 8)]]
+
+
+def test_an_interrupt_keeps_what_is_done():
+    database, stopwatch = Measurements(None, "cpu"), Stopwatch(breaks_after=1)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(mlp(), database, stopwatch)
+    assert len(database) == 1
+    report = tuned(mlp(), database, Stopwatch()).report["tuning"]
+    assert (report["workloads"], report["measured"]) == (2, 1)
+
+
+def test_time_is_bounded():
+    stopwatch = Stopwatch()
+    report = tuned(mlp(), Measurements(None, "cpu"), stopwatch, limit=-1.0).report["tuning"]
+    assert (report["workloads"], report["measured"], report["left"]) == (2, 0, 2)
+    assert not stopwatch.measured
+
+
+def test_progress_is_told():
+    told = []
+    tuned(
+        mlp(),
+        Measurements(None, "cpu"),
+        Stopwatch(),
+        on_progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[0] == (0, 2)
+    assert told == sorted(told)
