@@ -128,7 +128,7 @@ def test_a_program_without_work_is_refused():
 
 def test_a_failure_of_tvm_says_where_and_why():
     exported = torch.export.export(nn.ReLU(), (torch.randn(3),))
-    with pytest.raises(BuildError, match="stage 'lower'") as failure:
+    with pytest.raises(BuildError, match="stage 'import'") as failure:
         compile(exported, Target("no such kind"))
     assert failure.value.__cause__ is not None
     assert "\n" not in str(failure.value)

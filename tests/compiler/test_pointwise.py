@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,15 @@ def test_functions_of_the_unit_interval():
 
 def test_activations():
     check_each({name: getattr(F, name) for name in ACTIVATIONS}, with_specials(3, 64) * 4)
+
+
+def test_functions_within_each_other_are_compiled_in_reasonable_time():
+    """Four within each other took LLVM's code generation minutes, and more for each further one."""
+    names = "sin cos tan exp tanh sigmoid".split()
+    check_each(
+        {"chain": lambda x: functools.reduce(lambda y, f: getattr(torch, f)(y), names, x)},
+        torch.randn(3, 64),
+    )
 
 
 def test_gelu():

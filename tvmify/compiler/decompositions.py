@@ -22,6 +22,7 @@ WHOLE = (
     aten.matmul.default,
     aten.one_hot.default,
     aten.scaled_dot_product_attention.default,
+    aten.mish.default,
     aten.silu.default,
     aten.upsample_bicubic2d.vec,
     aten.upsample_bilinear2d.vec,

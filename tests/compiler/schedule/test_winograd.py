@@ -141,19 +141,19 @@ def _names(size, channels, **options):
 def test_many_weights_for_few_pixels_are_not_multiplied():
     assert _names(56, 64)[0] == "winograd F4"
     assert _names(14, 256)[0] == "winograd F2"
-    assert _names(7, 512)[0] == "direct"
+    assert _names(7, 512)[0].startswith("direct")
 
 
 @pytest.mark.parametrize(
     "options", [{"strides": (2, 2)}, {"groups": 2}, {"dtype": "float64"}, {"dtype": "float16"}]
 )
 def test_what_winograd_is_not_for(options):
-    assert _names(28, 64, **options) == ["direct"]
+    assert all(name.startswith("direct") for name in _names(28, 64, **options))
 
 
 def test_strict_accuracy_is_direct():
     with choice.choosing(choice.Choices("strict")):
-        assert _names(56, 64) == ["direct"]
+        assert all(name.startswith("direct") for name in _names(56, 64))
 
 
 def test_neon_multiplies_and_adds_vectors():

@@ -271,6 +271,18 @@ def silu(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.nn.silu(x)
 
 
+@converts("mish.default")
+def mish(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    # tanh(log(1 + e)) is n / (n + 2) where n = e (e + 2) and e = exp(x): one function, not three.
+    # Beyond these arguments it is 1 to the last digit, and n would overflow.
+    limit = {"float64": 40.0, "float16": 5.0}.get(dtype_of(x), 20.0)
+    two, most = (relax.const(value, dtype_of(x)) for value in (2.0, limit))
+    e = relax.op.exp(relax.op.minimum(x, most))
+    n = relax.op.multiply(e, relax.op.add(e, two))
+    return relax.op.multiply(x, relax.op.divide(n, relax.op.add(n, two)))
+
+
 @converts("hardswish.default", "hardsigmoid.default")
 def hard(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)

@@ -61,7 +61,6 @@ def _pow(v: Lanes) -> Expr:
     negative = tirx.Select(odd, v.with_sign(result, v(-1.0)), result)
     negative = tirx.Select(tirx.floor(y) == y, negative, v.as_float(v.integer(0x7FC00000)))
     result = tirx.Select(x < v(0.0), negative, result)
-    result = tirx.Select(y == v(0.0), v(1.0), result)
     # Zeros, infinities and NaN have rules of their own, which the C library knows. Not a negation
     # of comparisons of floats: TVM takes ``not (a < b)`` for ``a >= b``.
     infinite = v.integer(0x7F800000)
@@ -70,7 +69,8 @@ def _pow(v: Lanes) -> Expr:
         v.as_integer(base) >= infinite,
         v.as_integer(v.magnitude(y)) >= infinite,
     )
-    return v.unless(rare, "pow", result)
+    # Also of NaN, which the C library says of some NaN only.
+    return tirx.Select(y == v(0.0), v(1.0), v.unless(rare, "pow", result))
 
 
 FUNCTIONS: dict[str, Callable[[Lanes], Expr]] = {"tirx.rsqrt": _rsqrt, "tirx.pow": _pow}

@@ -25,10 +25,14 @@ _BITS_OF_1E_37, _BITS_OF_3E38 = 0x02081CEA, 0x7F61B1E6
 
 def _less_multiples(v: Lanes, n: Expr, unit: float) -> Expr:
     """``x - n * unit * pi`` for a power of two as unit."""
-    n = v.let(n * v(-1.0))  # -0 for a zero: x may be one with a sign
-    r = v.fma(n, v(_PI[0] * unit), v.x)
-    r = v.fma(n, v(_PI[1] * unit), r)
-    return v.let(v.fma(n, v(_PI[2] * unit), r))
+    r = v.fma(n, v(-_PI[0] * unit), v.x)
+    r = v.fma(n, v(-_PI[1] * unit), r)
+    return v.let(v.fma(n, v(-_PI[2] * unit), r))
+
+
+def _with_sign_of_zero(v: Lanes, r: Expr) -> Expr:
+    # What is taken off is zero as well then, and -0 less 0 is 0.
+    return v.let(tirx.Select(v.x == v(0.0), v.x, r))
 
 
 def _sine(v: Lanes, r: Expr) -> Expr:
@@ -52,7 +56,7 @@ def _is_large(v: Lanes) -> Expr:
 
 def _sin(v: Lanes) -> Expr:
     n, whole = v.whole(v.x * v(1 / math.pi))
-    r = _less_multiples(v, n, 1.0)
+    r = _with_sign_of_zero(v, _less_multiples(v, n, 1.0))
     odd = whole << v.integer(31)
     # With the sign of r, which the polynomial loses for -0.
     result = v.with_sign(v.magnitude(_sine(v, r)), r)
@@ -69,7 +73,7 @@ def _cos(v: Lanes) -> Expr:
 
 def _tan(v: Lanes) -> Expr:
     n, whole = v.whole(v.x * v(2 / math.pi))
-    r = _less_multiples(v, n, 0.5)
+    r = _with_sign_of_zero(v, _less_multiples(v, n, 0.5))
     z = v.let(r * r)
     p = v.polynomial(
         z,

@@ -36,6 +36,8 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.nn.conv2d_transpose": transposed.legalize,
     "relax.nn.max_pool2d": pooling.legalize_max,
     "relax.nn.avg_pool2d": pooling.legalize_average,
+    "relax.sum": reduction.legalize,
+    "relax.mean": reduction.legalize,
 }
 
 #: Tried in this order; the first whose anchor is found, and which succeeds, has the function.

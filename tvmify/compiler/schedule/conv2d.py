@@ -10,7 +10,7 @@ from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.schedule import choice, depthwise, tiles
+from tvmify.compiler.schedule import choice, depthwise, plans, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, plain
@@ -105,7 +105,8 @@ class Convolution:
     block
         Input channels whose weights stay in L1 while all pixels meet them: where there are few
         pixels, weights are what takes time, and each is to be read from afar once. All input
-        channels where this does not pay.
+        channels where this does not pay, unless accuracy is to be strict: sums of short sums are
+        more exact.
     """
 
     image: tuple[int, ...]
@@ -138,9 +139,12 @@ class Convolution:
         down, across, channels = tile
         tile_bytes = prod(window.size) * channels * bits // 8
         sums = prod(out[1:3]) * channels * bits // 8
-        block = kernel[3]
+        block = most = kernel[3]
         if 2 * sums <= machine.l1_bytes and 2 * tile_bytes * block > machine.l2_bytes:
             most = machine.l1_bytes // (2 * tile_bytes)
+        if choice.is_strict():
+            most = min(most, max(plans.LONGEST_STRICT_SUM // prod(window.size), 2))
+        if most < block:
             block = max((i for i in range(2, most + 1) if block % i == 0), default=block)
         return cls(
             tuple(image),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm import s_tir, tirx
-from tvm.ir import TensorRegion
+from tvm.ir import Call, TensorRegion
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule.loops import (
@@ -48,7 +48,7 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         consumers = sch.get_consumers(block)
         widest = max(_iterations(sch, consumer) for consumer in consumers)
         often = len(consumers) > 1 or widest > 2 * _iterations(sch, block)
-        if often and calls_function(sch, block):
+        if (often and calls_function(sch, block)) or nests_too_deep(sch, block):
             continue
         try:
             sch.compute_inline(block)
@@ -62,6 +62,29 @@ def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     return any(f"T.{name}(" in text for name in _FUNCTIONS)
 
 
+def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a consumer, with this block inlined, has functions of functions of functions.
+
+    TVM's code generator writes every named value out again in those that follow, and our functions
+    name many: the third within each other takes it a minute.
+    """
+    consumers = sch.get_consumers(block)
+    own = _nesting(sch.get(block).body)
+    return own > 0 and own + max(_nesting(sch.get(c).body) for c in consumers) > _DEEPEST
+
+
+def _nesting(node: object) -> int:
+    parts = [getattr(node, name, None) for name in _PARTS]
+    if isinstance(node, Call):
+        parts += node.args
+    name = getattr(getattr(node, "op", None), "name", "")
+    below = max((_nesting(part) for part in parts if part is not None), default=0)
+    return below + (name.rpartition(".")[2] in _FUNCTIONS)
+
+
+#: How many functions may be within each other, and where expressions have their operands.
+_DEEPEST = 2
+_PARTS = ("value", "a", "b", "condition", "true_value", "false_value")
 _FUNCTIONS = (
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
     "acos atan asinh acosh atanh atan2 rsqrt"

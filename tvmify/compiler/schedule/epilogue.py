@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
+from tvmify.compiler.schedule.elementwise import nests_too_deep
 from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
 
 
@@ -39,7 +40,8 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     for name in names[names.index(store) + 1 :]:
         block = sch.get_sblock(name)
-        if is_injective(sch, block) and not is_output(sch, block):
+        inlined = is_injective(sch, block) and not is_output(sch, block)
+        if inlined and not nests_too_deep(sch, block):
             sch.compute_inline(block)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     rest = names[names.index(store) + 1 :]

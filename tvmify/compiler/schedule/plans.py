@@ -10,7 +10,7 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 #: One sum over more elements than this is less exact than the accuracy policy wants, and with
 #: ``accuracy="strict"`` one over more than the other. A block below the least is not worth its
 #: loads and stores.
-_LONGEST_SUM, _LONGEST_STRICT_SUM, _SHORTEST_SUM = 1024, 96, 48
+_LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_SUM = 1024, 96, 48
 #: Fewer tasks than the first cannot be shared out evenly. Up to the second are made where that is
 #: free: the right-hand side is small enough to be read again for each.
 _FEW_TASKS, _MANY_TASKS = 8, 32
@@ -140,7 +140,7 @@ def _plan(
     panel: float,
 ) -> Plan:
     _, block = _tasks(work, tile, machine, bits, by_rows)
-    longest = _LONGEST_STRICT_SUM if choice.is_strict() else _LONGEST_SUM
+    longest = LONGEST_STRICT_SUM if choice.is_strict() else _LONGEST_SUM
     if block > 1:  # the block of the panel is read again
         longest = min(longest, int(machine.l1_bytes * panel) // (tile.columns * bits // 8))
     depth = split_evenly(work.depth, longest)

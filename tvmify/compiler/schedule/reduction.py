@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tvm import s_tir
+from tvm import relax, s_tir, te, tirx, topi
+from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler.schedule import choice
 from tvmify.compiler.schedule.elementwise import inline_cheap, schedule_block, total_work
+from tvmify.compiler.schedule.legalizing import plain
 from tvmify.compiler.schedule.loops import (
     blocks_of,
     element_count,
@@ -24,6 +27,27 @@ from tvmify.compiler.schedule.tails import remember_bound
 
 #: Vectors of partial sums per row: they hide the latency of the additions.
 _PARTIALS = 4
+
+
+def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.sum`` and ``relax.mean``; in float64 where accuracy is to be strict.
+
+    Sums along memory are split into partial ones, which is exact enough, but those across it are
+    added one after the other, where eager PyTorch cascades.
+    """
+    if not choice.is_strict() or str(call.ty.dtype) != "float32":
+        return plain(builder, call)
+    axes = None if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
+
+    def total(x: te.Tensor) -> te.Tensor:
+        result = topi.sum(topi.cast(x, "float64"), axes, bool(call.attrs.keepdims))
+        if call.op.name == "relax.mean":
+            count = element_count(x.shape) / element_count(result.shape)
+            result = topi.divide(result, tirx.const(count, "float64"))
+        return topi.cast(result, "float32")
+
+    hint = call.op.name.partition(".")[2]
+    return builder.call_te(total, call.args[0], primfunc_name_hint=hint)
 
 
 class Reduction(Rule):
