@@ -85,7 +85,7 @@ def inductor_freezing(
 
 def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
     """From the module itself, or from ONNX where that fails; in float32, for latency."""
-    import openvino as ov
+    import openvino as ov  # pyright: ignore[reportMissingImports]
     import torch
 
     try:
@@ -111,7 +111,7 @@ def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> C
 
 def onnx_runtime(_: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
     """From ONNX, with all optimisations."""
-    import onnxruntime
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
     if not setting.onnx.exists():
         raise FileNotFoundError("the model could not be exported to ONNX")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator
+import matplotlib as mpl  # pyright: ignore[reportMissingImports]
+from matplotlib import pyplot as plt  # pyright: ignore[reportMissingImports]
+from matplotlib.ticker import FuncFormatter, LogLocator  # pyright: ignore[reportMissingImports]
 
 from benchmarks.contenders import BASELINE, CONTENDERS, OURS
 from benchmarks.results import Row
