@@ -17,11 +17,17 @@ from torch.utils import cpp_extension
 NATIVE = Path("tvmify/native")
 LIBRARY = "tvmify.lib.libtvmify"
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-# Compiled code depends on the layout of these packages' objects: the library refuses others.
-BUILT_AGAINST = " ".join(
-    f"{name}=={importlib.metadata.version(name)}"
-    for name in ("torch", "apache-tvm", "apache-tvm-ffi")
-)
+
+
+def versions(*names: str) -> str:
+    """Return requirements that only the installed versions of these packages meet."""
+    return " ".join(f"{name}=={importlib.metadata.version(name)}" for name in names)
+
+
+# What compiled programs are linked to, and what the library is: it refuses others, since it depends
+# on the layout of their objects.
+RUNTIME = versions("apache-tvm", "apache-tvm-ffi")
+BUILT_AGAINST = f"{versions('torch')} {RUNTIME}"
 
 
 def package_directory(name: str) -> Path:
@@ -50,7 +56,10 @@ def native_library() -> Extension:
         LIBRARY,
         sorted(map(str, NATIVE.glob("*.cpp"))),
         depends=sorted(map(str, NATIVE.glob("*.h"))),
-        define_macros=[("TVMIFY_BUILT_AGAINST", f'"{BUILT_AGAINST}"')],
+        define_macros=[
+            ("TVMIFY_BUILT_AGAINST", f'"{BUILT_AGAINST}"'),
+            ("TVMIFY_RUNTIME", f'"{RUNTIME}"'),
+        ],
         extra_compile_args=compile_args(),
         # Our code refers to TVM's runtime by name only, at run time: without the flag the linker
         # would leave it out.

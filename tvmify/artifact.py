@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Artifact:
     ----------
     library
         The bytes of the shared library.
+    target
+        What it was built for, as the text of a `tvmify.target.Target`.
     inputs
         For each tensor that ``main`` takes first: the index of its leaf among the flattened
         arguments of the call.
@@ -47,6 +49,7 @@ class Artifact:
     """
 
     library: bytes
+    target: str
     inputs: tuple[int, ...]
     weights: tuple[str, ...]
     packed: tuple[str, ...]

@@ -94,12 +94,12 @@ def _decorate(subject: Any, compile_options: CompileOptions) -> Any:
 
 def cache_info(subject: Any) -> CacheInfo:
     """Return hits, misses, builds, disk hits, entries and seconds of a decorated object."""
-    return _dispatcher(subject).cache_info()
+    return dispatcher_of(subject).cache_info()
 
 
 def explain(subject: Any) -> str:
     """Print, and return, what of a decorated object ran where and why."""
-    text = _dispatcher(subject).explain()
+    text = dispatcher_of(subject).explain()
     print(text)
     return text
 
@@ -111,7 +111,7 @@ def refresh(subject: Any) -> None:
     modes are noticed without this. It is for what no call can see cheaply: a list or dict
     attribute edited in place, a write through ``tensor.data``, a changed global variable.
     """
-    _dispatcher(subject).refresh()
+    dispatcher_of(subject).refresh()
 
 
 def warmup(
@@ -144,15 +144,21 @@ def warmup(
     NotCompiled
         With ``strict=True``, when a signature cannot be compiled.
     """
-    dispatcher = _dispatcher(subject)
+    dispatcher = dispatcher_of(subject)
+    for signature in signatures:
+        dispatcher.warm_up(*example_call(subject, signature, dtype, device))
+    return dispatcher.cache_info()
+
+
+def example_call(
+    subject: Any, signature: Any, dtype: torch.dtype, device: torch.device | str | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments for a decorated object from what `warmup` takes; the weights' device."""
     if device is None:
         weights = subject.parameters() if isinstance(subject, nn.Module) else iter(())
         first = next(weights, None)
         device = first.device if first is not None else torch.get_default_device()
-    for signature in signatures:
-        args, kwargs = example_arguments(signature, dtype, torch.device(device))
-        dispatcher.warm_up(args, kwargs)
-    return dispatcher.cache_info()
+    return example_arguments(signature, dtype, torch.device(device))
 
 
 _METHODS = (cache_info, explain, refresh, warmup)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program, capture, resolve
 from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
-from tvmify.obtain import BUILT, LOADED, keep, obtain
+from tvmify.obtain import BUILT, LOADED, Compiled, keep, obtain
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import (
@@ -41,12 +41,13 @@ from tvmify.runtime import (
     unusual_signature,
     watch,
 )
-from tvmify.signature import Signature, check_tensor
+from tvmify.signature import Signature, TensorSpec, check_tensor
 from tvmify.target import target_for
 from tvmify.verdict import judge
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+TargetOption = str | Mapping[str, Any] | None
 
 # A module that was seen in more states than this changes itself from call to call.
 _MOST_STATES = 32
@@ -65,6 +66,8 @@ class Entry:
     tensors: list[torch.Tensor] = field(default_factory=list)
     #: Grad mode is on and weights require gradients: results lead back to them.
     differentiable: bool = False
+    #: Arguments of such a call, with a `TensorSpec` for each tensor.
+    example: tuple[Any, Any] = ((), {})
     #: What a person may ask about: how it was captured, where the code came from.
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -157,6 +160,35 @@ class Dispatcher:
         """Do all that `__call__` does, except to return a result."""
         _, entry = self._find(args, kwargs)
         self._report(entry)
+
+    def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Compiled:
+        """Return the code for a call, from a cache or the compiler, whether or not it is faster.
+
+        Parameters
+        ----------
+        args, kwargs
+            Of the call; the elements of tensors play no part.
+        target
+            What to build for, here or elsewhere, as the option of that name; None for the option.
+
+        Raises
+        ------
+        NotCompiled
+            The call cannot run compiled, whatever the options say about that.
+        """
+        with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
+            self._look_again()
+            entry = Entry("")
+            target = self.options.target if target is None else target
+            key, program, executor = self._obtain(args, kwargs, target, entry, stages)
+            if entry.notes["code"] == BUILT:
+                keep(key, executor.artifact, self.options)
+        return Compiled(executor.artifact, program)
+
+    def examples(self) -> list[tuple[Args, Kwargs]]:
+        """Return arguments for each signature that runs compiled, in the order of first calls."""
+        entries = [entry for entry in self._memory.values() if entry.executor is not None]
+        return [pytree.tree_map(_example, entry.example) for entry in entries]
 
     def refresh(self) -> None:
         """Forget what is known of the module; the next call looks at all of it again."""
@@ -269,27 +301,40 @@ class Dispatcher:
         if options.disabled():
             return entry
         try:
-            signature = Signature.of(args, kwargs)
-            entry.signature = str(signature)
-            entry.differentiable = self._check_modes(args, kwargs)
-            stages.begin("capture")
-            program = self._capture(args, kwargs, entry)
-            key = self._key(program, signature)
-            executor, source = obtain(key, program, args, kwargs, self.options, stages)
-            self._builds += source == BUILT
-            self._disk_hits += source == LOADED
-            entry.notes |= {"key": key.digest, "code": source}
+            key, _, executor = self._obtain(args, kwargs, self.options.target, entry, stages)
+            if executor.refusal:
+                raise UnsupportedTarget(
+                    f"code for this target cannot run here: {executor.refusal}",
+                    "Leave target= out, or save() the module for a machine of that kind.",
+                )
+            entry.example = pytree.tree_map(_spec, (args, kwargs))
             entry.executor = executor
             stages.begin("bind")
             self._bind(entry)
             entry.run = executor.call()
             stages.begin("compare")
-            if self._judge(entry, args, kwargs) or source == BUILT:
+            if self._judge(entry, args, kwargs) or entry.notes["code"] == BUILT:
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
             entry.reason = reason
         return entry
+
+    def _obtain(
+        self, args: Args, kwargs: Kwargs, target: TargetOption, entry: Entry, stages: Stages
+    ) -> tuple[Key, Program, Executor]:
+        """Return what a call leads to, and note on its entry where it came from."""
+        signature = Signature.of(args, kwargs)
+        entry.signature = str(signature)
+        entry.differentiable = self._check_modes(args, kwargs)
+        stages.begin("capture")
+        program = self._capture(args, kwargs, entry)
+        key = self._key(program, signature, target)
+        executor, source = obtain(key, program, args, kwargs, self.options, stages)
+        self._builds += source == BUILT
+        self._disk_hits += source == LOADED
+        entry.notes |= {"key": key.digest, "code": source}
+        return key, program, executor
 
     def _check_modes(self, args: Args, kwargs: Kwargs) -> bool:
         """Refuse the modes that have no compiled form; return whether gradients are possible."""
@@ -341,7 +386,7 @@ class Dispatcher:
             entry.notes["not scripted"] = program.reason
         return program
 
-    def _key(self, program: Program, signature: Signature) -> Key:
+    def _key(self, program: Program, signature: Signature, target: TargetOption) -> Key:
         weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
         for name, weight in weights.items():
             check_tensor(f"weight {name!r}", weight)
@@ -352,8 +397,8 @@ class Dispatcher:
                 "Move them to one device.",
             )
         device = devices.pop() if devices else torch.get_default_device()
-        target = target_for(self.options.target, device.type, cpu_features())
-        return keys.key(program.fingerprint, signature, weights, target, self.options)
+        resolved = target_for(target, device.type, cpu_features())
+        return keys.key(program.fingerprint, signature, weights, resolved, self.options)
 
     def _judge(self, entry: Entry, args: Args, kwargs: Kwargs) -> bool:
         """Leave to eager PyTorch what it computes faster; return whether that is news."""
@@ -376,6 +421,14 @@ class Dispatcher:
         if self.options.strict:
             raise entry.reason
         warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
+
+
+def _spec(leaf: Any) -> Any:
+    return TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _example(leaf: Any) -> Any:
+    return leaf.example() if isinstance(leaf, TensorSpec) else leaf
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

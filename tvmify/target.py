@@ -49,6 +49,12 @@ class Target:
         return frozenset(name[1:] for name in self.attributes.get("mattr", ()) if name[0] == "+")
 
     @property
+    def requirements(self) -> list[str]:
+        """The architecture, and the features, that a CPU must have to run code for this target."""
+        architecture = str(self.attributes.get("mtriple", "")).partition("-")[0]
+        return [architecture, *sorted(self.features)]
+
+    @property
     def vector_bits(self) -> int:
         """Width in bits of the widest vector register that code for this target may use."""
         features = self.features

@@ -115,6 +115,7 @@ def _compile(
         library = build.link(generated)
     return Artifact(
         library=library,
+        target=str(target),
         inputs=imported.inputs,
         weights=imported.weights if packed else (),
         packed=packed,

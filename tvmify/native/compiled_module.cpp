@@ -1,12 +1,15 @@
 #include "compiled_module.h"
 
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/error.h>
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
+#include "cpu_features.h"
 #include "tensor_bridge.h"
 
 namespace tvmify {
@@ -60,6 +63,26 @@ at::Tensor shown_by(const DLTensor& output, const at::Tensor& owner) {
   return is_same_view(output, owner) ? owner : view_of(owner, output);
 }
 
+// Of CompiledModule::State. To be raised whenever the meaning of a part changes.
+constexpr int64_t kFormat = 1;
+
+// What kernels are linked to, as in "apache-tvm==0.27.0 apache-tvm-ffi==0.1.14".
+constexpr const char* kRuntime = TVMIFY_RUNTIME;
+
+std::string missing_features(const std::string& needed) {
+  static const std::vector<std::string> present = [] {
+    std::vector<std::string> names = cpu_features();
+    names.emplace_back(kArchitecture);
+    return names;
+  }();
+  std::string missing;
+  std::istringstream names(needed);
+  for (std::string name; names >> name;) {
+    if (std::find(present.begin(), present.end(), name) == present.end()) missing += ' ' + name;
+  }
+  return missing.empty() ? missing : "this CPU does not have" + missing;
+}
+
 }  // namespace
 
 // Immutable: `bind` replaces the whole object, and calls that still run keep the old one alive.
@@ -95,18 +118,51 @@ class CompiledModule::PackedWeights {
   std::vector<std::pair<const char*, const char*>> ranges_;  // of memory, by their start
 };
 
-CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library)
-    : CompiledModule(std::move(metadata),
-                     translate_errors([&] { return std::make_shared<const Library>(library); })) {}
-
-CompiledModule::CompiledModule(std::string metadata, std::shared_ptr<const Library> library)
+CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library,
+                               const std::vector<std::string>& features)
     : metadata_(std::move(metadata)),
-      library_(std::move(library)),
+      features_(c10::Join(" ", features)),
+      refusal_(missing_features(features_)),
+      library_(std::make_shared<const LazyLibrary>(library, refusal_)),
+      weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
+
+CompiledModule::CompiledModule(const State& state)
+    : weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {
+  const auto& [format, texts, library] = state;
+  const auto text = [&texts = texts](const char* name) {
+    return texts.contains(name) ? texts.at(name) : std::string();
+  };
+  metadata_ = text("metadata");
+  features_ = text("features");
+  if (format != kFormat) {
+    refusal_ =
+        c10::str("it was saved in format ", format, ", and this version of tvmify reads ", kFormat);
+  } else if (text("runtime") != kRuntime) {
+    refusal_ = c10::str("it was built for ", text("runtime"), ", and this process has ", kRuntime);
+  } else {
+    refusal_ = missing_features(features_);
+  }
+  library_ = std::make_shared<const LazyLibrary>(library, refusal_, text("sha1"));
+}
+
+CompiledModule::State CompiledModule::state() const {
+  c10::Dict<std::string, std::string> texts;
+  texts.insert("metadata", metadata_);
+  texts.insert("features", features_);
+  texts.insert("runtime", kRuntime);
+  texts.insert("sha1", library_->digest());
+  return {kFormat, texts, library_->bytes()};
+}
+
+CompiledModule::CompiledModule(const CompiledModule& other)
+    : metadata_(other.metadata_),
+      features_(other.features_),
+      refusal_(other.refusal_),
+      library_(other.library_),
       weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
 
 c10::intrusive_ptr<CompiledModule> CompiledModule::share() const {
-  return c10::intrusive_ptr<CompiledModule>::unsafe_steal_from_new(
-      new CompiledModule(metadata_, library_));
+  return c10::intrusive_ptr<CompiledModule>::unsafe_steal_from_new(new CompiledModule(*this));
 }
 
 void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
@@ -124,7 +180,7 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights) c
       held.push_back(to_tvm(sources.back()));
       arguments.add(held.back());
     }
-    Library::Lease machine = library_->lease();
+    Library::Lease machine = library_->get().lease();
     const auto function = machine->module->GetFunction("pack");
     TORCH_CHECK(function.has_value(), "this program has no weights to pack");
     std::vector<at::Tensor> packed;
@@ -149,7 +205,7 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
     }
     for (const ffi::Tensor& weight : weights->tensors()) arguments.add(weight);
 
-    Library::Lease machine = library_->lease();
+    Library::Lease machine = library_->get().lease();
     auto returned = arguments.call(machine->main);
     machine.give_back();
 

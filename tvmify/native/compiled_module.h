@@ -1,11 +1,13 @@
 // The object that executes one compiled program: in Python, in TorchScript and in a C++ program.
 #pragma once
 
+#include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "library.h"
@@ -16,8 +18,25 @@ namespace tvmify {
 // from several threads at once, and none holds a lock while kernels run.
 class __attribute__((visibility("default"))) CompiledModule : public torch::CustomClassHolder {
  public:
-  // `metadata` is text that the object only carries; `library` the bytes of the shared library.
-  CompiledModule(std::string metadata, const at::Tensor& library);
+  // What an archive holds of it: the version of this layout, texts by name, and the library.
+  using State = std::tuple<int64_t, c10::Dict<std::string, std::string>, at::Tensor>;
+
+  // `metadata` is text that the object only carries, `library` the bytes of the shared library, and
+  // `features` the instruction sets that its code uses, by LLVM's names, after the architecture:
+  // {"x86_64", "avx2", ...}. Nothing is loaded before it is needed.
+  CompiledModule(std::string metadata, const at::Tensor& library,
+                 const std::vector<std::string>& features);
+
+  // From an archive, of this version or another.
+  explicit CompiledModule(const State& state);
+  State state() const;
+
+  // Why the code cannot run in this process: it is of another version, or needs instructions that
+  // this CPU does not have. Empty if it can.
+  const std::string& refusal() const { return refusal_; }
+
+  // Loads the library now instead of at the first use. Throws if it is refused or damaged.
+  void load() const { library_->get(); }
 
   // The same library without weights: for another instance of the same module.
   c10::intrusive_ptr<CompiledModule> share() const;
@@ -39,10 +58,10 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
  private:
   class PackedWeights;
 
-  CompiledModule(std::string metadata, std::shared_ptr<const Library> library);
+  CompiledModule(const CompiledModule& other);
 
-  const std::string metadata_;
-  const std::shared_ptr<const Library> library_;
+  std::string metadata_, features_, refusal_;
+  std::shared_ptr<const LazyLibrary> library_;
   std::shared_ptr<const PackedWeights> weights_;  // read and replaced atomically
 };
 

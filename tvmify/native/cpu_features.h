@@ -6,6 +6,15 @@
 
 namespace tvmify {
 
+// As the first part of LLVM's target triples.
+#if defined(__x86_64__)
+constexpr const char* kArchitecture = "x86_64";
+#elif defined(__aarch64__)
+constexpr const char* kArchitecture = "aarch64";
+#else
+constexpr const char* kArchitecture = "unknown";
+#endif
+
 // LLVM's names of the instruction sets that this CPU has and its operating system lets programs
 // use, among those that change which code is best; without tuning flags.
 std::vector<std::string> cpu_features();

@@ -1,6 +1,7 @@
 #include "library.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/hash.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -42,6 +43,13 @@ int sealed_file(const at::Tensor& bytes) {
   }
   fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   return file;
+}
+
+// Tells damage, not forgery: whoever can change the bytes can change the digest beside them.
+// Against that, a whole archive can be signed (tvmify/runtime/archive.py).
+std::string digest_of(const at::Tensor& bytes) {
+  const char* data = static_cast<const char*>(bytes.const_data_ptr());
+  return bytes.nbytes() == 0 ? "" : c10::sha1(std::string(data, bytes.nbytes())).str();
 }
 
 // A path of the open file that was never used before. glibc remembers libraries by the path they
@@ -128,5 +136,31 @@ at::Tensor Library::bytes() const {
   }
   return bytes;
 }
+
+LazyLibrary::LazyLibrary(at::Tensor bytes, std::string refusal, std::string digest)
+    : refusal_(std::move(refusal)), digest_(std::move(digest)), bytes_(std::move(bytes)) {}
+
+const Library& LazyLibrary::get() const {
+  if (const Library* library = library_.load(std::memory_order_acquire)) return *library;
+  const std::lock_guard<std::mutex> lock(loading_);
+  if (owned_ == nullptr) {
+    TORCH_CHECK(refusal_.empty(), "compiled code cannot run here: ", refusal_);
+    TORCH_CHECK(digest_.empty() || digest_of(bytes_) == digest_, "compiled code of ",
+                bytes_.nbytes(),
+                " bytes is damaged: its digest is not the "
+                "one that it was saved with. Save the model again, or copy the file again.");
+    owned_ = std::make_unique<const Library>(bytes_);
+    bytes_.reset();
+    library_.store(owned_.get(), std::memory_order_release);
+  }
+  return *owned_;
+}
+
+at::Tensor LazyLibrary::bytes() const {
+  const std::lock_guard<std::mutex> lock(loading_);
+  return owned_ == nullptr ? bytes_ : owned_->bytes();
+}
+
+std::string LazyLibrary::digest() const { return digest_.empty() ? digest_of(bytes()) : digest_; }
 
 }  // namespace tvmify

@@ -62,4 +62,25 @@ class Library {
   mutable std::array<std::atomic<Machine*>, kIdleMachines> idle_{};
 };
 
+// A library that is checked and loaded when it is first used. Any thread may call any method.
+class LazyLibrary {
+ public:
+  // `refusal` says why it must not be loaded here, and is empty if it may; `digest`, of an archive,
+  // is what `bytes` should have: empty to compute it.
+  LazyLibrary(at::Tensor bytes, std::string refusal, std::string digest = "");
+
+  // Throws if the library is refused, or if its bytes are not those that were saved.
+  const Library& get() const;
+
+  at::Tensor bytes() const;
+  std::string digest() const;
+
+ private:
+  const std::string refusal_, digest_;
+  mutable std::mutex loading_;
+  mutable at::Tensor bytes_;  // until the library is loaded, which keeps them then
+  mutable std::unique_ptr<const Library> owned_;
+  mutable std::atomic<const Library*> library_{nullptr};
+};
+
 }  // namespace tvmify

@@ -3,8 +3,10 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include "arguments.h"
 #include "compiled_module.h"
 #include "cpu_features.h"
+#include "saved_module.h"
 
 // Read by tvmify/runtime/native.py before anything else is used.
 extern "C" __attribute__((visibility("default"))) const char* tvmify_built_against() {
@@ -14,19 +16,54 @@ extern "C" __attribute__((visibility("default"))) const char* tvmify_built_again
 namespace tvmify {
 namespace {
 
-using Self = c10::intrusive_ptr<CompiledModule>;
+using Compiled = c10::intrusive_ptr<CompiledModule>;
+using Saved = c10::intrusive_ptr<SavedModule>;
 using Tensors = std::vector<at::Tensor>;
+using Texts = std::vector<std::string>;
+using Indices = std::vector<int64_t>;
+
+// Text and tensors, as `SavedModule::run` sees the arguments of a call.
+std::tuple<std::string, Tensors> described(const c10::IValue& arguments) {
+  std::tuple<std::string, Tensors> result;
+  describe(arguments, tvmify::Tensors::kDescribed, std::get<0>(result), std::get<1>(result));
+  return result;
+}
 
 TORCH_LIBRARY(tvmify, library) {
   library.class_<CompiledModule>("CompiledModule")
-      .def(torch::init<std::string, const at::Tensor&>())
-      .def("pack", [](const Self& self, const Tensors& weights) { return self->pack(weights); })
-      .def("bind", [](const Self& self, const Tensors& packed) { self->bind(packed); })
-      .def("forward", [](const Self& self, const Tensors& inputs) { return self->forward(inputs); })
-      .def("share", [](const Self& self) { return self->share(); })
-      .def("metadata", [](const Self& self) { return self->metadata(); })
-      .def("library", [](const Self& self) { return self->library(); });
+      .def(torch::init<std::string, const at::Tensor&, const Texts&>())
+      .def("pack", [](const Compiled& self, const Tensors& weights) { return self->pack(weights); })
+      .def("bind", [](const Compiled& self, const Tensors& packed) { self->bind(packed); })
+      .def("forward",
+           [](const Compiled& self, const Tensors& inputs) { return self->forward(inputs); })
+      .def("share", [](const Compiled& self) { return self->share(); })
+      .def("load", [](const Compiled& self) { self->load(); })
+      .def("refusal", [](const Compiled& self) { return self->refusal(); })
+      .def("metadata", [](const Compiled& self) { return self->metadata(); })
+      .def("library", [](const Compiled& self) { return self->library(); })
+      .def_pickle([](const Compiled& self) { return self->state(); },
+                  [](const CompiledModule::State& state) {
+                    return c10::make_intrusive<CompiledModule>(state);
+                  });
+
+  library.class_<SavedModule>("SavedModule")
+      .def(torch::init<const c10::IValue&, Texts>())
+      .def("add",
+           [](const Saved& self, std::string arguments, Indices inputs, Indices weights,
+              Texts packings, Indices outputs, int64_t form, Compiled compiled) {
+             self->add({std::move(arguments), std::move(inputs), std::move(weights),
+                        std::move(packings), std::move(outputs), form, std::move(compiled)});
+           })
+      .def("run", [](const Saved& self, const c10::IValue& arguments,
+                     const c10::IValue& state) { return self->run(arguments, state); })
+      .def("set_strict", [](const Saved& self, bool strict) { self->set_strict(strict); })
+      .def("explain", [](const Saved& self) { return self->explain(); })
+      .def_pickle(
+          [](const Saved& self) { return self->state(); },
+          [](const SavedModule::State& state) { return c10::make_intrusive<SavedModule>(state); });
+
   library.def("cpu_features() -> str[]", [] { return cpu_features(); });
+  library.def("describe", [](const c10::IValue& arguments) { return described(arguments); });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact import Artifact
 from tvmify.runtime.native import Call
 from tvmify.structure import structure_of
+from tvmify.target import Target
 
 
 class PackedWeights:
@@ -48,6 +49,14 @@ class PackedWeights:
             return [self._tensors[key] for key in keys]
 
 
+def compiled_module(artifact: Artifact) -> Any:
+    """Return a ``torch.classes.tvmify.CompiledModule`` of an artifact, with a copy of its bytes."""
+    # frombuffer wants memory that may be written to
+    library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
+    needed = Target.parse(artifact.target).requirements
+    return torch.classes.tvmify.CompiledModule(artifact.metadata(), library, needed)
+
+
 class Executor:
     """Executes one artifact in this process.
 
@@ -57,32 +66,29 @@ class Executor:
     Parameters
     ----------
     artifact
-        What the compiler made. Its bytes are copied and loaded.
+        What the compiler made. Its bytes are copied now, and loaded when they are first used.
 
     Attributes
     ----------
     artifact : Artifact
         As given.
+    refusal : str
+        Why it cannot run on this machine; empty if it can.
     compiled : torch.classes.tvmify.CompiledModule
         The native object, which TorchScript can hold, too.
-
-    Raises
-    ------
-    RuntimeError
-        The bytes are not a library that TVM can load.
     """
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-        # frombuffer wants memory that may be written to; the native side makes its own copy.
-        library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
-        self.compiled = torch.classes.tvmify.CompiledModule(artifact.metadata(), library)
+        self.compiled = compiled_module(artifact)
+        self.refusal: str = self.compiled.refusal()
 
     def share(self) -> Executor:
         """Return an executor of the same loaded library without weights, for another instance."""
         shared = object.__new__(Executor)
         shared.artifact = self.artifact
         shared.compiled = self.compiled.share()
+        shared.refusal = self.refusal
         return shared
 
     def bind(self, tensors: Sequence[torch.Tensor], store: PackedWeights) -> None:
@@ -101,7 +107,8 @@ class Executor:
         TypeError
             A weight is not a dense CPU tensor.
         RuntimeError
-            A weight has not the shape or dtype that the artifact was compiled for.
+            A weight has not the shape or dtype that the artifact was compiled for, or the bytes are
+            not a library that TVM can load.
         """
         if not self.artifact.packed:
             return  # the program reads no weights, and its library has no function to pack them

@@ -1,4 +1,4 @@
-// The parts of tvmify._C: what runs on every call from Python, written against CPython directly.
+// The parts of tvmify._C. What runs on every call is written against CPython directly.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -15,6 +15,9 @@ using Owned = std::unique_ptr<PyObject, Release>;
 
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
+
+// with_forward_renamed(module, name), see renaming.cpp.
+PyObject* with_forward_renamed(PyObject* module, PyObject* args);
 
 // Add the classes to the module; on failure a Python exception is set and false returned.
 bool add_guard(PyObject* module);

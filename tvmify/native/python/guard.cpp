@@ -1,106 +1,18 @@
 // Guard: notices, in nanoseconds per item, that a module is not what it was.
 
-#include <c10/core/StorageImpl.h>
-#include <c10/util/SmallVector.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "../tensor_state.h"
 #include "bindings.h"
 
 namespace tvmify::python {
 namespace {
-
-enum Change : long { kNothing = 0, kWeights = 1, kStructure = 2 };
-
-// What a tensor was when the guard last looked.
-class TensorState {
- public:
-  explicit TensorState(const at::Tensor& tensor)
-      : storage_(storage_of(tensor)),
-        start_(start_of(tensor)),
-        version_(version_of(tensor)),
-        sample_(sample_of(tensor)),
-        requires_grad_(tensor.requires_grad()),
-        dtype_(tensor.scalar_type()),
-        device_(tensor.device()),
-        sizes_(sizes_of(tensor)),
-        strides_(strides_of(tensor)) {}
-
-  Change compare(const at::Tensor& tensor) const {
-    if (tensor.scalar_type() != dtype_ || tensor.device() != device_ ||
-        sizes_of(tensor) != sizes_) {
-      return kStructure;
-    }
-    const bool equal = start_of(tensor) == start_ && version_of(tensor) == version_ &&
-                       tensor.requires_grad() == requires_grad_ && strides_of(tensor) == strides_ &&
-                       storage_of(tensor) == storage_ && sample_of(tensor) == sample_;
-    return equal ? kNothing : kWeights;
-  }
-
- private:
-  // Held weakly: the memory of replaced weights is freed, but another storage cannot take the
-  // address of this one and pass for it.
-  using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-  static Storage storage_of(const at::Tensor& tensor) {
-    if (!tensor.has_storage()) return Storage(c10::intrusive_ptr<c10::StorageImpl>());
-    return tensor.storage().getWeakStorageImpl();
-  }
-  static const void* start_of(const at::Tensor& tensor) {
-    return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
-  }
-  // Sparse and nested tensors have no strides, or no sizes either: they are watched without.
-  static bool is_dense(const at::Tensor& tensor) {
-    return tensor.layout() == at::kStrided && !tensor.is_nested() &&
-           !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-  }
-  static c10::IntArrayRef sizes_of(const at::Tensor& tensor) {
-    return is_dense(tensor) ? tensor.sizes() : c10::IntArrayRef();
-  }
-  static c10::IntArrayRef strides_of(const at::Tensor& tensor) {
-    return is_dense(tensor) ? tensor.strides() : c10::IntArrayRef();
-  }
-  static uint32_t version_of(const at::Tensor& tensor) {
-    // An inference tensor has no version: PyTorch itself does not count writes to it.
-    const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
-    return version.enabled() ? version.current_version() : 0;
-  }
-  // Four words spread over the elements. Versions do not count writes through tensor.data, through
-  // NumPy, or to inference tensors; those that fill a weight anew, as nearly all do, show here.
-  static uint64_t sample_of(const at::Tensor& tensor) {
-    if (!is_dense(tensor) || !tensor.is_cpu() || !tensor.has_storage() || !tensor.is_contiguous()) {
-      return 0;
-    }
-    const size_t bytes = tensor.nbytes();
-    const auto* start = static_cast<const char*>(tensor.const_data_ptr());
-    uint64_t sample = 0, word = 0;
-    if (bytes < sizeof(word)) {
-      std::memcpy(&sample, start, bytes);
-      return sample;
-    }
-    for (size_t i = 0; i < 4; ++i) {
-      std::memcpy(&word, start + (bytes - sizeof(word)) * i / 3, sizeof(word));
-      sample = sample * 0x9e3779b97f4a7c15u + word;  // Knuth's multiplicative hashing
-    }
-    return sample;
-  }
-
-  Storage storage_;
-  const void* start_;
-  uint32_t version_;
-  uint64_t sample_;
-  bool requires_grad_;
-  at::ScalarType dtype_;
-  at::Device device_;
-  c10::SmallVector<int64_t, 5> sizes_, strides_;
-};
 
 struct Slot {
   PyObject *dict, *name, *value;

@@ -11,6 +11,11 @@ PyMethodDef functions[] = {
      "The leaves of a call in the order of torch.utils._pytree, and bytes that differ for calls\n"
      "that need different programs; None where only slower code can tell. Then leaves still\n"
      "holds whole what is neither tuple, list nor dict."},
+    {"with_forward_renamed", with_forward_renamed, METH_VARARGS,
+     "with_forward_renamed(module, name) -> module\n\n"
+     "A copy of a ScriptModule, as TorchScript's own object, of a type of its own in which "
+     "forward\n"
+     "is called name. Its arguments keep their names and defaults."},
     {nullptr, nullptr, 0, nullptr},
 };
 

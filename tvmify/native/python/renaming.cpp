@@ -1,0 +1,45 @@
+// with_forward_renamed: makes room in a TorchScript module for another forward.
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/python/module_python.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <string>
+
+#include "bindings.h"
+
+namespace tvmify::python {
+namespace {
+
+torch::jit::Module renamed(const torch::jit::Module& module, const std::string& name) {
+  // A clone has a type of its own, so that other modules of the class keep their forward.
+  torch::jit::Module result = module.clone();
+  const auto type = result.type();
+  const auto unit = result._ivalue()->compilation_unit();
+  const torch::jit::Function& forward = type->getMethod("forward");
+  const c10::QualifiedName old_name = forward.qualname();
+  const auto graph = torch::jit::toGraphFunction(forward).graph()->copy();
+  const c10::FunctionSchema schema = forward.getSchema().cloneWithName(name, "");
+  type->unsafeRemoveMethod("forward");
+  unit->unsafeRemoveMethod(old_name);
+  auto* method = unit->create_function(c10::QualifiedName(*type->name(), name), graph);
+  method->setSchema(schema);
+  type->addMethod(method);
+  return result;
+}
+
+}  // namespace
+
+PyObject* with_forward_renamed(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* module;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "Os:with_forward_renamed", &module, &name)) return nullptr;
+  const auto script = torch::jit::as_module(py::reinterpret_borrow<py::object>(module));
+  TORCH_CHECK_TYPE(script.has_value(), "expected a ScriptModule, got a ", Py_TYPE(module)->tp_name);
+  return py::cast(renamed(*script, name)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace tvmify::python

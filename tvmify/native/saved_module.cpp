@@ -1,0 +1,257 @@
+#include "saved_module.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "arguments.h"
+#include "tensor_state.h"
+
+namespace tvmify {
+namespace {
+
+// Of SavedModule::State. To be raised whenever the meaning of a part changes.
+constexpr int64_t kFormat = 1;
+
+constexpr size_t kMostWarnings = 64;
+
+std::string described(const c10::IValue& value) {
+  std::string text;
+  std::vector<at::Tensor> tensors;
+  describe(value, Tensors::kDescribed, text, tensors);
+  return text;
+}
+
+std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
+                               const std::vector<int64_t>& indices) {
+  std::vector<at::Tensor> selected;
+  selected.reserve(indices.size());
+  for (const int64_t index : indices) {
+    TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < tensors.size(),
+                      "a saved program reads tensor ", index, " of ", tensors.size());
+    selected.push_back(tensors[static_cast<size_t>(index)]);
+  }
+  return selected;
+}
+
+bool any_requires_grad(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+}
+
+}  // namespace
+
+// The module's state at one moment, and the packed weights that its programs made of it. Programs
+// mostly pack a weight alike, and then share one copy.
+class SavedModule::Weights {
+ public:
+  Weights(std::vector<at::Tensor> tensors, std::string plain, size_t programs)
+      : tensors_(std::move(tensors)),
+        plain_(std::move(plain)),
+        requires_grad_(any_requires_grad(tensors_)),
+        owned_(programs),
+        bound_(programs) {
+    for (const at::Tensor& tensor : tensors_) states_.emplace_back(tensor);
+  }
+
+  // Why no program can use them; empty if all can.
+  std::string refusal;
+
+  bool are(const std::vector<at::Tensor>& tensors, const std::string& plain) const {
+    if (tensors.size() != states_.size() || plain != plain_) return false;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (states_[i].compare(tensors[i]) != kNothing) return false;
+    }
+    return true;
+  }
+
+  bool requires_grad() const { return requires_grad_; }
+
+  // Returns the program with these weights; `index` is its number.
+  const CompiledModule& bound(const Program& program, size_t index) const {
+    if (const CompiledModule* compiled = bound_[index].load(std::memory_order_acquire)) {
+      return *compiled;
+    }
+    // Held while packing: another thread had better wait for the result.
+    const std::lock_guard<std::mutex> lock(binding_);
+    if (owned_[index] == nullptr) {
+      auto compiled = program.compiled->share();
+      if (!program.packings.empty()) compiled->bind(packed(program, *compiled));
+      bound_[index].store(compiled.get(), std::memory_order_release);
+      owned_[index] = std::move(compiled);
+    }
+    return *owned_[index];
+  }
+
+ private:
+  std::vector<at::Tensor> packed(const Program& program, const CompiledModule& compiled) const {
+    const auto& keys = program.packings;
+    const auto is_missing = [this](const std::string& key) { return packed_.count(key) == 0; };
+    if (std::any_of(keys.begin(), keys.end(), is_missing)) {
+      auto fresh = compiled.pack(select(tensors_, program.weights));
+      TORCH_CHECK(fresh.size() == keys.size(), "a saved program packed ", fresh.size(),
+                  " weights instead of ", keys.size());
+      for (size_t i = 0; i < keys.size(); ++i) packed_.emplace(keys[i], std::move(fresh[i]));
+    }
+    std::vector<at::Tensor> result;
+    for (const std::string& key : keys) result.push_back(packed_.at(key));
+    return result;
+  }
+
+  const std::vector<at::Tensor> tensors_;
+  const std::string plain_;
+  const bool requires_grad_;
+  std::vector<TensorState> states_;
+  mutable std::mutex binding_;
+  mutable std::map<std::string, at::Tensor> packed_;
+  mutable std::vector<c10::intrusive_ptr<CompiledModule>> owned_;
+  mutable std::vector<std::atomic<const CompiledModule*>> bound_;
+};
+
+SavedModule::SavedModule(const c10::IValue& state, std::vector<std::string> fallbacks)
+    : state_(described(state)), fallbacks_(std::move(fallbacks)) {}
+
+SavedModule::SavedModule(const State& state) {
+  const auto& [format, texts, numbers, compiled] = state;
+  if (format != kFormat) {
+    refusal_ = c10::str("the file was saved in format ", format,
+                        ", and this version of tvmify reads ", kFormat);
+    return;
+  }
+  state_ = texts.at("state").at(0);
+  fallbacks_ = texts.at("fallbacks");
+  strict_ = !texts.at("strict").empty();
+  const auto arguments = texts.at("arguments");
+  const auto inputs = numbers.at("inputs"), weights = numbers.at("weights");
+  const auto outputs = numbers.at("outputs"), forms = numbers.at("forms");
+  for (size_t i = 0; i < compiled.size(); ++i) {
+    const auto packings = texts.at("packings " + std::to_string(i));
+    add({arguments.at(i), inputs.at(i), weights.at(i), packings, outputs.at(i), forms.at(i).at(0),
+         compiled[i]});
+  }
+}
+
+SavedModule::State SavedModule::state() const {
+  TORCH_CHECK(refusal_.empty(), "this module cannot be saved again: ", refusal_);
+  c10::Dict<std::string, std::vector<std::string>> texts;
+  c10::Dict<std::string, std::vector<std::vector<int64_t>>> numbers;
+  std::vector<c10::intrusive_ptr<CompiledModule>> compiled;
+  std::vector<std::string> arguments;
+  std::vector<std::vector<int64_t>> inputs, weights, outputs, forms;
+  for (const Program& program : programs_) {
+    texts.insert("packings " + std::to_string(arguments.size()), program.packings);
+    arguments.push_back(program.arguments);
+    inputs.push_back(program.inputs);
+    weights.push_back(program.weights);
+    outputs.push_back(program.outputs);
+    forms.push_back({program.form});
+    compiled.push_back(program.compiled);
+  }
+  texts.insert("state", std::vector<std::string>{state_});
+  texts.insert("fallbacks", fallbacks_);
+  texts.insert("strict", strict_ ? std::vector<std::string>{"strict"} : std::vector<std::string>());
+  texts.insert("arguments", arguments);
+  numbers.insert("inputs", inputs);
+  numbers.insert("weights", weights);
+  numbers.insert("outputs", outputs);
+  numbers.insert("forms", forms);
+  return {kFormat, texts, numbers, compiled};
+}
+
+void SavedModule::add(Program program) { programs_.push_back(std::move(program)); }
+
+const SavedModule::Program* SavedModule::find(const std::string& arguments,
+                                              std::string& reason) const {
+  reason = refusal_.empty() ? "it holds no code for these arguments" : refusal_;
+  for (const Program& program : programs_) {
+    if (program.arguments != arguments) continue;
+    if (program.compiled->refusal().empty()) return &program;
+    reason = program.compiled->refusal();
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::IValue& state) {
+  std::string plain;
+  std::vector<at::Tensor> tensors;
+  describe(state, Tensors::kCollectedOnly, plain, tensors);
+  std::shared_ptr<const Weights> weights = std::atomic_load(&weights_);
+  if (weights != nullptr && weights->are(tensors, plain)) return weights;
+  const std::lock_guard<std::mutex> lock(changing_);
+  weights = std::atomic_load(&weights_);
+  if (weights != nullptr && weights->are(tensors, plain)) return weights;
+  auto fresh = std::make_shared<Weights>(std::move(tensors), std::move(plain), programs_.size());
+  if (described(state) != state_) {
+    fresh->refusal =
+        "a weight or attribute of the module is of another kind or value than when it was saved";
+  }
+  std::atomic_store(&weights_, fresh);
+  return fresh;
+}
+
+void SavedModule::fall_back(const std::string& arguments, const std::string& reason) {
+  const bool interpretable = fallbacks_.empty() || std::find(fallbacks_.begin(), fallbacks_.end(),
+                                                             arguments) != fallbacks_.end();
+  TORCH_CHECK(interpretable, "this saved module cannot run with ", arguments, ": ", reason,
+              ", and since it was not scripted, it has no other form for them. Save it with "
+              "arguments of these shapes, too; it was saved for ",
+              c10::Join(" and ", fallbacks_), ".");
+  TORCH_CHECK(!strict_, "this saved module does not run compiled with ", arguments, ": ", reason,
+              ". Save it for such a call, or load it with strict=False.");
+  {
+    const std::lock_guard<std::mutex> lock(changing_);
+    if (warned_.size() >= kMostWarnings || !warned_.insert(reason + arguments).second) return;
+  }
+  TORCH_WARN("a saved module runs in PyTorch instead of compiled code with ", arguments, ": ",
+             reason, ".");
+}
+
+std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
+    const c10::IValue& arguments, const c10::IValue& state) {
+  std::string text, reason;
+  std::vector<at::Tensor> tensors;
+  describe(arguments, Tensors::kDescribed, text, tensors);
+  const Program* program = find(text, reason);
+  if (program == nullptr) {
+    fall_back(text, reason);
+    return std::nullopt;
+  }
+  const std::shared_ptr<const Weights> weights = weights_of(state);
+  if (!weights->refusal.empty()) {
+    reason = weights->refusal;
+  } else if (at::GradMode::is_enabled() &&
+             (weights->requires_grad() || any_requires_grad(tensors))) {
+    reason = "gradients are wanted";
+  } else if (at::autocast::is_autocast_enabled(at::kCPU)) {
+    reason = "autocast is on";
+  } else {
+    const auto index = static_cast<size_t>(program - programs_.data());
+    std::vector<at::Tensor> returned =
+        weights->bound(*program, index).forward(select(tensors, program->inputs));
+    std::vector<at::Tensor> leaves;
+    leaves.reserve(program->outputs.size());
+    for (const int64_t output : program->outputs) {
+      leaves.push_back(output >= 0 ? returned.at(static_cast<size_t>(output))
+                                   : tensors.at(static_cast<size_t>(~output)));
+    }
+    return std::make_tuple(program->form, std::move(leaves));
+  }
+  fall_back(text, reason);
+  return std::nullopt;
+}
+
+std::vector<std::string> SavedModule::explain() const {
+  std::vector<std::string> lines;
+  if (!refusal_.empty()) lines.push_back("no compiled code can be used: " + refusal_);
+  for (const Program& program : programs_) {
+    const std::string& refusal = program.compiled->refusal();
+    lines.push_back(program.arguments +
+                    (refusal.empty() ? ": compiled" : ": not used, " + refusal));
+  }
+  return lines;
+}
+
+}  // namespace tvmify

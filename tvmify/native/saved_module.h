@@ -1,0 +1,84 @@
+// The compiled part of a saved module: which of its programs serves a call, if one does.
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "compiled_module.h"
+
+namespace tvmify {
+
+// Registered with TorchScript as `torch.classes.tvmify.SavedModule`: the attribute `_tvmify` of the
+// module that `tvmify.save` writes, whose forward calls `run` first. All methods but `add` may be
+// called from several threads at once, and none holds a lock while kernels run.
+class __attribute__((visibility("default"))) SavedModule : public torch::CustomClassHolder {
+ public:
+  // One program for one signature and one target.
+  struct Program {
+    std::string arguments;              // as `describe` writes them
+    std::vector<int64_t> inputs;        // which tensors of the arguments it reads
+    std::vector<int64_t> weights;       // which tensors of the module's state it packs
+    std::vector<std::string> packings;  // equal texts for equal packed weights
+    std::vector<int64_t> outputs;       // its i-th tensor, or ~i: the i-th tensor of the arguments
+    int64_t form;                       // which structure the result has
+    c10::intrusive_ptr<CompiledModule> compiled;
+  };
+
+  // What an archive holds of it: the version of this layout, lists of texts and numbers by name,
+  // and the programs.
+  using State = std::tuple<int64_t, c10::Dict<std::string, std::vector<std::string>>,
+                           c10::Dict<std::string, std::vector<std::vector<int64_t>>>,
+                           std::vector<c10::intrusive_ptr<CompiledModule>>>;
+
+  // `state` is what the module's forward passes to `run`, as it was when the programs were built.
+  // `fallbacks` describes the arguments for which the module may be interpreted instead; without
+  // any it may be for all arguments.
+  SavedModule(const c10::IValue& state, std::vector<std::string> fallbacks);
+
+  explicit SavedModule(const State& state);
+  State state() const;
+
+  // Where several programs have the same arguments, the first that this machine can run serves.
+  void add(Program program);
+
+  // Runs the program that serves these arguments. Returns its form and the leaves of the result;
+  // nothing if there is none, which is a warning, once for each reason, and with `strict` an error.
+  //
+  // `state` holds the weights, and all else that forward reads from its module. Weights that
+  // changed are packed again.
+  std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> run(const c10::IValue& arguments,
+                                                                  const c10::IValue& state);
+
+  void set_strict(bool strict) { strict_ = strict; }
+
+  // What there is, a line for each program: its arguments, and whether it can run here.
+  std::vector<std::string> explain() const;
+
+ private:
+  class Weights;
+
+  const Program* find(const std::string& arguments, std::string& reason) const;
+  std::shared_ptr<const Weights> weights_of(const c10::IValue& state);
+  void fall_back(const std::string& arguments, const std::string& reason);
+
+  std::string state_;  // with its tensors described
+  std::vector<std::string> fallbacks_;
+  std::vector<Program> programs_;
+  std::string refusal_;  // why no program of the archive can be read
+  std::atomic<bool> strict_{false};
+  std::shared_ptr<Weights> weights_;  // read and replaced atomically
+  std::mutex changing_;               // held while `weights_` is replaced, and for `warned_`
+  std::set<std::string> warned_;
+};
+
+}  // namespace tvmify
