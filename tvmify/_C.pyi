@@ -15,9 +15,7 @@ def flatten(
     the leaves hold containers other than tuple, list and dict whole.
     """
 
-def with_forward_renamed(
-    module: torch.jit.ScriptModule, name: str, /
-) -> torch._C.ScriptModule:
+def with_forward_renamed(module: torch.jit.ScriptModule, name: str, /) -> torch._C.ScriptModule:
     """Return a copy of a module, of a type of its own in which ``forward`` is called ``name``."""
 
 @final

@@ -8,6 +8,7 @@ from types import ModuleType
 
 from tvmify.decorator import cache_info, explain, refresh, tvmify, warmup
 from tvmify.errors import (
+    ArchiveError,
     BuildError,
     CacheError,
     CaptureError,
@@ -15,6 +16,7 @@ from tvmify.errors import (
     NativeLibraryError,
     NotCompiled,
     OptionError,
+    SaveError,
     TrainingMode,
     TvmifyError,
     TvmifyWarning,
@@ -25,11 +27,14 @@ from tvmify.errors import (
 )
 from tvmify.explanation import CacheInfo
 from tvmify.options import CompileOptions
+from tvmify.runtime import inspect, load
+from tvmify.saving import save
 from tvmify.signature import TensorSpec
 
 __version__ = metadata.version("tvmify")
 
 __all__ = [
+    "ArchiveError",
     "BuildError",
     "CacheError",
     "CacheInfo",
@@ -39,6 +44,7 @@ __all__ = [
     "NativeLibraryError",
     "NotCompiled",
     "OptionError",
+    "SaveError",
     "TensorSpec",
     "TrainingMode",
     "TvmifyError",
@@ -49,7 +55,10 @@ __all__ = [
     "WarmUpError",
     "cache_info",
     "explain",
+    "inspect",
+    "load",
     "refresh",
+    "save",
     "tvmify",
     "warmup",
 ]

@@ -164,7 +164,15 @@ def example_call(
 _METHODS = (cache_info, explain, refresh, warmup)
 
 
-def _dispatcher(subject: Any) -> Dispatcher:
+def is_decorated(subject: Any) -> bool:
+    """Tell whether an object is what `tvmify` returned, or an instance of a decorated class."""
+    if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
+        return True
+    return getattr(type(subject), "__tvmify__", None) is not None
+
+
+def dispatcher_of(subject: Any) -> Dispatcher:
+    """Return what runs the calls of a decorated object."""
     if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
         return subject._tvmify_dispatcher
     decoration = getattr(type(subject), "__tvmify__", None)

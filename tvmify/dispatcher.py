@@ -22,11 +22,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tvmify import keys, options
+from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program, capture, resolve
 from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
-from tvmify.obtain import BUILT, LOADED, Compiled, keep, obtain
+from tvmify.obtain import BUILT, LOADED, keep, obtain
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import (
@@ -161,7 +162,7 @@ class Dispatcher:
         _, entry = self._find(args, kwargs)
         self._report(entry)
 
-    def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Compiled:
+    def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Artifact:
         """Return the code for a call, from a cache or the compiler, whether or not it is faster.
 
         Parameters
@@ -180,10 +181,14 @@ class Dispatcher:
             self._look_again()
             entry = Entry("")
             target = self.options.target if target is None else target
-            key, program, executor = self._obtain(args, kwargs, target, entry, stages)
+            key, _, executor = self._obtain(args, kwargs, target, entry, stages)
             if entry.notes["code"] == BUILT:
                 keep(key, executor.artifact, self.options)
-        return Compiled(executor.artifact, program)
+        return executor.artifact
+
+    def captured(self) -> Any:
+        """Return what is captured: the plain module, or the function."""
+        return self._captured(self.module())
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return arguments for each signature that runs compiled, in the order of first calls."""
@@ -374,7 +379,7 @@ class Dispatcher:
         program = self._state.scripted
         if program is None or not program.accepts(args, kwargs):
             with torch.no_grad():
-                program = capture(self._captured(self.module()), args, kwargs)
+                program = capture(self.captured(), args, kwargs)
             if program.method == "torchscript":
                 self._state.scripted = program  # it serves every signature
             if program.constants:

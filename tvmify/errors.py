@@ -21,6 +21,14 @@ class NativeLibraryError(TvmifyError, ImportError):
     """The native library is missing, or was built against another torch or TVM."""
 
 
+class SaveError(TvmifyError, ValueError):
+    """A module cannot be written to a file; the message says what stands in the way."""
+
+
+class ArchiveError(TvmifyError):
+    """A file is not a saved module, is damaged, or is not signed with the key that was given."""
+
+
 class WarmUpError(TvmifyError, ValueError):
     """A signature given to ``warmup`` cannot be turned into example tensors."""
 

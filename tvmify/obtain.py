@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -24,13 +24,6 @@ SHARED, LOADED, BUILT = "shared with another module of this process", "loaded fr
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 # Held while a program is looked up on disk or built, so that a process builds each only once.
 _BUILDING = threading.RLock()
-
-
-class Compiled(NamedTuple):
-    """The code for one signature of a module, and the program that it was made of."""
-
-    artifact: Artifact
-    program: Program
 
 
 def obtain(

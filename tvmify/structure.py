@@ -21,7 +21,7 @@ def structure_text(structure: pytree.TreeSpec) -> str:
     """
     for cls in _named_tuples(structure):
         name = f"{cls.__module__}.{cls.__qualname__}"
-        if _find(name) is not cls:
+        if find_class(name) is not cls:
             raise NotCompiled(
                 f"the result holds a {name}, which has no importable name",
                 "Define the class at the top level of a module.",
@@ -54,7 +54,7 @@ def structure_of(text: str) -> pytree.TreeSpec:
         except NotImplementedError as error:
             # PyTorch names the first class that it does not know yet.
             cls = next(
-                (c for word in str(error).split() if _is_named_tuple(c := _find(word))), None
+                (c for word in str(error).split() if _is_named_tuple(c := find_class(word))), None
             )
             if cls is None:
                 raise NotCompiled(
@@ -77,7 +77,8 @@ def _register(cls: type[Any], name: str) -> None:
         pytree._register_namedtuple(cls, serialized_type_name=name)
 
 
-def _find(name: str) -> Any:
+def find_class(name: str) -> Any:
+    """Return what a dotted name means in the modules that are imported; None if nothing."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         found: object = sys.modules.get(".".join(parts[:end]))

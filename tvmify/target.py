@@ -52,7 +52,7 @@ class Target:
     def requirements(self) -> list[str]:
         """The architecture, and the features, that a CPU must have to run code for this target."""
         architecture = str(self.attributes.get("mtriple", "")).partition("-")[0]
-        return [architecture, *sorted(self.features)]
+        return [*([architecture] if architecture else []), *sorted(self.features)]
 
     @property
     def vector_bits(self) -> int:

@@ -18,6 +18,7 @@ KEY = Key({"program": "relu", "target": "llvm"})
 def artifact(library: bytes = b"code") -> Artifact:
     return Artifact(
         library=library,
+        target='{"kind": "llvm"}',
         inputs=(0,),
         weights=("weight",),
         packed=("weight as it is",),

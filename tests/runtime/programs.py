@@ -17,6 +17,7 @@ from tvm.relax import op as R
 from tvm.script import tirx as T
 
 from tvmify.artifact import Artifact
+from tvmify.target import Target
 
 Shape = tuple[int, ...]
 #: Shape and dtype of a parameter of a program.
@@ -64,6 +65,7 @@ def artifact(
     outputs = tuple(("tensor", i) for i in range(len(leaves)))
     return Artifact(
         library=code,
+        target=str(Target("llvm")),
         inputs=tuple(range(inputs)),
         weights=tuple(weights),
         packed=tuple(packed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 import weakref
@@ -23,7 +24,9 @@ def compiled() -> Any:
 def with_outputs(outputs: Any, result: Any) -> Artifact:
     added = programs.added()
     structure = pytree.treespec_dumps(pytree.tree_structure(result))
-    return Artifact(added.library, (1,), (), (), tuple(outputs), structure)
+    return dataclasses.replace(
+        added, inputs=(1,), outputs=tuple(outputs), output_structure=structure
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tvmify.compiler.schedule import schedule
 from tvmify.compiler.schedule.choice import Choices, choosing
 from tvmify.compiler.schedule.legalizing import is_weight
 from tvmify.structure import structure_text
+from tvmify.target import Target
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -112,6 +113,7 @@ def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) 
     generated = build.generate(planned, target)
     return Artifact(
         library=build.link(generated),
+        target=str(Target(target.kind.name)),  # it runs here or nowhere
         inputs=tuple(range(sample.weights.count(False))),
         weights=tuple(names) if packed else (),
         packed=packed,

@@ -47,7 +47,7 @@ TORCH_LIBRARY(tvmify, library) {
                   });
 
   library.class_<SavedModule>("SavedModule")
-      .def(torch::init<const c10::IValue&, Texts>())
+      .def(torch::init<std::string, Texts>())
       .def("add",
            [](const Saved& self, std::string arguments, Indices inputs, Indices weights,
               Texts packings, Indices outputs, int64_t form, Compiled compiled) {

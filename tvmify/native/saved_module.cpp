@@ -111,8 +111,8 @@ class SavedModule::Weights {
   mutable std::vector<std::atomic<const CompiledModule*>> bound_;
 };
 
-SavedModule::SavedModule(const c10::IValue& state, std::vector<std::string> fallbacks)
-    : state_(described(state)), fallbacks_(std::move(fallbacks)) {}
+SavedModule::SavedModule(std::string state, std::vector<std::string> fallbacks)
+    : state_(std::move(state)), fallbacks_(std::move(fallbacks)) {}
 
 SavedModule::SavedModule(const State& state) {
   const auto& [format, texts, numbers, compiled] = state;

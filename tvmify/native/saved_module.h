@@ -40,10 +40,11 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
                            c10::Dict<std::string, std::vector<std::vector<int64_t>>>,
                            std::vector<c10::intrusive_ptr<CompiledModule>>>;
 
-  // `state` is what the module's forward passes to `run`, as it was when the programs were built.
-  // `fallbacks` describes the arguments for which the module may be interpreted instead; without
-  // any it may be for all arguments.
-  SavedModule(const c10::IValue& state, std::vector<std::string> fallbacks);
+  // `state` describes what the module's forward passes to `run` as its state: another state is no
+  // longer what the programs were built for, but for the elements of its tensors. `fallbacks`
+  // describes the arguments for which the module may be interpreted instead; without any it may be
+  // for all arguments.
+  SavedModule(std::string state, std::vector<std::string> fallbacks);
 
   explicit SavedModule(const State& state);
   State state() const;

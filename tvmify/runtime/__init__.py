@@ -1,8 +1,16 @@
 """Everything that runs compiled code: the native library, executors, and the guard of a module."""
 
 # First: it loads the library that the others are linked to.
-from tvmify.runtime.native import Call, Guard, cpu_features, flatten  # isort: skip
-from tvmify.runtime.executor import Executor, PackedWeights
+from tvmify.runtime.native import (  # isort: skip
+    Call,
+    Guard,
+    cpu_features,
+    flatten,
+    with_forward_renamed,
+)
+from tvmify.runtime.archive import inspect, load
+from tvmify.runtime.archive import write as write_archive
+from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.surroundings import is_being_transformed, unusual_signature
@@ -16,10 +24,15 @@ __all__ = [
     "PackedWeights",
     "Watched",
     "attach",
+    "compiled_module",
     "cpu_features",
     "flatten",
+    "inspect",
     "is_being_transformed",
+    "load",
     "measure",
     "unusual_signature",
     "watch",
+    "with_forward_renamed",
+    "write_archive",
 ]

@@ -1,0 +1,281 @@
+"""Saved files: TorchScript archives with a manifest under which every record is checked.
+
+An archive is a zip file as ``torch.jit.save`` writes it, and `torch.jit.load` reads it as it is.
+``extra/tvmify/manifest.json`` in it describes the contents and has the SHA-256 of every other
+record; ``extra/tvmify/signature`` may sign the manifest, and thereby everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tvmify.runtime.native  # noqa: F401  registers the classes that archives hold
+from tvmify.errors import ArchiveError
+
+FORMAT = 1
+
+_MANIFEST = "extra/tvmify/manifest.json"
+_SIGNATURE = "extra/tvmify/signature"
+#: Bytes of the longest manifest that is read, and how far a compressed record (source code) may
+#: expand: neither is ever near it, unless somebody wants to exhaust our memory.
+_LONGEST_MANIFEST = 64 << 20
+_LARGEST_COMPRESSED = 256 << 20
+_CHUNK = 1 << 20
+
+
+def write(
+    module: torch.jit.ScriptModule, path: Path, description: Mapping[str, Any], key: Any = None
+) -> None:
+    """Write a module and its manifest; the file appears whole or not at all.
+
+    Parameters
+    ----------
+    module
+        What ``torch.jit.load`` is to return.
+    path
+        Of the file; one that exists is replaced.
+    description
+        What the manifest says besides format and digests; values that JSON can hold.
+    key
+        Signs the manifest, see `tvmify.save`.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that TorchScript is deprecated
+                torch.jit.save(module, file)
+            with zipfile.ZipFile(file, "a") as archive:
+                root = _root(archive)
+                records = {
+                    name: {
+                        "sha256": _sha256(archive, name),
+                        "size": archive.getinfo(name).file_size,
+                    }
+                    for name in sorted(archive.namelist())
+                }
+                document = {"format": FORMAT, **description, "records": records}
+                manifest = json.dumps(document, indent=1, sort_keys=True).encode()
+                archive.writestr(root + _MANIFEST, manifest)
+                if key is not None:
+                    archive.writestr(root + _SIGNATURE, _sign(manifest, key))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None = None) -> Any:
+    """Load a file that `tvmify.save` wrote, after checking every byte of it.
+
+    ``torch.jit.load`` reads the same file, with fewer checks: only compiled code is checked, when
+    it is first used.
+
+    Loading runs the compiled code that the file holds: load only what comes from somebody you
+    trust. A damaged file is noticed; a forged one only if it was signed, and ``key`` is given.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    key
+        Check the signature with it: the bytes or text that the file was saved with, or the
+        ``Ed25519PublicKey`` of the private one.
+    strict
+        Raise, instead of running the original in PyTorch, where no compiled code serves a call.
+        None for what the file was saved with.
+
+    Returns
+    -------
+    torch.jit.ScriptModule
+        It may be called, put inside of other modules, scripted, traced, and saved again. Its
+        parameters and buffers are the file's own, under the original names, and require no
+        gradients; ``load_state_dict`` takes effect with the next call.
+
+    Raises
+    ------
+    ArchiveError
+        The file is not one that `tvmify.save` wrote, is damaged, or has not the signature.
+    FileNotFoundError
+        There is no such file.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        _check(file, path, key)
+        # The file that was checked, even if another has taken its name meanwhile.
+        opened = f"/proc/self/fd/{file.fileno()}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that TorchScript is deprecated
+                module = torch.jit.load(opened if Path(opened).exists() else path)
+        except RuntimeError as error:
+            raise ArchiveError(f"{path} cannot be loaded: {error}") from error
+    if strict is not None:
+        module._tvmify.set_strict(strict)
+    return module
+
+
+def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
+    """Return the manifest of a saved file, having checked every byte; none of its code is loaded.
+
+    Parameters
+    ----------
+    path, key
+        As for `load`.
+
+    Returns
+    -------
+    dict
+        ``format``; ``versions`` of what saved it; ``model``; ``signatures``: for each program its
+        ``arguments``, ``target``, ``needs`` (instruction sets) and ``bytes``; ``parameters`` and
+        their ``bytes``; ``signed``; ``records``: the parts of the file.
+
+    Raises
+    ------
+    ArchiveError
+        As `load`.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        return _check(file, path, key)
+
+
+# -------------------------------------------------------------------------------------- checking
+
+
+def _check(file: Any, path: Path, key: Any) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _checked(archive, key)
+    except ArchiveError as error:
+        raise ArchiveError(f"{path} is not loaded: {error}") from error
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        raise ArchiveError(
+            f"{path} is not loaded: it is no whole archive ({error}). Copy it again, or save the "
+            "model again."
+        ) from error
+
+
+def _checked(archive: zipfile.ZipFile, key: Any) -> dict[str, Any]:
+    root = _root(archive)
+    names = archive.namelist()
+    if len(set(names)) != len(names):
+        raise ArchiveError("it has two records of one name")
+    if root + _MANIFEST not in names:
+        raise ArchiveError(
+            "it has no manifest of tvmify. If torch.jit.save wrote it, torch.jit.load reads it"
+        )
+    manifest = b"".join(_read(archive, root + _MANIFEST, _LONGEST_MANIFEST))
+    if key is not None:
+        if root + _SIGNATURE not in names:
+            raise ArchiveError("it is not signed, and a key was given")
+        _check_signature(manifest, b"".join(_read(archive, root + _SIGNATURE, 1024)), key)
+    document = _parsed(manifest)
+    expected = set(document["records"]) | {root + _MANIFEST}
+    if set(names) - {root + _SIGNATURE} != expected:
+        odd = sorted((set(names) - {root + _SIGNATURE}) ^ expected)
+        raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
+    for name, record in document["records"].items():
+        if _sha256(archive, name) != record["sha256"]:
+            raise ArchiveError(f"its record {name} is damaged: copy the file again")
+    return document | {"signed": root + _SIGNATURE in names}
+
+
+def _parsed(manifest: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(manifest)
+        if document["format"] != FORMAT:
+            raise ArchiveError(
+                f"it has format {document['format']!r}, and this version of tvmify reads {FORMAT}: "
+                "torch.jit.load runs it, perhaps without compiled code"
+            )
+        records = document["records"]
+        if all(isinstance(record["sha256"], str) for record in records.values()):
+            return document
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ArchiveError(f"its manifest cannot be read ({error!r})") from error
+    raise ArchiveError("its manifest has digests that are no text")
+
+
+def _root(archive: zipfile.ZipFile) -> str:
+    """Return the folder that all records of a TorchScript archive are in."""
+    names = archive.namelist()
+    root = names[0].partition("/")[0] + "/" if names else ""
+    if root == "/" or not all(name.startswith(root) for name in names):
+        raise ArchiveError("it is no TorchScript archive")
+    return root
+
+
+def _read(archive: zipfile.ZipFile, name: str, most: int | None = None) -> Iterator[bytes]:
+    # Records that are stored as they are cannot be longer than the file; others can.
+    info = archive.getinfo(name)
+    if most is None and info.compress_type != zipfile.ZIP_STORED:
+        most = _LARGEST_COMPRESSED
+    if most is not None and info.file_size > most:
+        raise ArchiveError(f"its record {name} says that it has {info.file_size} bytes")
+    with archive.open(name) as record:
+        while chunk := record.read(_CHUNK):
+            yield chunk
+
+
+def _sha256(archive: zipfile.ZipFile, name: str) -> str:
+    digest = hashlib.sha256()
+    for chunk in _read(archive, name):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+# --------------------------------------------------------------------------------------- signing
+
+
+def _sign(manifest: bytes, key: Any) -> bytes:
+    if isinstance(key, (bytes, str)):
+        return b"hmac-sha256 " + _hmac(manifest, key)
+    if hasattr(key, "sign"):
+        return b"ed25519 " + key.sign(manifest)
+    raise TypeError(f"a key is bytes, a text or an Ed25519PrivateKey, not {type(key).__name__}")
+
+
+def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
+    kind, _, value = signature.partition(b" ")
+    if isinstance(key, (bytes, str)):
+        valid = kind == b"hmac-sha256" and hmac.compare_digest(value, _hmac(manifest, key))
+    elif hasattr(key, "verify"):
+        # Only whoever holds such a key has the library.
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            key.verify(value, manifest)
+            valid = kind == b"ed25519"
+        except InvalidSignature:
+            valid = False
+    else:
+        raise TypeError(f"a key is bytes, a text or an Ed25519PublicKey, not {type(key).__name__}")
+    if not valid:
+        raise ArchiveError("its signature is not that of the key")
+
+
+def _hmac(manifest: bytes, key: bytes | str) -> bytes:
+    secret = key.encode() if isinstance(key, str) else key
+    return hmac.digest(secret, manifest, "sha256")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

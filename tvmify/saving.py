@@ -1,0 +1,111 @@
+"""``tvmify.save``: one TorchScript file with compiled code, the weights, and the original."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.decorator import dispatcher_of, example_call, is_decorated, tvmify
+from tvmify.dispatcher import Dispatcher, TargetOption
+from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
+from tvmify.runtime import write_archive
+from tvmify.saved_form import Call, Compiled, saved_form
+
+
+def save(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    example_inputs: Any = None,
+    signatures: Sequence[Any] = (),
+    targets: Sequence[TargetOption] = (None,),
+    strict: bool = False,
+    key: Any = None,
+) -> None:
+    """Write a model, compiled, to one TorchScript file that runs without the compiler.
+
+    The file holds the weights once, the compiled code for each signature and target, and the model
+    in TorchScript, which runs whatever the code does not serve. Load it with `tvmify.load`; with
+    ``torch.jit.load`` after ``import tvmify.runtime``; or in C++, see docs/serving.md.
+
+    Parameters
+    ----------
+    model
+        A decorated module or function, or a plain one, in evaluation mode. It stays as it is.
+    path
+        Of the file; one that exists is replaced, when all is done.
+    example_inputs
+        Arguments of one call: a tensor, a tuple of positional arguments, or a dict of keyword
+        arguments.
+    signatures
+        More calls, in the forms that ``warmup`` takes, such as ``[[(1, 3, 224, 224)]]``. Without
+        these and ``example_inputs``: all that the model was called with so far.
+    targets
+        What to build for: None is the target of the model, which is this machine if it names none;
+        others as the option ``target``. Where several serve a machine, the first is used.
+    strict
+        Make it an error when, after loading, no compiled code serves a call; else it runs in
+        PyTorch, with a warning. `load` can change that.
+    key
+        Sign the file: bytes or a text (HMAC), or an ``Ed25519PrivateKey`` of the package
+        ``cryptography``. `load` checks it if it is given the key.
+
+    Raises
+    ------
+    SaveError
+        Nothing was called yet and no example is given; nothing could be compiled; the model has no
+        form in TorchScript.
+
+    Warns
+    -----
+    TvmifyWarning
+        For some of the calls there is no compiled code in the file, and why.
+    """
+    subject = model if is_decorated(model) else tvmify(model)
+    dispatcher = dispatcher_of(subject)
+    calls = [*_examples(subject, example_inputs, signatures)] or dispatcher.examples()
+    if not calls:
+        raise SaveError(
+            f"{dispatcher.name} was not called yet, so it is not known what to compile it for: "
+            "give example_inputs, or signatures"
+        )
+    programs = _compile(dispatcher, calls, targets)
+    module, description = saved_form(dispatcher.captured(), dispatcher.name, programs, strict)
+    write_archive(module, Path(path), description, key)
+
+
+def _examples(subject: Any, example_inputs: Any, signatures: Sequence[Any]) -> Iterator[Call]:
+    for signature in [*([] if example_inputs is None else [example_inputs]), *signatures]:
+        args, kwargs = example_call(subject, signature)
+        yield pytree.tree_map(_distinct, (args, kwargs))
+
+
+def _distinct(leaf: Any) -> Any:
+    # A tensor that is given twice has two places; a name tells them apart only if they are two.
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _compile(
+    dispatcher: Dispatcher, calls: Sequence[Call], targets: Sequence[TargetOption]
+) -> list[Compiled]:
+    compiled: list[Compiled] = []
+    refused: list[str] = []
+    for args, kwargs in calls:
+        for target in targets:
+            try:
+                artifact = dispatcher.compiled(args, kwargs, target)
+                compiled.append(Compiled((args, kwargs), artifact))
+            except NotCompiled as reason:
+                refused.append(str(reason))
+    if not compiled:
+        raise SaveError(f"nothing of {dispatcher.name} could be compiled: {refused[0]}")
+    for reason in dict.fromkeys(refused):
+        message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
+        warnings.warn(message, TvmifyWarning, stacklevel=3)
+    return compiled
