@@ -105,8 +105,6 @@ def saved_form(
         fallback=fallback,
     )
     module = _with_forward(form, written, native)
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)  # with gradients wanted, each call would be interpreted
     return module, _description(name, module, seen, programs)
 
 
@@ -149,7 +147,9 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
     """Return a copy of the module with another forward, and ``native`` as its ``_tvmify``."""
     from tvmify.capture.interpretable import define
 
-    module = with_forward_renamed(form.module, _EAGER)
+    # Copies of the parameters then require no gradients: with those, every call is interpreted.
+    with torch.no_grad():
+        module = with_forward_renamed(form.module, _EAGER)
     if native is not None:
         module._register_attribute("_tvmify", native._type(), native)
     return define(module, source, form.names | {"torch": torch})
