@@ -16,7 +16,10 @@ def flatten(
     """
 
 def with_forward_renamed(module: torch.jit.ScriptModule, name: str, /) -> torch._C.ScriptModule:
-    """Return a copy of a module, of a type of its own in which ``forward`` is called ``name``."""
+    """Return a copy of a module, of a type of its own in which ``forward`` is called ``name``.
+
+    Its tensors share the memory of the module's, and require no gradients.
+    """
 
 @final
 class Guard:

@@ -151,7 +151,10 @@ def warmup(
 
 
 def example_call(
-    subject: Any, signature: Any, dtype: torch.dtype, device: torch.device | str | None
+    subject: Any,
+    signature: Any,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments for a decorated object from what `warmup` takes; the weights' device."""
     if device is None:

@@ -147,9 +147,7 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
     """Return a copy of the module with another forward, and ``native`` as its ``_tvmify``."""
     from tvmify.capture.interpretable import define
 
-    # Copies of the parameters then require no gradients: with those, every call is interpreted.
-    with torch.no_grad():
-        module = with_forward_renamed(form.module, _EAGER)
+    module = with_forward_renamed(form.module, _EAGER)
     if native is not None:
         module._register_attribute("_tvmify", native._type(), native)
     return define(module, source, form.names | {"torch": torch})

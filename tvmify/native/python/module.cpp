@@ -15,7 +15,9 @@ PyMethodDef functions[] = {
      "with_forward_renamed(module, name) -> module\n\n"
      "A copy of a ScriptModule, as TorchScript's own object, of a type of its own in which "
      "forward\n"
-     "is called name. Its arguments keep their names and defaults."},
+     "is called name. Its arguments keep their names and defaults, its tensors share the memory "
+     "of\n"
+     "the module's and require no gradients."},
     {nullptr, nullptr, 0, nullptr},
 };
 

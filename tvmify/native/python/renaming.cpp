@@ -12,9 +12,20 @@
 namespace tvmify::python {
 namespace {
 
+// Puts tensors of the same memory, which require no gradients, in the place of all.
+void detach_tensors(const torch::jit::Module& root) {
+  for (const torch::jit::Module& module : root.modules()) {
+    for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
+      if (!attribute.value.isTensor()) continue;
+      module._ivalue()->setAttr(attribute.name, attribute.value.toTensor().detach());
+    }
+  }
+}
+
 torch::jit::Module renamed(const torch::jit::Module& module, const std::string& name) {
-  // A clone has a type of its own, so that other modules of the class keep their forward.
-  torch::jit::Module result = module.clone();
+  // A clone has types of its own, so that other modules of the class keep their forward.
+  torch::jit::Module result = module.clone(/*inplace=*/true);
+  detach_tensors(result);
   const auto type = result.type();
   const auto unit = result._ivalue()->compilation_unit();
   const torch::jit::Function& forward = type->getMethod("forward");
