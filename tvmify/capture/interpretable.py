@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch.utils import _pytree as pytree
@@ -160,10 +160,19 @@ def _annotation(type_: torch._C.JitType, names: dict[str, Any]) -> str:
                 f"forward takes or returns a {path}, which is not importable here: define the "
                 "class at the top level of a module"
             )
-        names[found.__name__] = found
+        names[found.__name__] = _with_resolved_annotations(found)
         return found.__name__
 
     return re.sub(r"__torch__\.[\w.]+", class_name, type_.annotation_str)
+
+
+def _with_resolved_annotations(class_: type) -> Any:
+    """Return a named tuple as TorchScript reads it: without annotations that are texts."""
+    if not hasattr(class_, "__annotations__"):
+        return class_  # of collections.namedtuple
+    resolved: Any = NamedTuple(class_.__name__, list(get_type_hints(class_).items()))
+    resolved.__module__, resolved.__qualname__ = class_.__module__, class_.__qualname__
+    return resolved
 
 
 # --------------------------------------------------------------------------------------- traced
@@ -173,12 +182,19 @@ def _annotation(type_: torch._C.JitType, names: dict[str, Any]) -> str:
 class _Traced(Interpretable):
     """One that was recorded for the tensors of one call, with its other arguments built in."""
 
-    taken: list[str] = field(default_factory=list)
     positional: list[str] = field(default_factory=list)
+    recorded: dict[str, Any] = field(default_factory=dict)
 
     def bind(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         given = _named(self.positional, args, kwargs)
-        return (), {name: given[name] for name in self.taken if name in given}
+        taken = {name: value for name, value in given.items() if _has_tensors(value)}
+        if _without_tensors(given) != _without_tensors(self.recorded):
+            raise SaveError(
+                f"a module that cannot be scripted is saved for one set of arguments, not for "
+                f"({', '.join(self.recorded)}) and ({', '.join(given)}), or other values of "
+                "these: save a file for each"
+            )
+        return (), taken
 
 
 def traced(callable_: Callable[..., Any], args: Args, kwargs: Kwargs) -> Interpretable:
@@ -224,8 +240,8 @@ def traced(callable_: Callable[..., Any], args: Args, kwargs: Kwargs) -> Interpr
         parameters=[f"{name}: {_type_of(name, value)}" for name, value in given.items()],
         arguments=[_expression(positional, paths[place]) for place in places],
         returns=None,
-        taken=list(given),
         positional=positional,
+        recorded=_named(positional, args, kwargs),
     )
 
 
@@ -265,6 +281,13 @@ def _name(positional: Sequence[str], index: int) -> str:
 
 def _has_tensors(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
+
+
+def _without_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
+    def plain(leaf: Any) -> Any:
+        return torch.Tensor if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(plain, arguments)
 
 
 def _expression(positional: Sequence[str], path: tuple[Any, ...]) -> str:

@@ -1,0 +1,452 @@
+"""Saved files: what they hold, where they run compiled, and what runs where they do not."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+from tests.models import minilm_folder, resnet18
+from tvmify import SaveError, TvmifyWarning
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x).mean((2, 3))) * self.scale
+
+
+#: AMX is never among the features of this machine: a process has to ask for it first.
+FOREIGN = {"kind": "llvm", "mattr": ["+avx2", "+fma", "+amx-tile"]}
+
+
+class Pair(NamedTuple):
+    sum: torch.Tensor
+    product: torch.Tensor
+
+
+def saved(model: Any, path: Path, *inputs: Any, **options: Any) -> Any:
+    """Save for these calls and load, where everything that is not compiled is an error."""
+    file = path / "model.pt"
+    tvmify.save(model, file, signatures=inputs, **options)
+    return tvmify.load(file, strict=True)
+
+
+def image(batch: int = 1) -> torch.Tensor:
+    return torch.rand(batch, 3, 9, 9)
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def small() -> nn.Module:
+    return Small().eval()
+
+
+# ------------------------------------------------------------------------------ what is computed
+
+
+def test_a_loaded_model_computes_what_the_original_does(tmp_path: Path, small: nn.Module) -> None:
+    loaded = saved(small, tmp_path, [image()], [image(4)])
+    assert isinstance(loaded, torch.jit.ScriptModule)
+    for batch in (1, 4):
+        x = image(batch)
+        close(loaded(x), small(x))
+        assert not loaded(x).requires_grad
+    assert {k: v.shape for k, v in loaded.state_dict().items()} == {
+        k: v.shape for k, v in small.state_dict().items()
+    }
+
+
+def test_all_signatures_of_earlier_calls_are_saved(tmp_path: Path, small: nn.Module) -> None:
+    model = tvmify.tvmify(small)
+    for batch in (2, 3):
+        model(image(batch))
+    builds = model.cache_info().builds
+    loaded = saved(model, tmp_path)
+    assert model.cache_info().builds == builds
+    for batch in (2, 3):
+        x = image(batch)
+        close(loaded(x), small(x))
+    with pytest.raises(RuntimeError, match="no code for these arguments"):
+        loaded(image(5))
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(torch.rand(1, 3, 9, 9), id="tensor"),
+        pytest.param((torch.rand(1, 3, 9, 9),), id="tuple"),
+        pytest.param({"x": torch.rand(1, 3, 9, 9)}, id="keywords"),
+    ],
+)
+def test_example_inputs(tmp_path: Path, small: nn.Module, example: Any) -> None:
+    tvmify.save(small, tmp_path / "model.pt", example_inputs=example)
+    loaded = tvmify.load(tmp_path / "model.pt", strict=True)
+    x = image()
+    close(loaded(x), small(x))
+    close(loaded(x=x), small(x))
+
+
+def test_defaults_keywords_scalars_and_containers(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(
+            self,
+            x: torch.Tensor,
+            scale: float = 1.5,
+            extra: dict[str, torch.Tensor] | None = None,
+            shift: int = 0,
+        ) -> dict[str, torch.Tensor]:
+            y = self.linear(x) * scale + shift
+            if extra is not None:
+                y = y + extra["bias"]
+            return {"y": y, "x": x}
+
+    net, x, bias = Net().eval(), torch.randn(2, 4), torch.randn(4)
+    calls = [
+        ((x,), {}),
+        ((x, 2), {"shift": 3}),
+        ((), {"extra": {"bias": bias}, "x": x}),
+        ((x, 0.1, {"bias": bias}), {}),
+    ]
+    model = tvmify.tvmify(net, compare=False)
+    for args, kwargs in calls:
+        model(*args, **kwargs)
+    loaded = saved(model, tmp_path)
+    for args, kwargs in calls:
+        close(loaded(*args, **kwargs), net(*args, **kwargs))
+    assert loaded(x)["x"] is x
+
+
+def test_results_of_every_structure(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(
+            self, x: torch.Tensor, y: torch.Tensor
+        ) -> tuple[Pair, list[torch.Tensor], tuple[torch.Tensor, int], torch.Tensor | None]:
+            return Pair(x + y, x * y), [x - y, y], (x / 2, 3), None
+
+    loaded = saved(Net().eval(), tmp_path, [(2, 3), (2, 3)])
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    pair, differences, (half, three), nothing = loaded(x, y)
+    assert torch.equal(pair.sum, x + y) and torch.equal(pair.product, x * y)
+    assert torch.equal(differences[0], x - y) and differences[1] is y
+    assert torch.equal(half, x / 2) and three == 3 and nothing is None
+
+
+def test_a_function(tmp_path: Path) -> None:
+    def gaussian(x: torch.Tensor, sigma: float = 1.0) -> torch.Tensor:
+        return torch.exp(-(x * x) / (2 * sigma * sigma))
+
+    loaded = saved(gaussian, tmp_path, [(8,)], [(8,), 2.0])
+    x = torch.randn(8)
+    close(loaded(x), gaussian(x))
+    close(loaded(x, 2.0), gaussian(x, 2.0))
+
+
+def test_a_torchscript_module(tmp_path: Path, small: nn.Module) -> None:
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(small), buffer)
+    buffer.seek(0)
+    loaded = saved(torch.jit.load(buffer), tmp_path, [image()])
+    x = image()
+    close(loaded(x), small(x))
+
+
+def test_resnet18(tmp_path: Path) -> None:
+    net = resnet18()
+    loaded = saved(net, tmp_path, [(1, 3, 64, 64)])
+    x = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------- models that TorchScript does not accept
+
+
+class Unscriptable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, **options: Any) -> Any:
+        y = self.linear(x)
+        if options.get("square"):
+            y = y * y
+        return {"y": y, "wide": y + 1 if y.shape[0] > 2 else y}
+
+
+def test_a_model_that_cannot_be_scripted(tmp_path: Path) -> None:
+    net = Unscriptable().eval()
+    file = tmp_path / "model.pt"
+    tvmify.save(net, file, signatures=[[(1, 4)], {"x": (2, 4)}])
+    loaded = tvmify.load(file, strict=True)
+    for rows in (1, 2):
+        x = torch.randn(rows, 4)
+        close(loaded(x), net(x))
+    # what was recorded for other shapes is not trusted, whether strict or not
+    loaded = tvmify.load(file)
+    with pytest.raises(RuntimeError, match="was not scripted"):
+        loaded(torch.randn(3, 4))
+    x = torch.randn(2, 4)
+    loaded.load_state_dict({k: v * 2 for k, v in net.state_dict().items()})
+    close(loaded(x)["y"], net(x)["y"] * 2)
+
+
+def test_minilm(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    net = transformers.AutoModel.from_pretrained(minilm_folder()).eval()
+    ids = torch.randint(0, 1000, (1, 12))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    file = tmp_path / "minilm.pt"
+    tvmify.save(net, file, example_inputs=inputs)
+    with torch.no_grad():
+        expected = net(**inputs)
+    actual = tvmify.load(file, strict=True)(**inputs)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- fallback
+
+
+def fallback_of(loaded: Any, *args: Any) -> tuple[Any, str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = loaded(*args)
+        again = loaded(*args)
+    messages = [str(w.message) for w in caught if "saved module" in str(w.message)]
+    assert len(messages) == 1  # once
+    close(again, result)
+    return result, messages[0]
+
+
+def test_another_shape_runs_in_pytorch(tmp_path: Path, small: nn.Module) -> None:
+    tvmify.save(small, tmp_path / "model.pt", example_inputs=image())
+    loaded = tvmify.load(tmp_path / "model.pt")
+    for x, reason in (
+        (image(2), "no code for these arguments"),
+        (image().double()[:, :, ::2], "no code"),
+    ):
+        model = small.to(x.dtype)
+        loaded = loaded.to(x.dtype)
+        result, message = fallback_of(loaded, x)
+        torch.testing.assert_close(result, model(x))
+        assert reason in message and str(x.shape[0]) in message
+
+
+def test_a_foreign_processor_runs_in_pytorch(tmp_path: Path, small: nn.Module) -> None:
+    file = tmp_path / "model.pt"
+    tvmify.save(small, file, example_inputs=image(), targets=[FOREIGN])
+    result, message = fallback_of(tvmify.load(file), x := image())
+    close(result, small(x))
+    assert "does not have amx-tile" in message
+    with pytest.raises(RuntimeError, match="amx-tile"):
+        tvmify.load(file, strict=True)(x)
+
+
+def test_several_targets_lie_side_by_side(tmp_path: Path, small: nn.Module) -> None:
+    narrow = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
+    file = tmp_path / "model.pt"
+    tvmify.save(small, file, example_inputs=image(), targets=[FOREIGN, narrow, None])
+    loaded = tvmify.load(file, strict=True)
+    x = image()
+    close(loaded(x), small(x))
+    assert ["not used" in line for line in loaded._tvmify.explain()] == [True, False, False]
+    assert len(tvmify.inspect(file)["signatures"]) == 3
+
+
+def test_gradients_run_in_pytorch(tmp_path: Path, small: nn.Module) -> None:
+    tvmify.save(small, tmp_path / "model.pt", example_inputs=image())
+    loaded = tvmify.load(tmp_path / "model.pt")
+    x = image().requires_grad_()
+    result, message = fallback_of(loaded, x)
+    assert "gradients" in message
+    result.sum().backward()
+    assert x.grad is not None
+    loaded.head.weight.requires_grad_()
+    loaded(image()).sum().backward()
+    assert loaded.head.weight.grad is not None
+    with torch.no_grad():
+        assert not loaded(image()).requires_grad
+
+
+def test_training_mode_and_changed_attributes_run_in_pytorch(
+    tmp_path: Path, small: nn.Module
+) -> None:
+    tvmify.save(small, tmp_path / "model.pt", example_inputs=image())
+    loaded = tvmify.load(tmp_path / "model.pt")
+    loaded.train()
+    _, message = fallback_of(loaded, image())
+    assert "attribute" in message
+    loaded.eval()
+    loaded.load_state_dict(small.state_dict())
+    close(loaded(x := image()), small(x))
+    loaded.scale = 5.0
+    small.scale = 5.0
+    close(loaded(x), small(x))
+
+
+# -------------------------------------------------------------------------------------- weights
+
+
+def test_new_weights_take_effect_without_compiling(tmp_path: Path, small: nn.Module) -> None:
+    loaded = saved(small, tmp_path, [image()])
+    x = image()
+    loaded(x)
+    other = Small().eval()
+    loaded.load_state_dict(other.state_dict())
+    close(loaded(x), other(x))
+    with torch.no_grad():
+        loaded.head.bias.add_(1)
+        other.head.bias.add_(1)
+    close(loaded(x), other(x))
+
+
+def test_weights_are_saved_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(512, 64)
+            self.head = nn.Linear(64, 512, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embedding(ids))
+
+    net, ids = Tied().eval(), torch.tensor([[1, 2]])
+    loaded = saved(net, tmp_path, [ids])
+    close(loaded(ids), net(ids))
+    assert tvmify.inspect(tmp_path / "model.pt")["tensors"] == {"number": 1, "bytes": 512 * 64 * 4}
+    assert (tmp_path / "model.pt").stat().st_size < 1.7 * 512 * 64 * 4
+    assert net.head.weight.requires_grad  # the original stays as it was
+
+
+def test_a_copy_has_weights_of_its_own(tmp_path: Path, small: nn.Module) -> None:
+    loaded = saved(small, tmp_path, [image()])
+    twin = copy.deepcopy(loaded)
+    twin.load_state_dict(Small().state_dict())
+    x = image()
+    close(loaded(x), small(x))
+    assert not torch.allclose(twin(x), loaded(x))
+
+
+# ------------------------------------------------------------------- in company of other modules
+
+
+class Pipeline(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.interpolate(pixels.float() / 255, [9, 9], mode="bilinear")
+        return self.net(x - self.mean).argmax(1)
+
+
+@pytest.mark.parametrize("way", ["scripted", "traced"])
+def test_inside_of_a_pipeline(tmp_path: Path, small: nn.Module, way: str) -> None:
+    loaded = saved(small, tmp_path, [image()])
+    pixels = torch.randint(0, 256, (1, 3, 20, 16), dtype=torch.uint8)
+    pipeline = Pipeline(loaded).eval()
+    script: Any = (
+        torch.jit.script(pipeline) if way == "scripted" else torch.jit.trace(pipeline, (pixels,))
+    )
+    expected = Pipeline(small)(pixels)
+    assert torch.equal(script(pixels), expected)
+    torch.jit.save(script, tmp_path / "pipeline.pt")
+    again = torch.jit.load(tmp_path / "pipeline.pt")
+    assert torch.equal(again(pixels), expected)
+    again.net._tvmify.set_strict(True)
+    assert torch.equal(again(pixels), expected)
+
+
+def test_saved_again_and_loaded_again(tmp_path: Path, small: nn.Module) -> None:
+    loaded = saved(small, tmp_path, [image()])
+    torch.jit.save(loaded, tmp_path / "again.pt")
+    again = torch.jit.load(tmp_path / "again.pt")
+    again._tvmify.set_strict(True)
+    x = image()
+    close(again(x), small(x))
+
+
+def test_a_light_process_needs_no_compiler(tmp_path: Path, small: nn.Module) -> None:
+    saved(small, tmp_path, [image()])
+    x = image()
+    torch.save((x, small(x).detach()), tmp_path / "expected.pt")
+    script = """
+        import sys
+        import torch
+        import tvmify.runtime
+
+        model = torch.jit.load("model.pt")
+        model._tvmify.set_strict(True)
+        x, expected = torch.load("expected.pt")
+        torch.testing.assert_close(model(x), expected)
+        assert not {"tvm", "tvm_ffi", "tvmify.compiler"} & set(sys.modules), sys.modules.keys()
+    """
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], cwd=tmp_path, check=True
+    )
+
+
+# --------------------------------------------------------------------------------- what is refused
+
+
+def test_nothing_to_save_for(tmp_path: Path, small: nn.Module) -> None:
+    with pytest.raises(SaveError, match="example_inputs"):
+        tvmify.save(small, tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_compiled(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if bool(x.sum() > 0) else -x
+
+    with pytest.raises(SaveError, match="could be compiled"):
+        tvmify.save(Branches().eval(), tmp_path / "model.pt", example_inputs=torch.ones(3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_call_that_cannot_be_compiled_is_a_warning(tmp_path: Path, small: nn.Module) -> None:
+    with pytest.warns(TvmifyWarning, match="without compiled code"):
+        loaded = saved(small, tmp_path, [image()], [image().to(torch.complex64)])
+    close(loaded(x := image()), small(x))
+
+
+def test_results_without_a_form_in_torchscript(tmp_path: Path) -> None:
+    class Mixed(nn.Module):
+        def forward(self, x, **options):
+            return [x + 1, (x, x)]
+
+    with pytest.raises(SaveError, match="several types"):
+        tvmify.save(Mixed().eval(), tmp_path / "model.pt", example_inputs=torch.ones(3))
+
+
+def test_other_arguments_of_a_model_that_cannot_be_scripted(tmp_path: Path) -> None:
+    net = Unscriptable().eval()
+    signatures = [[(1, 4)], {"x": (1, 4), "square": True}]
+    with pytest.raises(SaveError, match="one set of arguments"):
+        tvmify.save(net, tmp_path / "model.pt", signatures=signatures)
