@@ -147,7 +147,7 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
     """Return a copy of the module with another forward, and ``native`` as its ``_tvmify``."""
     from tvmify.capture.interpretable import define
 
-    module = with_forward_renamed(form.module, _EAGER)
+    module: Any = with_forward_renamed(form.module, _EAGER)
     if native is not None:
         module._register_attribute("_tvmify", native._type(), native)
     return define(module, source, form.names | {"torch": torch})
@@ -253,6 +253,8 @@ def _class_name(value: tuple[Any, ...]) -> str:
 
 def _plain(value: Any, names: dict[str, Any]) -> Any:
     """Make containers of other classes those that TorchScript has; remember named tuples."""
+    from tvmify.capture.interpretable import resolved_class
+
     if isinstance(value, torch.Tensor) or type(value) in _SCALARS:
         return value
     if type(value) is list:
@@ -265,7 +267,7 @@ def _plain(value: Any, names: dict[str, Any]) -> Any:
     children, _ = pytree.SUPPORTED_NODES[pytree._get_node_type(value)].flatten_fn(value)
     items = [_plain(item, names) for item in children]
     if hasattr(value, "_fields"):
-        names[type(value).__name__] = type(value)
+        names.setdefault(type(value).__name__, resolved_class(type(value)))
         return type(value)(*items)
     return tuple(items)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
+from torch.jit import _recursive
 from torch.utils import _pytree as pytree
 
 from tvmify.capture.exporting import RECORDING, quiet
@@ -94,7 +95,7 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
     module: Any = callable_ if is_script else script(callable_)
     if isinstance(module, torch.jit.ScriptFunction):
         module = _module_of(module)
-    schema = module.forward.schema
+    schema: Any = module.forward.schema
     state = State(module._c)
     fingerprint(module.forward.inlined_graph, schema, state)  # for what it reads on its way
     names: dict[str, Any] = {}
@@ -112,8 +113,9 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
 def _module_of(function: torch.jit.ScriptFunction) -> torch.jit.ScriptModule:
     module: Any = torch.jit.script(torch.nn.Module())
     names: dict[str, Any] = {}
-    parameters, arguments = _signature(function.schema, names, skip=0)
-    returns = _annotation(function.schema.returns[0].type, names)
+    schema: Any = function.schema
+    parameters, arguments = _signature(schema, names, skip=0)
+    returns = _annotation(schema.returns[0].type, names)
     header = f"def forward({', '.join(['self', *parameters])}) -> {returns}:"
     source = f"{header}\n    return function({', '.join(arguments)})\n"
     return define(module._c, source, names | {"function": function})
@@ -123,8 +125,9 @@ def define(
     module: torch._C.ScriptModule, source: str, names: Mapping[str, Any]
 ) -> torch.jit.RecursiveScriptModule:
     """Add methods to a module, from TorchScript source in which these names are known."""
-    wrap = torch.jit._recursive.wrap_cpp_module
-    module._define(wrap(module)._concrete_type, source, names.get)
+    wrap: Any = _recursive.wrap_cpp_module
+    untyped: Any = module  # by its stub
+    untyped._define(wrap(module)._concrete_type, source, names.get)
     return wrap(module)  # again, since it lists the methods that there are
 
 
@@ -160,13 +163,13 @@ def _annotation(type_: torch._C.JitType, names: dict[str, Any]) -> str:
                 f"forward takes or returns a {path}, which is not importable here: define the "
                 "class at the top level of a module"
             )
-        names[found.__name__] = _with_resolved_annotations(found)
+        names[found.__name__] = resolved_class(found)
         return found.__name__
 
     return re.sub(r"__torch__\.[\w.]+", class_name, type_.annotation_str)
 
 
-def _with_resolved_annotations(class_: type) -> Any:
+def resolved_class(class_: type) -> Any:
     """Return a named tuple as TorchScript reads it: without annotations that are texts."""
     if not hasattr(class_, "__annotations__"):
         return class_  # of collections.namedtuple
@@ -230,7 +233,7 @@ def traced(callable_: Callable[..., Any], args: Args, kwargs: Kwargs) -> Interpr
     tensors = tuple(leaves[place] for place in places)
     with RECORDING, quiet(), torch.no_grad():
         try:
-            recorded = torch.jit.trace(module, tensors, check_trace=False, strict=False)
+            recorded: Any = torch.jit.trace(module, tensors, check_trace=False, strict=False)
         except Exception as error:
             raise SaveError(f"torch.jit.trace cannot record {base.__name__}: {error}") from error
     given = {k: v for k, v in _named(positional, args, kwargs).items() if _has_tensors(v)}
