@@ -1,12 +1,10 @@
 """Put a saved model into a pipeline: resize, normalise, network and argmax in one file.
 
-It shows: what `tvmify.load` returns is a ScriptModule, which TorchScript takes like its own. The file
-is loaded and called in a process that has no compiler.
+It shows: what `tvmify.load` returns is a ScriptModule, which TorchScript takes like its own. The
+file is loaded and called in a process that has no compiler.
 
     python examples/05_saved_pipeline.py
 """
-
-from __future__ import annotations
 
 import argparse
 import subprocess
