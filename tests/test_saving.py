@@ -391,6 +391,18 @@ def test_saved_again_and_loaded_again(tmp_path: Path, small: nn.Module) -> None:
     close(again(x), small(x))
 
 
+def test_a_loaded_model_is_compiled_for_more_shapes(tmp_path: Path, small: nn.Module) -> None:
+    loaded = saved(small, tmp_path, [image()])
+    model = tvmify.tvmify(loaded, strict=True)
+    for batch in (1, 3):
+        close(model(x := image(batch)), small(x))
+    again = saved(model, tmp_path)
+    for batch in (1, 3):
+        close(again(x := image(batch)), small(x))
+    with pytest.raises(SaveError, match="without being scripted"):
+        tvmify.tvmify(saved(Unscriptable().eval(), tmp_path, [(1, 4)]))
+
+
 def test_a_light_process_needs_no_compiler(tmp_path: Path, small: nn.Module) -> None:
     saved(small, tmp_path, [image()])
     x = image()

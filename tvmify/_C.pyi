@@ -15,10 +15,13 @@ def flatten(
     the leaves hold containers other than tuple, list and dict whole.
     """
 
-def with_forward_renamed(module: torch.jit.ScriptModule, name: str, /) -> torch._C.ScriptModule:
-    """Return a copy of a module, of a type of its own in which ``forward`` is called ``name``.
+def with_method_renamed(
+    module: torch.jit.ScriptModule, old_name: str, new_name: str, /
+) -> torch._C.ScriptModule:
+    """Return a copy of a module, of a type of its own in which a method has another name.
 
-    Its tensors share the memory of the module's, and require no gradients.
+    A method that had the new name is dropped. The tensors of the copy share the memory of the
+    module's, and require no gradients.
     """
 
 @final

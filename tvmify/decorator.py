@@ -18,7 +18,7 @@ from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError
 from tvmify.explanation import CacheInfo
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER
+from tvmify.runtime import DISPATCHER, original
 from tvmify.signature import example_arguments
 
 Subject = TypeVar("Subject")
@@ -330,6 +330,7 @@ class _ScriptedModule(nn.Module):
 
     def __init__(self, script: torch.jit.ScriptModule, compile_options: CompileOptions) -> None:
         super().__init__()
+        script = original(script)
         # Under this prefix it is not a submodule: its children are, so that names stay the same.
         self.__dict__[f"{DISPATCHER}script"] = script
         self._register_again()

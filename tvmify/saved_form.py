@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.errors import SaveError
-from tvmify.runtime import compiled_module, with_forward_renamed
+from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
 from tvmify.structure import structure_of
 from tvmify.target import Target
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-_EAGER = "_tvmify_eager"
 
 # All that a saved module does when it is called. `run` returns which form the result has and the
 # tensors in it; None where no compiled code serves the call.
@@ -95,9 +93,9 @@ def saved_form(
         places = (program.inputs, program.weights, list(artifact.packed), program.outputs)
         native.add(program.arguments, *places, number, code)
     arguments = ", ".join(form.arguments)
-    fallback = f"    return self.{_EAGER}({arguments})"
+    fallback = f"    return self.{ORIGINAL}({arguments})"
     if form.returns is None:
-        fallback = f"    _eager = self.{_EAGER}({arguments})\n    return {results[0].interpreted}"
+        fallback = f"    _eager = self.{ORIGINAL}({arguments})\n    return {results[0].interpreted}"
     written = _FORWARD.format(
         **texts,
         returns=form.returns or results[0].annotation,
@@ -147,8 +145,10 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
     """Return a copy of the module with another forward, and ``native`` as its ``_tvmify``."""
     from tvmify.capture.interpretable import define
 
-    module: Any = with_forward_renamed(form.module, _EAGER)
-    if native is not None:
+    module: Any = with_method_renamed(form.module, "forward", ORIGINAL)
+    if native is not None and module.hasattr("_tvmify"):
+        module.setattr("_tvmify", native)  # a loaded module is saved again
+    elif native is not None:
         module._register_attribute("_tvmify", native._type(), native)
     return define(module, source, form.names | {"torch": torch})
 

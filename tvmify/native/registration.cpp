@@ -57,6 +57,7 @@ TORCH_LIBRARY(tvmify, library) {
       .def("run", [](const Saved& self, const c10::IValue& arguments,
                      const c10::IValue& state) { return self->run(arguments, state); })
       .def("set_strict", [](const Saved& self, bool strict) { self->set_strict(strict); })
+      .def("interprets_all", [](const Saved& self) { return self->interprets_all(); })
       .def("explain", [](const Saved& self) { return self->explain(); })
       .def_pickle(
           [](const Saved& self) { return self->state(); },

@@ -62,6 +62,9 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
 
   void set_strict(bool strict) { strict_ = strict; }
 
+  // Whether the module may be interpreted for all arguments.
+  bool interprets_all() const { return fallbacks_.empty(); }
+
   // What there is, a line for each program: its arguments, and whether it can run here.
   std::vector<std::string> explain() const;
 

@@ -6,9 +6,9 @@ from tvmify.runtime.native import (  # isort: skip
     Guard,
     cpu_features,
     flatten,
-    with_forward_renamed,
+    with_method_renamed,
 )
-from tvmify.runtime.archive import inspect, load
+from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach
@@ -18,6 +18,7 @@ from tvmify.runtime.watch import DISPATCHER, Watched, watch
 
 __all__ = [
     "DISPATCHER",
+    "ORIGINAL",
     "Call",
     "Executor",
     "Guard",
@@ -31,8 +32,9 @@ __all__ = [
     "is_being_transformed",
     "load",
     "measure",
+    "original",
     "unusual_signature",
     "watch",
-    "with_forward_renamed",
+    "with_method_renamed",
     "write_archive",
 ]

@@ -19,11 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.jit import _recursive
 
-import tvmify.runtime.native  # noqa: F401  registers the classes that archives hold
-from tvmify.errors import ArchiveError
+from tvmify.errors import ArchiveError, SaveError
+
+# Importing it registers the classes that archives hold, too.
+from tvmify.runtime.native import with_method_renamed
 
 FORMAT = 1
+#: The method that a saved module keeps the forward in which it came with.
+ORIGINAL = "_tvmify_eager"
 
 _MANIFEST = "extra/tvmify/manifest.json"
 _SIGNATURE = "extra/tvmify/signature"
@@ -153,6 +158,26 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
     path = Path(path)
     with path.open("rb") as file:
         return _check(file, path, key)
+
+
+def original(module: torch.jit.ScriptModule) -> Any:
+    """Return what a loaded module was before it was saved; another module as it is.
+
+    The two share the memory of their tensors.
+
+    Raises
+    ------
+    SaveError
+        It was not scripted, and the file holds a record for its shapes only.
+    """
+    if not hasattr(module, "_tvmify"):
+        return module
+    if not module._tvmify.interprets_all():
+        raise SaveError(
+            f"{module.original_name} was saved without being scripted: decorate, or save, the "
+            "model that the file was made of"
+        )
+    return _recursive.wrap_cpp_module(with_method_renamed(module, ORIGINAL, "forward"))
 
 
 # -------------------------------------------------------------------------------------- checking

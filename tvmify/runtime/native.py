@@ -76,7 +76,7 @@ def _load() -> ctypes.CDLL:
 _library = _load()
 
 # After the libraries, which it is linked to.
-from tvmify._C import Call, Guard, flatten, with_forward_renamed  # noqa: E402
+from tvmify._C import Call, Guard, flatten, with_method_renamed  # noqa: E402
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -84,4 +84,4 @@ def cpu_features() -> tuple[str, ...]:
     return tuple(torch.ops.tvmify.cpu_features())
 
 
-__all__ = ["Call", "Guard", "cpu_features", "flatten", "with_forward_renamed"]
+__all__ = ["Call", "Guard", "cpu_features", "flatten", "with_method_renamed"]

@@ -16,8 +16,8 @@ using Owned = std::unique_ptr<PyObject, Release>;
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
-// with_forward_renamed(module, name), see renaming.cpp.
-PyObject* with_forward_renamed(PyObject* module, PyObject* args);
+// with_method_renamed(module, old_name, new_name), see renaming.cpp.
+PyObject* with_method_renamed(PyObject* module, PyObject* args);
 
 // Add the classes to the module; on failure a Python exception is set and false returned.
 bool add_guard(PyObject* module);

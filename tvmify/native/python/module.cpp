@@ -11,13 +11,13 @@ PyMethodDef functions[] = {
      "The leaves of a call in the order of torch.utils._pytree, and bytes that differ for calls\n"
      "that need different programs; None where only slower code can tell. Then leaves still\n"
      "holds whole what is neither tuple, list nor dict."},
-    {"with_forward_renamed", with_forward_renamed, METH_VARARGS,
-     "with_forward_renamed(module, name) -> module\n\n"
-     "A copy of a ScriptModule, as TorchScript's own object, of a type of its own in which "
-     "forward\n"
-     "is called name. Its arguments keep their names and defaults, its tensors share the memory "
-     "of\n"
-     "the module's and require no gradients."},
+    {"with_method_renamed", with_method_renamed, METH_VARARGS,
+     "with_method_renamed(module, old_name, new_name) -> module\n\n"
+     "A copy of a ScriptModule, as TorchScript's own object, of a type of its own in which a "
+     "method\n"
+     "has another name, in the place of one that had it before. Its tensors share the memory of "
+     "the\n"
+     "module's and require no gradients."},
     {nullptr, nullptr, 0, nullptr},
 };
 

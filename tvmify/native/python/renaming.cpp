@@ -1,4 +1,4 @@
-// with_forward_renamed: makes room in a TorchScript module for another forward.
+// with_method_renamed: makes room in a TorchScript module for another forward.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/api/function_impl.h>
@@ -22,19 +22,22 @@ void detach_tensors(const torch::jit::Module& root) {
   }
 }
 
-torch::jit::Module renamed(const torch::jit::Module& module, const std::string& name) {
-  // A clone has types of its own, so that other modules of the class keep their forward.
+torch::jit::Module renamed(const torch::jit::Module& module, const std::string& old_name,
+                           const std::string& new_name) {
+  // A clone has types of its own, so that other modules of the class keep their methods.
   torch::jit::Module result = module.clone(/*inplace=*/true);
   detach_tensors(result);
   const auto type = result.type();
   const auto unit = result._ivalue()->compilation_unit();
-  const torch::jit::Function& forward = type->getMethod("forward");
-  const c10::QualifiedName old_name = forward.qualname();
-  const auto graph = torch::jit::toGraphFunction(forward).graph()->copy();
-  const c10::FunctionSchema schema = forward.getSchema().cloneWithName(name, "");
-  type->unsafeRemoveMethod("forward");
-  unit->unsafeRemoveMethod(old_name);
-  auto* method = unit->create_function(c10::QualifiedName(*type->name(), name), graph);
+  const torch::jit::Function& old_method = type->getMethod(old_name);
+  const auto graph = torch::jit::toGraphFunction(old_method).graph()->copy();
+  const c10::FunctionSchema schema = old_method.getSchema().cloneWithName(new_name, "");
+  for (const std::string& name : {old_name, new_name}) {
+    if (type->findMethod(name) == nullptr) continue;
+    type->unsafeRemoveMethod(name);
+    unit->unsafeRemoveMethod(c10::QualifiedName(*type->name(), name));
+  }
+  auto* method = unit->create_function(c10::QualifiedName(*type->name(), new_name), graph);
   method->setSchema(schema);
   type->addMethod(method);
   return result;
@@ -42,14 +45,16 @@ torch::jit::Module renamed(const torch::jit::Module& module, const std::string& 
 
 }  // namespace
 
-PyObject* with_forward_renamed(PyObject*, PyObject* args) {
+PyObject* with_method_renamed(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* module;
-  const char* name;
-  if (!PyArg_ParseTuple(args, "Os:with_forward_renamed", &module, &name)) return nullptr;
+  const char *old_name, *new_name;
+  if (!PyArg_ParseTuple(args, "Oss:with_method_renamed", &module, &old_name, &new_name)) {
+    return nullptr;
+  }
   const auto script = torch::jit::as_module(py::reinterpret_borrow<py::object>(module));
   TORCH_CHECK_TYPE(script.has_value(), "expected a ScriptModule, got a ", Py_TYPE(module)->tp_name);
-  return py::cast(renamed(*script, name)).release().ptr();
+  return py::cast(renamed(*script, old_name, new_name)).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
