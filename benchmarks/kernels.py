@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,7 +93,7 @@ class Program:
         from tvm import relax
         from tvm.s_tir.analysis import estimate_tir_flops
 
-        from tvmify.compiler import pipeline
+        from tvmify.compiler import build, pipeline
         from tvmify.compiler.importer import import_program
         from tvmify.compiler.passes.name_kernels import PREFIX
         from tvmify.compiler.schedule import choice, schedule
@@ -107,9 +109,12 @@ class Program:
                 self.operations[PREFIX + variable.name_hint] = estimate_tir_flops(alone)
         scheduled, rules = schedule(fused, target)
         self.rules = {PREFIX + name: rule for name, rule in rules.items()}
-        planned = pipeline.plan_memory(scheduled, target)
-        nothing = tvm.transform.Sequential([])
-        executable = relax.build(planned, target=target, relax_pipeline=nothing)
+        # Not `relax.build`, which knows nothing of our passes between schedule and LLVM.
+        generated = build.generate(pipeline.plan_memory(scheduled, target), target, "bytecode")
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder, "library.so")
+            library.write_bytes(build.link(generated))
+            executable = tvm.runtime.load_module(str(library))
         self.machine = relax.VirtualMachine(executable, tvm.cpu())  # type: ignore[arg-type]
         self.inputs, self.weights = imported.inputs, imported.weights
 

@@ -11,6 +11,7 @@ from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 from tvmify.compiler.passes.align_ranks import AlignRanks
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
+from tvmify.compiler.passes.join_depthwise import JoinDepthwise
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
@@ -95,6 +96,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        JoinDepthwise(),
         relax.transform.DeadCodeElimination(),
         # Reshapes that were not fused become views, which cost nothing …
         relax.transform.RewriteDataflowReshape(),

@@ -24,6 +24,8 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window, pad
 
+#: Annotation of the tile: the window's `Window.numbers`.
+WINDOW = "tvmify.window"
 #: Output rows that one task computes: the rows that the window overlaps are padded once for them.
 _ROWS_PER_TASK = 8
 
@@ -59,7 +61,7 @@ def slide(
     n, height, width, channels = out
     lanes = tiles.lanes_for(channels, machine, element_bits)
     blocks = -(-channels // lanes)
-    across = _pixels(width, machine.accumulators - held)
+    across = pixels(width, machine.accumulators - held)
     tiled = -(-width // across)
     padded = pad(image, window, (height, tiled * across), names[0], border, blocks * lanes)
     ry = te.reduce_axis((0, window.size[0]), "ry")
@@ -70,7 +72,8 @@ def slide(
         pixel = padded[(b, *window.at(y, xo * across + xi, ry, rx), block * lanes + lane)]
         return combine(pixel, block, ry, rx, lane)
 
-    results = te.compute((n, height, blocks, tiled, across, lanes), tile, name=names[1])
+    shape = (n, height, blocks, tiled, across, lanes)
+    results = te.compute(shape, tile, name=names[1], attrs={WINDOW: window.numbers})
 
     def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
         return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
@@ -78,7 +81,8 @@ def slide(
     return te.compute(out, store, name=names[2])
 
 
-def _pixels(width: int, registers: int) -> int:
+def pixels(width: int, registers: int) -> int:
+    """Choose how many pixels a row of the tile has."""
     # A few pixels hide the latency of the arithmetic; wider tiles read each weight less often.
     return min(range(1, max(4, registers) + 1), key=lambda p: (-(-width // p) * (p + 1), -p))
 

@@ -13,7 +13,9 @@ from tvmify.compiler.schedule.legalizing import accumulator
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window
 
-_BLOCKS = ("depthwise_pad", "depthwise_tile", "depthwise_store")
+#: Name of the block that adds up.
+TILE = "depthwise_tile"
+_BLOCKS = ("depthwise_pad", TILE, "depthwise_store")
 
 Template = tuple[Callable[[te.Tensor, te.Tensor], te.Tensor], Callable[[te.Tensor], te.Tensor]]
 

@@ -77,7 +77,7 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
     def cost(tile: tiles.Tile) -> float:
         tasks, block = _tasks(work, tile, machine, bits, order)
         steps = tasks * block * tiles.cycles(tile, machine, bits, work.columns)
-        return steps * _unevenness(tasks)
+        return steps * unevenness(tasks)
 
     best, *others = sorted(ranked, key=cost)
     found = [
@@ -120,12 +120,12 @@ def _tasks(
         blocks = max(blocks, -(-row_tiles // max(nearby, 1)))
     blocks = min(
         range(min(blocks, row_tiles), min(2 * blocks, row_tiles) + 1),
-        key=lambda n: n * -(-row_tiles // n) * _unevenness(n * panels),
+        key=lambda n: n * -(-row_tiles // n) * unevenness(n * panels),
     )
     return blocks * panels, -(-row_tiles // blocks)
 
 
-def _unevenness(tasks: int) -> float:
+def unevenness(tasks: int) -> float:
     """What two, four or eight cores lose because the last one has fewer tasks than the others."""
     cores = (2, 4, 8)
     return sum(-(-tasks // n) * n / tasks for n in cores) / len(cores)

@@ -41,6 +41,17 @@ class Window:
         )
 
     @property
+    def numbers(self) -> list[int]:
+        """All that it is, as an annotation of a block can hold it."""
+        return [*self.size, *self.strides, *self.dilation, *self.padding]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[int]) -> Window:
+        """Make the window of these `numbers`."""
+        a, b, c, d, e, f, *padding = (int(number) for number in numbers)
+        return cls((a, b), (c, d), (e, f), (padding[0], padding[1], padding[2], padding[3]))
+
+    @property
     def is_pointwise(self) -> bool:
         """Whether each result depends on the one pixel at its own place."""
         return self.size == (1, 1) and self.strides == (1, 1) and not any(self.padding)

@@ -1,0 +1,98 @@
+"""The element-wise chain behind a kernel as an expression, for kernels that are written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.ir import Call, Expr, TensorLoad
+
+from tvmify.compiler.schedule.elementwise import nests_too_deep
+from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What becomes of each result of a kernel before it is stored at the same place.
+
+    Attributes
+    ----------
+    place
+        Variables that stand for the place of a result, one for each axis.
+    stage
+        The tensor of the function that holds the kernel's own result.
+    value
+        The expression, which reads `stage` and arguments of the function.
+    """
+
+    place: Sequence[tirx.Var]
+    stage: tirx.Var
+    value: Expr
+
+    @classmethod
+    def of(cls, sch: s_tir.Schedule, anchor: str) -> Chain | None:
+        """Inline all that follows the block `anchor`; None if that is more than one expression."""
+        names = [sch.get(block).name_hint for block in blocks_of(sch)]
+        following = names[names.index(anchor) + 1 :]
+        for name in following[:-1]:
+            block = sch.get_sblock(name)
+            if not is_injective(sch, block) or is_output(sch, block) or nests_too_deep(sch, block):
+                return None
+            sch.compute_inline(block)
+        last = sch.get(sch.get_sblock(following[-1]))
+        store = last.body
+        place = [variable.var for variable in last.iter_vars]
+        same = len(place) == len(store.indices) and all(
+            index.same_as(variable) for index, variable in zip(store.indices, place, strict=True)
+        )
+        if not same or not is_injective(sch, sch.get_sblock(following[-1])):
+            return None
+        return cls(place, sch.get(sch.get_sblock(anchor)).writes[0].source, store.value)
+
+    def apply(
+        self, result: Expr, place: Sequence[Expr], arguments: Mapping[tirx.Var, tirx.Var]
+    ) -> Expr:
+        """Write the expression down for a result at a place.
+
+        Parameters
+        ----------
+        arguments
+            What the arguments of the function that the chain is from are called here.
+        """
+        known = dict(zip(self.place, place, strict=True))
+
+        def visit(node: Expr) -> Expr | None:
+            if isinstance(node, TensorLoad):
+                if node.source.same_as(self.stage):
+                    return result
+                indices = [substitute(index, visit) for index in node.indices]
+                return tirx.BufferLoad(arguments[node.source], indices)
+            return known.get(node) if isinstance(node, tirx.Var) else None
+
+        return substitute(self.value, visit)
+
+
+def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
+    """Replace each part of an expression for which `visit` returns another."""
+    changed = visit(node)
+    if changed is not None:
+        return changed
+
+    def part(name: str) -> Expr:
+        return substitute(getattr(node, name), visit)
+
+    if isinstance(node, Call):
+        arguments = [substitute(argument, visit) for argument in node.args]
+        return Call(node.op, arguments, node.attrs, node.ty_args, ret_ty=node.ty)
+    if isinstance(node, tirx.Select):
+        return tirx.Select(part("condition"), part("true_value"), part("false_value"))
+    if isinstance(node, tirx.Cast):
+        return tirx.Cast(str(node.ty.dtype), part("value"))
+    if isinstance(node, tirx.Not):
+        return tirx.Not(part("a"))
+    if hasattr(node, "a") and hasattr(node, "b"):
+        return type(node)(part("a"), part("b"))
+    if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm)):
+        return node
+    raise TypeError(f"no part of a chain that we know: {type(node).__name__}")
