@@ -29,9 +29,7 @@ class Generated:
     functions: list[str]
 
 
-def generate(
-    ir_mod: tvm.IRModule, target: tvm.target.Target, mode: str = "compiled"
-) -> Generated:
+def generate(ir_mod: tvm.IRModule, target: tvm.target.Target, mode: str = "compiled") -> Generated:
     """Generate LLVM code for every TIR function, in several threads.
 
     LLVM is the slowest stage of a compilation, and functions do not see each other; TVM releases

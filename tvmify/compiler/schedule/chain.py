@@ -50,6 +50,19 @@ class Chain:
             return None
         return cls(place, sch.get(sch.get_sblock(anchor)).writes[0].source, store.value)
 
+    @property
+    def arguments(self) -> list[tirx.Var]:
+        """The tensors that it reads besides the kernel's result."""
+        found: list[tirx.Var] = []
+
+        def visit(node: Expr) -> Expr | None:
+            if isinstance(node, TensorLoad) and not node.source.same_as(self.stage):
+                found.append(node.source)
+            return None
+
+        substitute(self.value, visit)
+        return found
+
     def apply(
         self, result: Expr, place: Sequence[Expr], arguments: Mapping[tirx.Var, tirx.Var]
     ) -> Expr:
@@ -82,6 +95,8 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     def part(name: str) -> Expr:
         return substitute(getattr(node, name), visit)
 
+    if isinstance(node, TensorLoad):
+        return tirx.BufferLoad(node.source, [substitute(index, visit) for index in node.indices])
     if isinstance(node, Call):
         arguments = [substitute(argument, visit) for argument in node.args]
         return Call(node.op, arguments, node.attrs, node.ty_args, ret_ty=node.ty)

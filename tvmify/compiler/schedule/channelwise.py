@@ -28,6 +28,8 @@ from tvmify.compiler.schedule.windows import Window, pad
 WINDOW = "tvmify.window"
 #: Output rows that one task computes: the rows that the window overlaps are padded once for them.
 _ROWS_PER_TASK = 8
+#: Windows of more places than this stay loops: their code would not fit the cache.
+UNROLLED_WINDOW = 25
 
 
 def slide(
@@ -112,7 +114,7 @@ class Channelwise(Rule):
         outermost = fuse(sch, [b, yo, co])
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, xo, preserve_unit_loops=True)
-        if sizes[6] * sizes[7] <= _UNROLLED_WINDOW:
+        if sizes[6] * sizes[7] <= UNROLLED_WINDOW:
             for loop in sch.get_loops(anchor)[-2:]:
                 sch.unroll(loop)
         keep_in_registers(sch, anchor, store, lanes, reductions=2)
@@ -125,7 +127,3 @@ class Channelwise(Rule):
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
-
-
-#: Windows of more places than this stay loops: their code would not fit the cache.
-_UNROLLED_WINDOW = 25

@@ -14,7 +14,8 @@ channels → a register tile; then rows → vectors of channels → tiles of pix
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -25,15 +26,20 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import depthwise, product, tiles
 from tvmify.compiler.schedule.chain import Chain
-from tvmify.compiler.schedule.channelwise import WINDOW, pixels
+from tvmify.compiler.schedule.channelwise import UNROLLED_WINDOW, WINDOW, pixels
 from tvmify.compiler.schedule.emission import block, registers, scratch, tasks
 from tvmify.compiler.schedule.epilogue import inline_producers
-from tvmify.compiler.schedule.legalizing import OPAQUE
+from tvmify.compiler.schedule.legalizing import OPAQUE, accumulator
 from tvmify.compiler.schedule.loops import find
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import unevenness
 from tvmify.compiler.schedule.windows import Window
 
+#: Rows of the wide image that are computed, in rows that it has: beyond this, it is cheaper to
+#: write it and read it again.
+_MOST_REPEATED = 1.5
+
+#: What the arguments of the two functions are called in the kernel.
 Arguments = Mapping[tirx.Var, tirx.Var]
 
 
@@ -48,13 +54,27 @@ class Stage:
 
     @classmethod
     def of(cls, sch: s_tir.Schedule, anchor: str) -> Stage | None:
-        """Read a scheduled function; None if its kernel reads anything but arguments."""
+        """Read a function; None if its kernel reads anything but two arguments, once each."""
         parameters = list(sch.mod["main"].params)
         chain = Chain.of(sch, anchor)
-        reads = [region.source for region in sch.get(sch.get_sblock(anchor)).reads]
-        if chain is None or len(reads) != 2:
+        if chain is None:
             return None
-        return cls(parameters, reads[0], reads[1], chain)
+        operands = [region.source for region in sch.get(sch.get_sblock(anchor)).reads]
+        if len(operands) != 2 or operands[0] in chain.arguments:
+            return None
+        if not all(operand in parameters for operand in operands):
+            return None
+        return cls(parameters, operands[0], operands[1], chain)
+
+    @property
+    def result(self) -> tirx.Var:
+        """The argument that it writes."""
+        return self.parameters[-1]
+
+    @property
+    def tensors(self) -> tuple[tirx.Var, tirx.Var, tirx.Var]:
+        """Operands and result."""
+        return self.image, self.weights, self.result
 
 
 @dataclass(frozen=True)
@@ -88,35 +108,40 @@ class ExpandedDepthwise:
     ) -> ExpandedDepthwise | None:
         """Describe two functions as one kernel; None if they are not of the kind, or it is dear."""
         one, other = s_tir.Schedule(first), s_tir.Schedule(second)
-        multiply, filter_ = find(one, product.ANCHOR), find(other, depthwise.TILE)
-        if multiply is None or filter_ is None or find(one, product.PARTIAL) is not None:
+        tile = find(other, depthwise.TILE)
+        if find(one, product.ANCHOR) is None or find(one, product.PARTIAL) is not None:
             return None
-        window = Window.from_numbers(other.get(filter_).annotations[WINDOW])
+        if tile is None:
+            return None
+        window = Window.from_numbers(other.get(tile).annotations[WINDOW])
         inline_producers(other, depthwise.TILE)
-        stages = Stage.of(one, product.ANCHOR), Stage.of(other, depthwise.TILE)
-        if stages[0] is None or stages[1] is None:
+        widened, filtered = Stage.of(one, product.ANCHOR), Stage.of(other, depthwise.TILE)
+        if widened is None or filtered is None:
             return None
-        image, middle, out = (
-            tuple(int(size) for size in variable.ty.shape)
-            for variable in (stages[0].image, stages[1].image, stages[1].parameters[-1])
-        )
-        panel = int(stages[0].weights.ty.shape[-1])
-        dtype = str(stages[0].image.ty.dtype)
-        lanes = tiles.lanes_for(panel, machine, bits_of(dtype))
-        whole = len(image) == 4 and middle[3] % panel == 0 and panel % lanes == 0
-        if not whole or dtype != "float32" or stages[1].weights.ty.shape[-1] != lanes:
+        tensors = *widened.tensors, *filtered.tensors
+        dtypes = {str(tensor.ty.dtype) for tensor in tensors}
+        shapes = [tuple(int(size) for size in tensor.ty.shape) for tensor in tensors]
+        image, panels, middle, _, _, out = shapes
+        panel, dtype = panels[-1], dtypes.pop()
+        lanes = machine.lanes(bits_of(dtype))
+        if dtypes or accumulator(dtype) != dtype or image[:-1] != middle[:-1] or len(out) != 4:
+            return None
+        # The filter's weights have a vector of channels too: where there are fewer, less.
+        if middle[3] % panel or panel % lanes or shapes[4][-1] != lanes:
             return None
         rows = _rows(window, middle, out, panel, bits_of(dtype), machine)
         if rows is None:
             return None
-        return cls(*stages, window, image, middle, out, panel, rows, dtype, machine)
+        return cls(widened, filtered, window, image, middle, out, panel, rows, dtype, machine)
 
     @property
     def bands(self) -> int:
+        """How many tasks share a panel."""
         return -(-self.out[1] // self.rows)
 
     @property
     def lanes(self) -> int:
+        """Channels of a vector."""
         return self.machine.lanes(bits_of(self.dtype))
 
     def function(self) -> tirx.PrimFunc:
@@ -133,11 +158,11 @@ class ExpandedDepthwise:
                 }
             )
             arguments: dict[tirx.Var, tirx.Var] = {}
-            for stage, left_out in ((self.first, self.first.parameters[-1]), (self.second, self.second.image)):
-                for parameter in stage.parameters:
-                    if not parameter.same_as(left_out):
-                        buffer = T.buffer(parameter.ty.shape, str(parameter.ty.dtype))
-                        arguments[parameter] = T.arg(f"argument{len(arguments)}", buffer)
+            outer = [p for p in self.first.parameters if not p.same_as(self.first.result)]
+            outer += [p for p in self.second.parameters if not p.same_as(self.second.image)]
+            for i, parameter in enumerate(outer):
+                buffer = T.buffer(parameter.ty.shape, str(parameter.ty.dtype))
+                arguments[parameter] = T.arg(f"argument{i}", buffer)
             self._emit(arguments)
         return builder.get()
 
@@ -145,9 +170,11 @@ class ExpandedDepthwise:
         panels = self.middle[3] // self.panel
         count = self.out[0] * self.bands * panels
         work = float(prod(self.middle) * self.image[3] + prod(self.out) * prod(self.window.size))
-        traffic = 4 * (prod(self.image) + prod(self.out))
-        with tasks(tirx.const(count, "int64"), work, traffic, self.machine) as task, block("task"):
-            _Task(self, arguments, task // panels // self.bands, task // panels % self.bands, task % panels).emit()
+        traffic = (prod(self.image) + prod(self.out)) * bits_of(self.dtype) // 8
+        # Panels of one band follow one another: a core writes whole pixels, which it reads next.
+        with tasks(_const(count), work, traffic, self.machine) as task, block("task"):
+            batch, band = task // panels // self.bands, task // panels % self.bands
+            _Task(self, arguments, batch, band, task % panels).emit()
 
 
 def _rows(
@@ -158,25 +185,30 @@ def _rows(
     bits: int,
     machine: Microarchitecture,
 ) -> int | None:
-    """Choose how many rows a task computes: few repeated rows, tasks for all cores."""
-    panels = middle[3] // panel
+    """Choose how many rows a task computes: few repeated ones, and tasks for all cores.
 
-    def seen(rows: int) -> tuple[int, int]:
-        return window.reach((rows, out[2]))
+    None if too many would be repeated.
+    """
+    panels, pixel = middle[3] // panel, panel * bits // 8
+
+    def computed(rows: int) -> int:
+        border = window.padding[0] + window.padding[2]
+        return -(-out[1] // rows) * window.reach((rows, out[2]))[0] - border
 
     def cost(rows: int) -> float:
-        bands = -(-out[1] // rows)
-        return bands * seen(rows)[0] * unevenness(out[0] * bands * panels)
+        return computed(rows) * unevenness(out[0] * -(-out[1] // rows) * panels)
 
     fitting = [
         rows
         for rows in range(1, out[1] + 1)
-        if prod(seen(rows)) * panel * bits // 8 <= machine.l2_bytes // 2
+        if prod(window.reach((rows, out[2]))) * pixel <= machine.l2_bytes // 2
+        and computed(rows) <= _MOST_REPEATED * middle[1]
     ]
     return min(fitting, key=cost, default=None)
 
 
 def _const(value: int) -> Expr:
+    # As all sizes: indices of one type need no conversion, which would hide vectors from TVM.
     return tirx.const(value, "int64")
 
 
@@ -218,11 +250,21 @@ class _Task:
         with T.serial(rows) as row, T.serial(_const(self.vectors)) as vector:
             self.filter(row, vector)
 
-    def clear(self, row: Expr, columns: list[Expr | int]) -> None:
+    @contextmanager
+    def along(self, width: int, pixels: int) -> Iterator[Expr]:
+        """Open a loop over tiles of pixels; the first of each.
+
+        The last begins where it fits, and what it shares with the one before is the same in both.
+        """
+        with T.serial(_const(-(-width // pixels))) as number:
+            start = number * pixels
+            yield tirx.min(start, _const(width - pixels)) if width % pixels else start
+
+    def clear(self, row: Expr, columns: Sequence[Expr | int]) -> None:
+        """Set some pixels of a row of the buffer to zero."""
         for x in columns:
-            for vector in range(self.vectors):
-                with T.vectorized(_const(self.about.lanes)) as lane:
-                    T.buffer_store(self.buffer, self.zero, [vector, row, x, lane])
+            with T.unroll(_const(self.vectors)) as v, T.vectorized(_const(self.about.lanes)) as i:
+                T.buffer_store(self.buffer, self.zero, [v, row, x, i])
 
     def expand(self, row: Expr, source: Expr) -> None:
         """The product of one row of the image with the panel."""
@@ -234,29 +276,31 @@ class _Task:
             if tile.columns == about.panel
         )
         image, weights = (self.arguments[v] for v in (about.first.image, about.first.weights))
-        # The last tile begins where it fits: what it shares with the one before is the same.
-        with T.serial(_const(-(-width // tile.rows))) as number, block("expand"):
-            start = tirx.min(number * tile.rows, _const(width - tile.rows)) if width % tile.rows else number * tile.rows
+        with self.along(width, tile.rows) as start, block("expand"):
             sums = registers((tile.rows, about.panel), about.dtype)
-            self.fill(sums, tile.rows)
-            with T.serial(_const(depth)) as k, T.unroll(_const(tile.rows)) as x:
-                with T.unroll(_const(self.vectors)) as vector, T.vectorized(_const(lanes)) as lane:
-                    c = vector * lanes + lane
-                    pixel = image[self.batch, source, start + x, k]
-                    T.buffer_store(sums, sums[x, c] + pixel * weights[self.panel, k, c], [x, c])
-            with T.unroll(_const(tile.rows)) as x:
-                with T.unroll(_const(self.vectors)) as vector, T.vectorized(_const(lanes)) as lane:
-                    c = vector * lanes + lane
-                    place = [self.batch, source, start + x, self.panel * about.panel + c]
-                    value = about.first.chain.apply(sums[x, c], place, self.arguments)
-                    at = [vector, row, start + x + about.window.padding[1], lane]
-                    T.buffer_store(self.buffer, value, at)
+            self.fill(sums, tile.rows, self.vectors)
+            with T.serial(_const(depth)) as k, self.tile(tile.rows, self.vectors) as (x, v, lane):
+                c = v * lanes + lane
+                pixel = image[self.batch, source, start + x, k]
+                T.buffer_store(sums, sums[x, c] + pixel * weights[self.panel, k, c], [x, c])
+            with self.tile(tile.rows, self.vectors) as (x, v, lane):
+                c = v * lanes + lane
+                place = [self.batch, source, start + x, self.panel * about.panel + c]
+                value = about.first.chain.apply(sums[x, c], place, self.arguments)
+                at = [v, row, start + x + about.window.padding[1], lane]
+                T.buffer_store(self.buffer, value, at)
 
-    def fill(self, sums: tirx.Buffer, rows: int) -> None:
-        lanes = self.about.lanes
-        with T.unroll(_const(rows)) as x, T.unroll(_const(int(sums.shape[1]) // lanes)) as vector:
-            with T.vectorized(_const(lanes)) as lane:
-                T.buffer_store(sums, self.zero, [x, vector * lanes + lane])
+    @contextmanager
+    def tile(self, rows: int, vectors: int = 1) -> Iterator[tuple[Expr, Expr, Expr]]:
+        """Open the unrolled loops over a register tile: its row, vector, and lane."""
+        lanes = _const(self.about.lanes)
+        with T.unroll(_const(rows)) as x, T.unroll(_const(vectors)) as v, T.vectorized(lanes) as i:
+            yield x, v, i
+
+    def fill(self, sums: tirx.Buffer, rows: int, vectors: int = 1) -> None:
+        """Set a register tile to zero."""
+        with self.tile(rows, vectors) as (x, v, lane):
+            T.buffer_store(sums, self.zero, [x, v * self.about.lanes + lane])
 
     def filter(self, row: Expr, vector: Expr) -> None:
         """One row of the result, one vector of channels."""
@@ -264,21 +308,19 @@ class _Task:
         width = about.out[2]
         held = min(prod(window.size), about.machine.vector_registers // 2)
         across = min(pixels(width, about.machine.accumulators - held), width)
-        weights, out = (
-            self.arguments[v] for v in (about.second.weights, about.second.parameters[-1])
-        )
+        weights, out = (self.arguments[v] for v in (about.second.weights, about.second.result))
         channels = self.panel * self.vectors + vector
-        with T.serial(_const(-(-width // across))) as number, block("filter"):
-            start = tirx.min(number * across, _const(width - across)) if width % across else number * across
+        with self.along(width, across) as start, block("filter"):
             sums = registers((across, lanes), about.dtype)
             self.fill(sums, across)
-            with T.unroll(_const(window.size[0])) as ry, T.unroll(_const(window.size[1])) as rx:
-                with T.unroll(_const(across)) as x, T.vectorized(_const(lanes)) as lane:
-                    y, at = window.at(row, start + x, ry, rx)
-                    pixel = self.buffer[vector, y, at, lane]
-                    weight = weights[channels, ry, rx, lane]
-                    T.buffer_store(sums, sums[x, lane] + pixel * weight, [x, lane])
-            with T.unroll(_const(across)) as x, T.vectorized(_const(lanes)) as lane:
+            loop = T.unroll if prod(window.size) <= UNROLLED_WINDOW else T.serial
+            size = [_const(count) for count in window.size]
+            with loop(size[0]) as ry, loop(size[1]) as rx, self.tile(across) as (x, _, lane):
+                y, at = window.at(row, start + x, ry, rx)
+                pixel = self.buffer[vector, y, at, lane]
+                weight = weights[channels, ry, rx, lane]
+                T.buffer_store(sums, sums[x, lane] + pixel * weight, [x, lane])
+            with self.tile(across) as (x, _, lane):
                 place = [self.batch, self.first_row + row, start + x, channels * lanes + lane]
                 value = about.second.chain.apply(sums[x, lane], place, self.arguments)
                 T.buffer_store(out, value, place)
