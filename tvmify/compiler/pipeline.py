@@ -11,6 +11,7 @@ from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 from tvmify.compiler.passes.align_ranks import AlignRanks
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
+from tvmify.compiler.passes.gate_convolutions import GateConvolutions
 from tvmify.compiler.passes.join_depthwise import JoinDepthwise
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
@@ -78,6 +79,7 @@ def lower(
         # Softmax, normalization … in terms of simpler operators where Relax has inference forms.
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
+        GateConvolutions(),
         # Operators become calls of TIR functions; ours pack the weights in a call of its own.
         relax.transform.LegalizeOps(dict(legalizers)),
         relax.transform.DeadCodeElimination(),

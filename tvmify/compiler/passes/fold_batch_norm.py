@@ -28,14 +28,18 @@ class FoldBatchNorm:
         scaled = is_op("relax.multiply")(convolution, scale)
         scaled_with_bias = is_op("relax.multiply")(is_op("relax.add")(convolution, bias), scale)
 
+        def varies(found: relax.Expr) -> bool:
+            # What is found may be a variable or what is bound to it.
+            return any(variable in from_input for variable in relax.analysis.free_vars(found))
+
         def fold(call: relax.Call, found: dict) -> relax.Expr:
             factor = found[scale]
             channels = int(found[weight].ty.shape[0])
             shape = [int(extent) for extent in factor.ty.shape]
-            if factor in from_input or shape != [1, channels, 1, 1]:
+            if varies(factor) or shape != [1, channels, 1, 1]:
                 return call
             if bias in found and (
-                found[bias] in from_input or int(found[bias].ty.shape[-3]) != channels
+                varies(found[bias]) or int(found[bias].ty.shape[-3]) != channels
             ):
                 return call
             per_filter = relax.op.reshape(factor, [channels, 1, 1, 1])

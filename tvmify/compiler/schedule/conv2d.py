@@ -67,6 +67,38 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     )
 
 
+def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: Expr) -> Expr | None:
+    """Lower ``conv2d(image * gate)``, a pointwise one; None if it is another.
+
+    So does squeeze-and-excitation end. To multiply rows that are in the first cache costs next to
+    nothing; to multiply the image, a pass over it.
+    """
+    attributes, kernel = call.attrs, [int(size) for size in call.args[1].ty.shape]
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    n, *_, channels = shape = [int(size) for size in image.ty.shape]
+    dtype = str(call.ty.dtype)
+    alike = [int(size) for size in gate.ty.shape] == [n, 1, 1, channels] and not any(
+        str(x.ty.dtype) != dtype for x in (image, gate)
+    )
+    pointwise = Window.of(attributes, kernel[1:3]).is_pointwise and int(attributes.groups) == 1
+    if layouts != ("NHWC", "OHWI", "NHWC") or not alike or not pointwise or 0 in shape + kernel:
+        return None
+    out = tuple(int(size) for size in call.ty.shape)
+    left = (prod(out[:-1]), channels)
+    product = Product.of(left, (channels, kernel[0]), out, dtype, Microarchitecture.current())
+    packed = builder.call_te(
+        product.pack_pointwise, call.args[1], primfunc_name_hint="pack_conv2d_1x1"
+    )
+    return builder.call_te(
+        product.with_gated,
+        image,
+        gate,
+        builder.emit(packed),
+        primfunc_name_hint="gated_conv2d_1x1",
+        primfunc_attrs={"op_pattern": 4},
+    )
+
+
 def algorithms(
     image: list[int],
     kernel: list[int],

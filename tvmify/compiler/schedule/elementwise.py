@@ -46,8 +46,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         if not is_injective(sch, block) or is_output(sch, block):
             continue
         consumers = sch.get_consumers(block)
-        widest = max(_iterations(sch, consumer) for consumer in consumers)
-        often = len(consumers) > 1 or widest > 2 * _iterations(sch, block)
+        widest = max(iterations(sch, consumer) for consumer in consumers)
+        often = len(consumers) > 1 or widest > 2 * iterations(sch, block)
         if (often and calls_function(sch, block)) or nests_too_deep(sch, block):
             continue
         try:
@@ -94,12 +94,13 @@ _FUNCTIONS = (
 def total_work(sch: s_tir.Schedule) -> float:
     """Multiply-adds that a function is worth, counting a function call as twenty."""
     return sum(
-        _iterations(sch, block) * (20 if calls_function(sch, block) else 1)
+        iterations(sch, block) * (20 if calls_function(sch, block) else 1)
         for block in blocks_of(sch)
     )
 
 
-def _iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
+def iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How often the body of a block runs."""
     return prod(int(variable.dom.extent) for variable in sch.get(block).iter_vars)
 
 

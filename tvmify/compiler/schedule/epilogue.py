@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvmify.compiler.schedule.elementwise import nests_too_deep
+from tvmify.compiler.schedule.elementwise import iterations, nests_too_deep
 from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
 
 
@@ -38,14 +40,21 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
         Names of blocks that could not be drawn in (a second output, say): nests of their own.
     """
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
+    spread = ""
     for name in names[names.index(store) + 1 :]:
         block = sch.get_sblock(name)
         inlined = is_injective(sch, block) and not is_output(sch, block)
-        if inlined and not nests_too_deep(sch, block):
+        if inlined and not spread and _is_spread(sch, block):
+            spread = name
+        elif inlined and not nests_too_deep(sch, block):
             sch.compute_inline(block)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     rest = names[names.index(store) + 1 :]
-    if len(rest) == 1:
+    if spread and rest[0] == spread:
+        with suppress(s_tir.ScheduleError):  # something else reads the result of the kernel too
+            sch.reverse_compute_inline(sch.get_sblock(spread))
+            del rest[0]
+    elif len(rest) == 1 and not _is_spread(sch, sch.get_sblock(store)):
         try:
             sch.reverse_compute_inline(sch.get_sblock(rest[0]))
         except s_tir.ScheduleError:
@@ -55,6 +64,12 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
         else:
             rest = []
     return sch.get_sblock(store), rest
+
+
+def _is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether each result is read in many places, as a gate is that an image is multiplied by."""
+    own = iterations(sch, block)
+    return any(iterations(sch, consumer) > own for consumer in sch.get_consumers(block))
 
 
 def _same_loops(sch: s_tir.Schedule, one: str, other: str) -> bool:

@@ -31,6 +31,7 @@ from tvmify.compiler.schedule.prefetch import fetch_next_block
 from tvmify.compiler.schedule.product import (
     ANCHOR,
     BLOCK,
+    GATED,
     PACK,
     PARTIAL,
     ROWS,
@@ -39,6 +40,10 @@ from tvmify.compiler.schedule.product import (
     Product,
 )
 from tvmify.compiler.schedule.rule import Rule
+
+#: Rows are multiplied by their gate again for every panel of columns; for more panels than this, a
+#: pass of its own is cheaper.
+_FEW_PANELS = 2
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -75,13 +80,13 @@ class Matmul(Rule):
         """Schedule a function made by `legalize`."""
         if find(sch, ANCHOR) is None:
             return None
-        inline_producers(sch, ANCHOR, keep=(PACK, PARTIAL))
+        inline_producers(sch, ANCHOR, keep=(GATED, PACK, PARTIAL))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         block = sch.get(anchor)
         partial, packing = find(sch, PARTIAL), find(sch, PACK)
         sizes = [int(v.dom.extent) for v in block.iter_vars]
-        row_tiles, _, rows, columns = sizes[-5:-1]
+        row_tiles, column_tiles, rows, columns = sizes[-5:-1]
         together = int(block.annotations[BLOCK])
         summed = sch.get(partial) if partial is not None else block
         work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
@@ -97,6 +102,10 @@ class Matmul(Rule):
         sch.reorder(*around, *nest, row_tile, row, column)
         outermost = fuse(sch, [*around, *nest])
         parallel_if_worth(sch, outermost, machine, work)
+        gated = find(sch, GATED)
+        if gated is not None and column_tiles > _FEW_PANELS:
+            schedule_block(sch, gated, machine, work)
+            gated = None
         if packing is not None and together < row_tiles:
             # Few columns: the copy is a pass of its own, and the rows are shared out too.
             schedule_block(sch, packing, machine, work)
@@ -112,6 +121,11 @@ class Matmul(Rule):
             along = keep_in_registers(sch, anchor, store, lanes)
         else:
             along = _add_up_blocks(sch, partial, anchor, store, lanes)
+        if gated is not None:
+            # Rows are multiplied where they are used, in L1.
+            at = row_tile if partial is None else outermost
+            sch.compute_at(gated, at, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
         # A single tile of rows reads the panel in one stream, which the processor sees by itself.
         if packing is None and together > 1:
             fetch_next_block(sch, along, together)

@@ -13,9 +13,10 @@ from tvmify.compiler.schedule import plans
 from tvmify.compiler.schedule.legalizing import accumulator
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
-#: Names of the template's blocks: the copy of the right-hand side, the tile of sums over a block
-#: of the reduction, the sum of those, its rows numbered through, and the result.
-PACK, PARTIAL, ANCHOR = "matmul_pack", "matmul_partial", "matmul_tile"
+#: Names of the template's blocks: rows times a gate, the copy of the right-hand side, the tile of
+#: sums over a block of the reduction, the sum of those, its rows numbered through, and the result.
+GATED, PACK = "matmul_gated", "matmul_pack"
+PARTIAL, ANCHOR = "matmul_partial", "matmul_tile"
 ROWS, STORE = "matmul_rows", "matmul_store"
 #: Annotations of the tile of sums: see `plans.Plan`.
 BLOCK, ROWS_FIRST = "tvmify.block", "tvmify.rows_first"
@@ -92,6 +93,18 @@ class Product:
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
         """The product of two activations; the copy into tiles is a part of the kernel."""
         return self.with_packed(left, self.pack(right))
+
+    def with_gated(self, image: te.Tensor, gate: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """The product whose rows, the pixels of an image, are first multiplied by a gate.
+
+        The gate, ``[batch, 1, 1, depth]``, is one for all pixels; `left` numbers them through.
+        """
+
+        def element(row: tirx.Var, k: tirx.Var) -> Expr:
+            b, y, x = _unflatten(row, self.out[:-1])
+            return image[b, y, x, k] * gate[b, 0, 0, k]
+
+        return self.with_packed(te.compute(self.left, element, name=GATED), packed)
 
     def with_packed(self, left: te.Tensor, packed: te.Tensor) -> te.Tensor:
         """The product with a right-hand side in tiles."""
