@@ -38,9 +38,7 @@ class FoldBatchNorm:
             shape = [int(extent) for extent in factor.ty.shape]
             if varies(factor) or shape != [1, channels, 1, 1]:
                 return call
-            if bias in found and (
-                varies(found[bias]) or int(found[bias].ty.shape[-3]) != channels
-            ):
+            if bias in found and (varies(found[bias]) or int(found[bias].ty.shape[-3]) != channels):
                 return call
             per_filter = relax.op.reshape(factor, [channels, 1, 1, 1])
             attrs = found[convolution].attrs

@@ -53,17 +53,17 @@ class _Joining:
         calls = {b.var: b for b in bindings if _is_call(b.value)}
         kept = dict.fromkeys(bindings)
         for binding in calls.values():
-            function, (*operands,) = binding.value.args[0], binding.value.args[1].fields
-            first = calls.get(operands[0])
-            if first is None or self.readers[operands[0]] > 1:
+            function, operands = binding.value.args
+            first = calls.get(operands.fields[0]) if operands.fields else None
+            if first is None or self.readers[first.var] > 1:
                 continue
-            joined = self.join(first.value.args[0], function)
-            if joined is None:
-                continue
-            operands = [*first.value.args[1].fields, *operands[1:]]
-            call = relax.call_tir(joined, operands, binding.value.ty_args[0])
-            del kept[first]
-            kept[binding] = relax.VarBinding(binding.var, call)
+            before, others = first.value.args
+            joined = self.join(before, function)
+            if joined is not None:
+                both = [*others.fields, *operands.fields[1:]]
+                call = relax.call_tir(joined, both, binding.value.ty_args[0])
+                del kept[first]
+                kept[binding] = relax.VarBinding(binding.var, call)
         return [replaced or binding for binding, replaced in kept.items()]
 
     def join(self, first: tvm.ir.GlobalVar, second: tvm.ir.GlobalVar) -> tvm.ir.GlobalVar | None:

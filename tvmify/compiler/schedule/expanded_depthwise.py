@@ -29,8 +29,8 @@ from tvmify.compiler.schedule.chain import Chain
 from tvmify.compiler.schedule.channelwise import UNROLLED_WINDOW, WINDOW, pixels
 from tvmify.compiler.schedule.emission import block, registers, scratch, tasks
 from tvmify.compiler.schedule.epilogue import inline_producers
+from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.legalizing import OPAQUE, accumulator
-from tvmify.compiler.schedule.loops import find
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import unevenness
 from tvmify.compiler.schedule.windows import Window
@@ -107,16 +107,21 @@ class ExpandedDepthwise:
         cls, first: tirx.PrimFunc, second: tirx.PrimFunc, machine: Microarchitecture
     ) -> ExpandedDepthwise | None:
         """Describe two functions as one kernel; None if they are not of the kind, or it is dear."""
+        blocks = [names_of(function.body.block.body) for function in (first, second)]
+        if product.ANCHOR not in blocks[0] or depthwise.TILE not in blocks[1]:
+            return None
+        if product.PARTIAL in blocks[0]:
+            return None
         one, other = s_tir.Schedule(first), s_tir.Schedule(second)
-        tile = find(other, depthwise.TILE)
-        if find(one, product.ANCHOR) is None or find(one, product.PARTIAL) is not None:
-            return None
-        if tile is None:
-            return None
-        window = Window.from_numbers(other.get(tile).annotations[WINDOW])
+        tile = other.get(other.get_sblock(depthwise.TILE))
+        window = Window.from_numbers(tile.annotations[WINDOW])
         inline_producers(other, depthwise.TILE)
         widened, filtered = Stage.of(one, product.ANCHOR), Stage.of(other, depthwise.TILE)
-        if widened is None or filtered is None:
+        if (
+            widened is None
+            or filtered is None
+            or not filtered.image.same_as(filtered.parameters[0])
+        ):
             return None
         tensors = *widened.tensors, *filtered.tensors
         dtypes = {str(tensor.ty.dtype) for tensor in tensors}

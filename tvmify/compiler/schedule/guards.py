@@ -27,17 +27,17 @@ def run_only_if(function: tirx.PrimFunc, flag: str, blocks: tuple[str, ...]) -> 
         for part in stmt.seq:
             if isinstance(part, s_tir.SBlockRealize) and part.block.name_hint == flag:
                 condition = tirx.BufferLoad(part.block.writes[0].source, part.iter_values) != 0
-            guarded = condition is not None and _names(part) <= set(blocks)
+            guarded = condition is not None and names_of(part) <= set(blocks)
             parts.append(tirx.IfThenElse(condition, part, None) if guarded else part)
         return tirx.SeqStmt(parts) if condition is not None else None
 
     return rewrite_body(function, visit)
 
 
-def _names(stmt: Stmt) -> set[str]:
-    """Names of all blocks in a nest of loops."""
+def names_of(stmt: Stmt) -> set[str]:
+    """Names of all blocks in a nest of loops; an empty one for other statements."""
     if isinstance(stmt, tirx.SeqStmt):
-        return set().union(*map(_names, stmt.seq))
+        return set().union(*map(names_of, stmt.seq))
     if isinstance(stmt, tirx.For):
-        return _names(stmt.body)
+        return names_of(stmt.body)
     return {str(stmt.block.name_hint)} if isinstance(stmt, s_tir.SBlockRealize) else {""}
