@@ -114,7 +114,7 @@ class Matmul(Rule):
             along = _add_up_blocks(sch, partial, anchor, store, lanes)
         # A single tile of rows reads the panel in one stream, which the processor sees by itself.
         if packing is None and together > 1:
-            fetch_next_block(sch, along, together)
+            fetch_next_block(sch, along, together, [-5])
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -71,7 +71,7 @@ def choose(work: Workload, machine: Microarchitecture, bits: int) -> Plan:
 
 def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Plan]:
     """Return the plans worth trying, the heuristic's own first."""
-    ranked = tiles.ranked(work.rows, work.columns, machine, bits)[:_TILES]
+    ranked = tiles.ranked(work.rows, work.columns, machine, bits)
     order = _by_rows(work, ranked[0], machine, bits)
 
     def cost(tile: tiles.Tile) -> float:
@@ -79,13 +79,20 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
         steps = tasks * block * tiles.cycles(tile, machine, bits, work.columns)
         return steps * _unevenness(tasks)
 
-    best, *others = sorted(ranked, key=cost)
+    ranked = sorted(ranked[:_TILES], key=cost) + ranked[_TILES:]
+    best = ranked[0]
+    own, *panels = (_plan(work, best, machine, bits, order, panel) for panel in _PANELS)
+    others = tiles.alternatives(ranked, lambda tile: tile.columns, lambda tile: tile.rows)
     found = [
-        *(_plan(work, best, machine, bits, order, panel) for panel in _PANELS),
-        *(_plan(work, tile, machine, bits, order, _PANELS[0]) for tile in others[:3]),
+        own,
+        *(_plan(work, tile, machine, bits, order, _PANELS[0]) for tile in others),
+        *panels,
         _plan(work, best, machine, bits, not order, _PANELS[0]),
     ]
-    return list(dict.fromkeys(found))
+    # Twice as many tasks, or half.
+    found += [replace(own, block=block) for block in (-(-own.block // 2), 2 * own.block)]
+    row_tiles = -(-work.rows // best.rows)
+    return [plan for plan in dict.fromkeys(found) if plan.block <= row_tiles]
 
 
 def _by_rows(work: Workload, tile: tiles.Tile, machine: Microarchitecture, bits: int) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+T = TypeVar("T")
 
 #: Cycles from a fused multiply-add to the next one that needs its sum, on all cores of interest.
 _LATENCY = 4
@@ -16,8 +19,6 @@ _MOST_VECTORS = 4
 #: which comes from L2 more often than not, for each row, whose activation is broadcast, and for
 #: itself. Fitted to the times of 1,900 kernels, see benchmarks/heuristic.py.
 _PER_VECTOR, _PER_ROW, _PER_STEP = 0.8, 0.3, 2.0
-#: How many tiles of an image are worth measuring, see `tvmify.compiler.tuning`.
-MOST_CANDIDATES = 3
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
         # With every register in use, LLVM spills: the weights of a step need theirs as well.
         and (rows + 1) * vectors < machine.vector_registers
+        and (vectors - 1) * lanes < columns
     ]
 
 
@@ -83,12 +85,31 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
     return sorted(within, key=cost)
 
 
+def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
+    """Of tiles in order, pick some that are worth measuring beside the best, which is not among them.
+
+    The next in order are much like the best. So these are, for each feature, the best tiles of
+    two other values of it.
+    """
+    found: list[T] = []
+    for feature in features:
+        by_value = {feature(tile): tile for tile in reversed(ranked)}
+        order = dict.fromkeys(feature(tile) for tile in ranked)
+        found += [by_value[value] for value in list(order)[1:3]]
+    return list(dict.fromkeys(found))
+
+
 class ImageTile(NamedTuple):
     """Rows and columns of pixels × channels of sums that stay in registers."""
 
     down: int
     across: int
     channels: int
+
+    @property
+    def pixels(self) -> int:
+        """How many there are."""
+        return self.down * self.across
 
     def __str__(self) -> str:
         return f"{self.down}x{self.across}x{self.channels}"

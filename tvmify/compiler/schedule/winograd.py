@@ -78,8 +78,9 @@ class Winograd:
         window: Window,
         results: int,
         machine: Microarchitecture,
+        shared: bool | None = None,
     ) -> Winograd:
-        """Choose chunks and tile."""
+        """Choose chunks and tile, and whether inputs are shared unless that is given."""
         rows, columns = out[0] * -(-out[1] // results), -(-out[2] // results)
         lanes = machine.lanes()
         # Inputs, and sums for two registers of channels.
@@ -88,7 +89,8 @@ class Winograd:
         across = _even(columns, room)
         most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
         down = _even(rows, most)
-        shared = -(-rows // down) * -(-columns // across) < _FEW_CHUNKS
+        if shared is None:
+            shared = -(-rows // down) * -(-columns // across) < _FEW_CHUNKS
         if shared:
             tile_bytes = (results + 2) ** 2 * 4 * lanes * 4
             room = max(1, machine.l2_bytes // tile_bytes)
@@ -98,7 +100,12 @@ class Winograd:
         return cls(tuple(image), tuple(out), window, results, down, across, shared, tile, lanes)
 
     def __str__(self) -> str:
-        return f"winograd F{self.results}"
+        return f"winograd F{self.results}" + (" shared" if self.shared else "")
+
+    def otherwise(self, machine: Microarchitecture) -> Winograd:
+        """Return the same tiles in the other order of loops."""
+        window, results = self.window, self.results
+        return Winograd.of(self.image, self.out, window, results, machine, not self.shared)
 
     hint = "conv2d_winograd"
 
@@ -318,8 +325,10 @@ class Winograd:
 
 
 def _even(count: int, most: int) -> int:
-    """Length of equal pieces of at most so many."""
-    return -(-count // -(-count // min(count, most)))
+    """Length of equal pieces of at most so many; a little shorter if then no piece is cut."""
+    most = min(count, most)
+    whole = max(length for length in range(1, most + 1) if count % length == 0)
+    return whole if 2 * whole > most else -(-count // -(-count // most))
 
 
 def _tile(rows: int, columns: int, machine: Microarchitecture, narrow: bool) -> tiles.Tile:
