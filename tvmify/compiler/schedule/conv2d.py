@@ -118,11 +118,13 @@ def algorithms(
     found: list[Convolution | Winograd] = [direct]
     wide = min(image[3], out[3]) >= machine.lanes()
     if wide and fits(window, groups, dtype) and not choice.is_strict():
-        found += [Winograd.of(image, out, window, results, machine) for results in (2, 4)]
+        found += [
+            Winograd.of(image, out, window, results, shared, machine)
+            for results in (2, 4)
+            for shared in (False, True)
+        ]
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
-    found += direct.otherwise(machine)
-    found += [w.otherwise(machine) for w in found if isinstance(w, Winograd)]
-    return list(dict.fromkeys(found + others))
+    return list(dict.fromkeys(found + direct.otherwise(machine) + others))
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ _LATENCY = 4
 #: waits for memory, which is read no faster in longer pieces.
 _MOST_VECTORS = 4
 #: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
-#: which comes from L2 more often than not, for each row, whose activation is broadcast, and for
-#: itself. Fitted to the times of 1,900 kernels, see benchmarks/heuristic.py.
-_PER_VECTOR, _PER_ROW, _PER_STEP = 0.8, 0.3, 2.0
+#: which comes from L2 more often than not, and for each row, whose activation is broadcast. Fitted
+#: together with the constants of `plans`.
+_PER_VECTOR, _PER_ROW = 0.75, 0.5
+#: How much longer tiles of an image take some of which its border cuts.
+_CUT = 1.1
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> f
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
     arithmetic = tile.rows * vectors / 2
-    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows + _PER_STEP
+    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows
     return max(arithmetic + around, _LATENCY)
 
 
@@ -130,7 +132,8 @@ def ranked_image(
         count = -(-height // down) * -(-width // across) * -(-columns // channels)
         loaded = count * (tile.rows + channels / machine.lanes(bits))
         is_cut = columns > channels and columns % channels > 0
-        return is_cut, count * cycles(tile, machine, bits, columns), down, loaded
+        pieces = _CUT if height % down or width % across else 1.0
+        return is_cut, pieces * count * cycles(tile, machine, bits, columns), down, loaded
 
     found = [
         ImageTile(down, tile.rows // down, tile.columns)
