@@ -12,10 +12,13 @@ from tvmify.artifact import Artifact
 from tvmify.runtime.executor import Executor, PackedWeights
 from tvmify.runtime.native import Call
 
-#: The candidates take turns so often; the fastest turn of each counts, as noise only ever adds.
+#: The candidates take turns so often; the fastest call of each counts, as noise only ever adds.
 _ROUNDS = 8
 #: Seconds of one turn. A kernel that takes longer runs once in it.
 _TURN = 0.002
+#: Seconds that are long enough for the clock. What is measured at once is to be short: beside
+#: another busy process, a call in between its slices of the processor is as fast as ever.
+_LEGIBLE = 20e-6
 #: What took so many times the fastest in its first turn is out.
 _HOPELESS = 3
 #: Bytes of weights after which the first are no longer in a private cache, and the most copies
@@ -42,16 +45,14 @@ def measure(
     turns = [_turns(artifact, weights) for artifact in artifacts]
     leaves = tuple(inputs)
     best = []
-    repeats = []
     for calls in turns:
-        _seconds(calls, leaves, 2)  # touches the memory of its results for the first time
-        best.append(_seconds(calls, leaves, 2))
-        repeats.append(max(1, min(1000, int(_TURN / best[-1]))))
+        _fastest(calls, leaves, 0.0, 0.0)  # touches the memory of its results for the first time
+        best.append(_fastest(calls, leaves, _TURN, 0.0))
     for _ in range(_ROUNDS):
         limit = _HOPELESS * min(best)
         for i, calls in enumerate(turns):
             if best[i] <= limit:
-                best[i] = min(best[i], _seconds(calls, leaves, repeats[i]))
+                best[i] = min(best[i], _fastest(calls, leaves, _TURN, best[i]))
     return best
 
 
@@ -70,9 +71,18 @@ def _turns(artifact: Artifact, weights: Sequence[torch.Tensor]) -> Iterator[Call
     return cycle(calls)
 
 
-def _seconds(calls: Iterator[Call], leaves: tuple[torch.Tensor, ...], repeats: int) -> float:
-    chosen = list(islice(calls, repeats))
-    begun = time.perf_counter()
-    for call in chosen:
-        call(leaves)
-    return (time.perf_counter() - begun) / repeats
+def _fastest(
+    calls: Iterator[Call], leaves: tuple[torch.Tensor, ...], turn: float, expected: float
+) -> float:
+    """Return the seconds of the fastest call in one turn, or of a few calls if they are short."""
+    together = max(1, int(_LEGIBLE / expected)) if expected else 1
+    fastest, end = float("inf"), time.perf_counter() + turn
+    while True:
+        chosen = list(islice(calls, together))
+        begun = time.perf_counter()
+        for call in chosen:
+            call(leaves)
+        now = time.perf_counter()
+        fastest = min(fastest, (now - begun) / together)
+        if now > end:
+            return fastest

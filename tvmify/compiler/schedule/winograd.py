@@ -35,7 +35,7 @@ _BLOCK = 64
 #: chunks are: once, and for each tile of channels; and nanoseconds that are always spent. Fitted to the 78 times of Winograd kernels that
 #: come near the fastest for their shape, within 15 % (benchmarks/heuristic.py).
 _PRODUCT, _INPUT, _RESULT = 1.1, 27, 1
-_STORED, _READ, _START = 2.4, 3.6, 100_000
+_STORED, _READ, _START = 2.4, 3.6, 200_000
 #: Chunks with inputs of their own are made so small that there are this many.
 _FEW_CHUNKS = 8
 #: Annotation of the anchor: how the rule is to cut the loops.
