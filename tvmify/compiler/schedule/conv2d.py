@@ -226,7 +226,7 @@ class Convolution:
         return machine.nanoseconds(pixels * weights, 4 * weights)
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
-        """Lay weights out as ``[group, tile, block, height, width, input, channel of the tile]``."""
+        """Lay weights out as ``[group, tile, block, height, width, input, channel]``."""
         count, dtype = self.out_channels, accumulator(self.dtype)
 
         def element(
@@ -338,20 +338,18 @@ class Conv2d(Rule):
         lanes = tiles.lanes_for(channels, machine, bits)
         along = keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
         if block is not None:
-            if prod(sizes[4:6]) > 1 and sizes[11] > _FEW_CHANNELS:
-                fetch_next_block(sch, along, prod(sizes[4:6]), [4, 5])
+            fetch_next_block(sch, along, prod(sizes[4:6]), [4, 5])
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
-        padding = find(sch, PAD)
-        if padding is not None:
-            if rows_first and groups == 1:
-                # The few rows that the window sees are padded where they are used, in L1.
-                sch.compute_at(padding, outermost, preserve_unit_loops=True)
-                channel = sch.get_loops(padding)[-1]
-                vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
-            else:
-                schedule_block(sch, padding, machine, work)
+        if find(sch, PAD) is not None and rows_first and groups == 1:
+            # The few rows that the window sees are padded where they are used, in L1.
+            padding = sch.get_sblock(PAD)
+            sch.compute_at(padding, outermost, preserve_unit_loops=True)
+            channel = sch.get_loops(padding)[-1]
+            vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
+        elif find(sch, PAD) is not None:
+            rest = [PAD, *rest]
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch

@@ -94,8 +94,10 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
     # Those that differ in one thing, the best of each kind, and then by their estimates.
     kinds = [
         lambda plan: plan.columns != own.columns,
-        lambda plan: (plan.columns, plan.rows) == (own.columns, own.rows)
-        and plan.rows_first != own.rows_first,
+        lambda plan: (
+            (plan.columns, plan.rows) == (own.columns, own.rows)
+            and plan.rows_first != own.rows_first
+        ),
         lambda plan: plan == replace(own, block=plan.block),
         lambda plan: plan == replace(own, depth=plan.depth),
         lambda plan: plan.columns == own.columns and plan.rows != own.rows,

@@ -51,7 +51,8 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _prefetches(loop: tirx.For) -> list[Stmt]:
-    tiles, *numbers = (int(value) for value in loop.annotations[_PREFETCH])
+    marks = loop.annotations[_PREFETCH]
+    tiles, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
     tile, analyzer = loop.body, sym.Analyzer()
     while isinstance(tile, tirx.For):  # rows and columns: the first of each
         analyzer.bind(tile.loop_var, tirx.const(0, "int64"))

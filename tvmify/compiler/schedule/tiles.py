@@ -88,10 +88,10 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
 
 
 def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
-    """Of tiles in order, pick some that are worth measuring beside the best, which is not among them.
+    """Pick tiles that are worth measuring beside the first, the best.
 
-    The next in order are much like the best. So these are, for each feature, the best tiles of
-    two other values of it.
+    The next in order are much like it. So these are, for each feature, the best tiles of two other
+    values of it.
     """
     found: list[T] = []
     for feature in features:

@@ -31,9 +31,10 @@ PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
 #: length of a sum, and those of F4 are at the limit.
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
-#: direct kernel; and how much dearer than weights that are read again the transformed inputs of all
-#: chunks are: once, and for each tile of channels; and nanoseconds that are always spent. Fitted to the 78 times of Winograd kernels that
-#: come near the fastest for their shape, within 15 % (benchmarks/heuristic.py).
+#: direct kernel; how much dearer than weights that are read again the transformed inputs of all
+#: chunks are, once and for each tile of channels; and nanoseconds that are always spent. Fitted to
+#: the times of 78 kernels that come near the fastest for their shape, within 15 %
+#: (benchmarks/heuristic.py).
 _PRODUCT, _INPUT, _RESULT = 1.1, 27, 1
 _STORED, _READ, _START = 2.4, 3.6, 200_000
 #: Chunks with inputs of their own are made so small that there are this many.
