@@ -1,12 +1,12 @@
 """Hold the rules' choice of kernel against a search.
 
     python -m benchmarks.heuristic build      every candidate for every shape of shapes.txt
-    python -m benchmarks.heuristic measure    them
+    python -m benchmarks.heuristic measure    them, those most in doubt several times
     python -m benchmarks.heuristic report     the rules' present choice against the fastest
 
-The first two stop after some seconds: run them again until nothing is left. Times are kept, so
-that a change of the rules needs only the candidates that are new. On a machine that is shared,
-run ``measure`` when nothing else runs.
+The first two stop after some seconds: run them again until nothing is left. Kernels and times are
+kept, so that a change of the rules needs only the candidates that are new; a change of a kernel's
+code needs another folder. On a machine that is shared, run ``measure`` when nothing else runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,37 @@ from tvmify.compiler.environment import prepare_tvm
 from tvmify.runtime import cpu_features, measure
 from tvmify.target import target_for
 
-#: So many tiles are searched: the tuner is offered fewer.
-_SEARCHED = 5
 #: Shares of shapes that are to be within so many percent of the fastest.
 GOALS = {10: 0.80, 25: 1.00}
+#: A shape that seems to lose more than so much is measured so many times: of ten candidates one
+#: is the fastest by luck.
+_DOUBTFUL, _VISITS = 0.05, 3
+#: Seconds after which the building of a kernel is worth a line.
+_SLOW = 3.0
 
-Times = dict[str, dict[str, float]]
+
+@dataclass
+class Record:
+    """What is known of a shape: the seconds of its candidates, each time they were measured."""
+
+    visits: list[dict[str, float]] = field(default_factory=list)
+
+    def knows(self, names: Iterable[str]) -> bool:
+        """Whether each of these candidates was measured."""
+        return all(any(name in visit for visit in self.visits) for name in names)
+
+    def times(self, base: str) -> dict[str, float]:
+        """Return how many times as long as `base` each candidate takes."""
+        names = dict.fromkeys(name for visit in self.visits for name in visit)
+        return {name: self.seconds(name) / self.seconds(base) for name in names}
+
+    def lost(self, base: str) -> float:
+        """Return by what share the fastest candidate is faster than `base`."""
+        return 1 / min(self.times(base).values()) - 1
+
+    def seconds(self, name: str) -> float:
+        """Return how long a candidate takes when nothing disturbs it."""
+        return min(visit[name] for visit in self.visits if name in visit)
 
 
 def main() -> None:
@@ -48,122 +74,136 @@ def main() -> None:
     options = parser.parse_args()
     wanted = {s: m for s, m in shapes.read().items() if options.only in f"{s} {m}"}
     options.folder.mkdir(parents=True, exist_ok=True)
+    prepare_tvm()
     if options.step == "build":
         _build(wanted, options.folder, options.seconds)
     elif options.step == "measure":
         _measure(wanted, options.folder, options.seconds)
     else:
-        _report(wanted, _times(options.folder))
+        _report(wanted, _records(options.folder))
 
 
 def _candidates(shape: Shape) -> tuple[str, list[str]]:
     """Return the workload of a shape and the names that the rules give its candidates."""
-    prepare_tvm()
     from tvmify.compiler import pipeline
     from tvmify.compiler.samples import samples_of
-    from tvmify.compiler.schedule import tiles
     from tvmify.compiler.schedule.choice import Choices
 
-    tiles.MOST_CANDIDATES = _SEARCHED
-    choices = Choices()
+    choices = Choices(most=99)
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
     samples_of(shape.sample().ir_mod(), target, choices)
     return next(iter(choices.asked.items()), ("", []))
 
 
 def _build(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
-    prepare_tvm()
     from tvmify.compiler import pipeline
     from tvmify.compiler.samples import compile_sample
     from tvmify.compiler.schedule.choice import Choices
 
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
-    known = _times(folder)
-
     end = time.monotonic() + seconds
 
     def build(shape: Shape, workload: str, name: str) -> bool:
         if time.monotonic() > end:
             return False
+        begun = time.monotonic()
         artifact = compile_sample(shape.sample(), target, Choices(measured={workload: name}))
+        if time.monotonic() - begun > _SLOW:
+            print(f"{time.monotonic() - begun:.0f} s to build {shape}: {name}")
         path = _path(folder, shape, name)
         path.with_suffix(".so").write_bytes(artifact.library)
-        path.write_text(json.dumps([str(shape), name, artifact.description()]))
+        path.write_text(json.dumps(artifact.description()))
         return True
 
     jobs = []
     for shape in wanted:
         workload, names = _candidates(shape)
-        jobs += [
-            (shape, workload, name)
-            for name in names
-            if name not in known.get(str(shape), {}) and not _path(folder, shape, name).exists()
-        ]
+        jobs += [(shape, workload, n) for n in names if not _path(folder, shape, n).exists()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         built = sum(pool.map(lambda job: build(*job), jobs))
     print(f"{len(jobs) - built} kernels are left to build")
 
 
 def _measure(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
-    built: dict[str, dict[str, tuple[Path, Any]]] = {}
-    for path in folder.glob("*.json"):
-        if path.name != "times.json":
-            shape, name, description = json.loads(path.read_text())
-            built.setdefault(shape, {})[name] = path, description
+    records = _records(folder)
     end = time.monotonic() + seconds
-    times = _times(folder)
-    left = [shape for shape in wanted if str(shape) in built]
-    while left and time.monotonic() < end:
-        shape = left.pop()
-        kernels = built[str(shape)]
-        artifacts = [
-            Artifact.from_description(path.with_suffix(".so").read_bytes(), description)
-            for path, description in kernels.values()
-        ]
-        if shape.image:
-            operands = [shape.image, (shape.columns, *[shape.window[0]] * 2, shape.image[3])]
-        else:
-            operands = [(shape.rows, shape.depth), (shape.depth, shape.columns)]
-        image, weight = (torch.randn(operand) for operand in operands)
-        measured = dict(zip(kernels, measure(artifacts, [image], [weight]), strict=True))
-        times.setdefault(str(shape), {}).update(measured)
-        (folder / "times.json").write_text(json.dumps(times, indent=1))
-        for path, _ in kernels.values():
-            path.with_suffix(".so").unlink()
-            path.unlink()
-    print(f"{len(left)} shapes are left to measure")
+    todo: list[tuple[int, Shape, list[str]]] = []
+    for shape in wanted:
+        _, names = _candidates(shape)
+        built = [name for name in names if _path(folder, shape, name).exists()]
+        record = records.setdefault(str(shape), Record())
+        if len(built) < 2 or names[0] not in built:
+            continue
+        if not record.knows(built):
+            todo.append((0, shape, built))
+        elif len(record.visits) < _VISITS and record.lost(names[0]) > _DOUBTFUL:
+            todo.append((len(record.visits), shape, built))
+    todo.sort(key=lambda item: item[0])
+    while todo and time.monotonic() < end:
+        _, shape, names = todo.pop(0)
+        times = dict(zip(names, _times(shape, names, folder), strict=True))
+        records[str(shape)].visits.append(times)
+        kept = {name: record.visits for name, record in records.items()}
+        (folder / "times.json").write_text(json.dumps(kept, indent=1))
+    print(f"{len(todo)} shapes are left to measure")
 
 
-def _report(wanted: dict[Shape, str], times: Times) -> None:
+def _times(shape: Shape, names: Sequence[str], folder: Path) -> list[float]:
+    artifacts = [
+        Artifact.from_description(path.with_suffix(".so").read_bytes(), json.loads(text))
+        for path in (_path(folder, shape, name) for name in names)
+        for text in [path.read_text()]
+    ]
+    if shape.image:
+        operands = [shape.image, (shape.columns, *[shape.window[0]] * 2, shape.image[3])]
+    else:
+        operands = [(shape.rows, shape.depth), (shape.depth, shape.columns)]
+    image, weight = (torch.randn(operand) for operand in operands)
+    return measure(artifacts, [image], [weight])
+
+
+def _report(wanted: dict[Shape, str], records: dict[str, Record]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("shape", "of", "rules'", "µs", "fastest", "µs", "lost")
-    lost = []
+    table = Table("shape", "of", "rules'", "µs", "fastest", "µs", "lost", "measured")
+    rows: list[tuple[float, list[Any]]] = []
+    missing = 0
     for shape, model in wanted.items():
-        known = times.get(str(shape), {})
+        record = records.get(str(shape), Record())
         _, names = _candidates(shape)
-        if len(names) < 2 or names[0] not in known:
+        if len(names) < 2:
+            rows.append((0.0, [shape, model, *names, "", "", "", "", "no choice"]))
             continue
-        best = min(known, key=known.__getitem__)
-        lost.append(known[names[0]] / known[best] - 1)
-        figures = [f"{known[name] * 1e6:.0f}" for name in (names[0], best)]
-        share = f"{lost[-1]:.0%}"
-        table.add_row(str(shape), model, names[0], figures[0], best, figures[1], share)
-    console = Console(width=150)
+        own = names[0]
+        if not record.knows([own]):
+            missing += 1
+            continue
+        times = record.times(own)
+        best, lost = min(times, key=times.__getitem__), record.lost(own)
+        micros = [f"{record.seconds(own) * factor * 1e6:.0f}" for factor in (1, times[best])]
+        figures = [own, micros[0], best, micros[1], f"{lost:.0%}", len(record.visits)]
+        rows.append((lost, [shape, model, *figures]))
+    for _, row in sorted(rows, key=lambda row: -row[0]):
+        table.add_row(*map(str, row))
+    console = Console(width=200)
     console.print(table)
+    if missing:
+        console.print(f"{missing} shapes are not measured")
     for percent, goal in GOALS.items():
-        within = sum(share <= percent / 100 for share in lost) / max(1, len(lost))
-        console.print(f"{within:.0%} of {len(lost)} within {percent} % (goal {goal:.0%})")
+        within = sum(lost <= percent / 100 for lost, _ in rows) / max(1, len(rows))
+        console.print(f"{within:.0%} of {len(rows)} within {percent} % (goal {goal:.0%})")
 
 
 def _path(folder: Path, shape: Shape, name: str) -> Path:
     return folder / f"{sha256(f'{shape} {name}'.encode()).hexdigest()[:16]}.json"
 
 
-def _times(folder: Path) -> Times:
+def _records(folder: Path) -> dict[str, Record]:
     path = folder / "times.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return {shape: Record(visits) for shape, visits in json.loads(path.read_text()).items()}
 
 
 if __name__ == "__main__":

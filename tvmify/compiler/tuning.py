@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tvmify.compiler.samples import Sample
     from tvmify.compiler.schedule.choice import Choices
 
-#: Seconds after which no further workload is begun.
+#: No workload is begun that would end after so many seconds, if it took as long as the longest
+#: before it.
 LIMIT = 20.0
 #: A winner may ask for choices of its own, which are measured in a second pass.
 _PASSES = 2
@@ -135,15 +136,18 @@ def tune(
             break
         # As many at a time as keep all cores busy while they are built.
         step = os.cpu_count() or 1
+        longest = 0.0
         for start in range(0, len(unknown), step):
             tuning.on_progress(len(tuned.winners), len(samples))
-            if time.monotonic() > deadline:
+            begun = time.monotonic()
+            if begun + longest > deadline:
                 tuned.left = len(unknown) - start
                 return tuned
             batch = [
                 _Workload(w, asking.asked[w], samples[w]) for w in unknown[start : start + step]
             ]
             _measure(batch, target, asking, tuning, tuned)
+            longest = max(longest, time.monotonic() - begun)
     return tuned
 
 

@@ -80,7 +80,7 @@ def _check(
         ((1, 20, 20, 3), 40, (7, 7), {"padding": (3, 3), "stride": (2, 2)}),
         ((1, 14, 14, 24), 20, (3, 3), {"padding": (2, 2), "dilation": (2, 2), "groups": 4}),
         ((3, 8, 8, 12), 24, (1, 1), {"groups": 3}),
-        ((1, 7, 7, 33), 65, (1, 1), {"stride": (2, 2)}),
+        ((1, 7, 7, 33), 65, (1, 1), {"stride": (2, 2), "padding": (1, 1)}),
         ((1, 1, 30, 8), 16, (1, 5), {"padding": (0, 2)}),
         # Few pixels and many weights: one block of input channels after the other.
         ((2, 7, 7, 512), 64, (3, 3), {"padding": (1, 1)}),

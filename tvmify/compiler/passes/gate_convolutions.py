@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.passes.rewriting import rewrite_main
-from tvmify.compiler.schedule.conv2d import legalize_gated
+from tvmify.compiler.schedule.pointwise import legalize_gated
 
 _CONV2D, _MULTIPLY = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.multiply")
 

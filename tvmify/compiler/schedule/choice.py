@@ -24,11 +24,15 @@ class Choices:
     asked
         Filled as the program is compiled: for each workload the names of its candidates, the
         heuristic's choice first.
+    most
+        So many candidates of a workload are worth their time. The heuristic lists the more
+        promising ones first.
     """
 
     accuracy: str = "default"
     measured: Mapping[str, str] = field(default_factory=dict)
     asked: dict[str, list[str]] = field(default_factory=dict)
+    most: int = 6
 
 
 _CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
@@ -63,7 +67,7 @@ def choose(workload: str, candidates: Sequence[T]) -> T:
     """
     current = _current()
     names = [str(candidate) for candidate in candidates]
-    current.asked.setdefault(workload, names)
+    current.asked.setdefault(workload, names[: current.most])
     best = current.measured.get(workload)
     return candidates[names.index(best)] if best in names else candidates[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm import relax, s_tir, te, tirx
@@ -24,6 +24,8 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.matmul import Product
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.pointwise import strided
+from tvmify.compiler.schedule.prefetch import fetch_next_block
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window, pad
 from tvmify.compiler.schedule.winograd import Winograd, fits
@@ -31,6 +33,13 @@ from tvmify.compiler.schedule.winograd import Winograd, fits
 #: Names of the template's blocks: the padded image, the tile of sums over a block of input
 #: channels, the sums of all blocks if there are several, the store.
 PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
+#: Annotation of the tile of sums: see `Convolution`.
+ROWS_FIRST = "tvmify.rows_first"
+#: Size of one block of weights, in sizes of the first cache. On 512 channels at 7 × 7 and three
+#: more shapes, half a cache was 20 to 40 % faster than no blocks, and twice as much 2 % slower.
+_PANEL = 0.625
+#: Fewer tasks than this cannot be shared out among the cores of a small machine.
+_FEW_TASKS = 4
 #: Reductions over so few input channels are unrolled: the loop would cost more than its body.
 _FEW_CHANNELS = 4
 
@@ -51,8 +60,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         template, pack = depthwise.template(out, window, dtype, machine)
         packs, hint = (pack,), "depthwise_conv2d"
     elif window.is_pointwise and groups == 1:
-        product = Product.of(image, (kernel[3], kernel[0]), out, dtype, machine)
-        template, packs, hint = product.with_packed, (product.pack_pointwise,), "conv2d_1x1"
+        pixels = [*out[:3], image[3]]
+        product = Product.of(pixels, (kernel[3], kernel[0]), out, dtype, machine)
+        template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
         candidates = algorithms(image, kernel, out, window, groups, dtype, machine)
         workload = f"conv2d {image} {kernel} {window} {groups} {dtype}"
@@ -64,38 +74,6 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     ]
     return builder.call_te(
         template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
-    )
-
-
-def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: Expr) -> Expr | None:
-    """Lower ``conv2d(image * gate)``, a pointwise one; None if it is another.
-
-    So does squeeze-and-excitation end. To multiply rows that are in the first cache costs next to
-    nothing; to multiply the image, a pass over it.
-    """
-    attributes, kernel = call.attrs, [int(size) for size in call.args[1].ty.shape]
-    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    n, *_, channels = shape = [int(size) for size in image.ty.shape]
-    dtype = str(call.ty.dtype)
-    alike = [int(size) for size in gate.ty.shape] == [n, 1, 1, channels] and not any(
-        str(x.ty.dtype) != dtype for x in (image, gate)
-    )
-    pointwise = Window.of(attributes, kernel[1:3]).is_pointwise and int(attributes.groups) == 1
-    if layouts != ("NHWC", "OHWI", "NHWC") or not alike or not pointwise or 0 in shape + kernel:
-        return None
-    out = tuple(int(size) for size in call.ty.shape)
-    left = (prod(out[:-1]), channels)
-    product = Product.of(left, (channels, kernel[0]), out, dtype, Microarchitecture.current())
-    packed = builder.call_te(
-        product.pack_pointwise, call.args[1], primfunc_name_hint="pack_conv2d_1x1"
-    )
-    return builder.call_te(
-        product.with_gated,
-        image,
-        gate,
-        builder.emit(packed),
-        primfunc_name_hint="gated_conv2d_1x1",
-        primfunc_attrs={"op_pattern": 4},
     )
 
 
@@ -116,16 +94,23 @@ def algorithms(
     """
     bits = bits_of(accumulator(dtype))
     ranked = tiles.ranked_image(out[1], out[2], kernel[0] // groups, machine, bits)
+    others = tiles.alternatives(
+        ranked, lambda tile: tile.channels, lambda tile: tile.down, lambda tile: tile.pixels
+    )
     direct, *others = (
         Convolution.of(image, kernel, out, window, groups, dtype, machine, tile)
-        for tile in ranked[: tiles.MOST_CANDIDATES]
+        for tile in [ranked[0], *others]
     )
     found: list[Convolution | Winograd] = [direct]
     wide = min(image[3], out[3]) >= machine.lanes()
     if wide and fits(window, groups, dtype) and not choice.is_strict():
-        found += [Winograd.of(image, out, window, results, machine) for results in (2, 4)]
+        found += [
+            Winograd.of(image, out, window, results, shared, machine)
+            for results in (2, 4)
+            for shared in (False, True)
+        ]
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
-    return found + others
+    return list(dict.fromkeys(found + direct.otherwise(machine) + others))
 
 
 @dataclass(frozen=True)
@@ -135,10 +120,13 @@ class Convolution:
     Attributes
     ----------
     block
-        Input channels whose weights stay in L1 while all pixels meet them: where there are few
-        pixels, weights are what takes time, and each is to be read from afar once. All input
-        channels where this does not pay, unless accuracy is to be strict: sums of short sums are
-        more exact.
+        Input channels whose weights stay in L1 while all pixels meet them, and the next are
+        fetched: each weight is then read from afar once, and nobody waits for it. All input
+        channels where their weights fit into L1, where the sums of all pixels do not fit into L2,
+        or where too few output channels could be shared out. Unless accuracy is to be strict:
+        sums of short sums are more exact.
+    rows_first
+        Whether all output channels of some rows of pixels come before the next rows.
     """
 
     image: tuple[int, ...]
@@ -151,6 +139,7 @@ class Convolution:
     across: int
     channels: int
     block: int
+    rows_first: bool
     dtype: str
 
     @classmethod
@@ -171,29 +160,41 @@ class Convolution:
         down, across, channels = tile
         tile_bytes = prod(window.size) * channels * bits // 8
         sums = prod(out[1:3]) * channels * bits // 8
-        block = most = kernel[3]
-        if 2 * sums <= machine.l1_bytes and 2 * tile_bytes * block > machine.l2_bytes:
-            most = machine.l1_bytes // (2 * tile_bytes)
+        tasks = groups * -(-per_group // channels)
+        most = kernel[3]
+        several = prod(out[1:3]) > down * across and out[0] * tasks >= _FEW_TASKS
+        if several and sums <= machine.l2_bytes // 2 and tile_bytes * most > machine.l1_bytes:
+            most = int(machine.l1_bytes * _PANEL) // tile_bytes
         if choice.is_strict():
             most = min(most, max(plans.LONGEST_STRICT_SUM // prod(window.size), 2))
-        if most < block:
-            block = max((i for i in range(2, most + 1) if block % i == 0), default=block)
-        return cls(
-            tuple(image),
-            out,
-            window,
-            groups,
-            per_group,
-            kernel[3],
-            down,
-            across,
-            channels,
-            block,
-            dtype,
-        )
+        block = _block(kernel[3], most)
+        read, weights = (prod(sizes) * bits // 8 for sizes in (image, kernel))
+        by_channel = weights + read * tasks * machine.distance(read)
+        by_row = read + weights * -(-out[1] // down) * machine.distance(weights)
+        rows_first = block == kernel[3] and (tasks == 1 or by_row < by_channel)
+        tiled = (down, across, channels, block, rows_first)
+        return cls(tuple(image), out, window, groups, per_group, kernel[3], *tiled, dtype)
 
     def __str__(self) -> str:
-        return f"direct {self.down}x{self.across}x{self.channels}"
+        order = "rows" if self.rows_first else "channels"
+        tile = f"{self.down}x{self.across}x{self.channels}"
+        return f"direct {tile} depth {self.block} {order} first"
+
+    def otherwise(self, machine: Microarchitecture) -> list[Convolution]:
+        """Return the same tiles in another order, or with another block."""
+        if choice.is_strict():
+            return []
+        if self.block < self.in_channels:
+            return [replace(self, block=self.in_channels)]
+        tile_bytes = prod(self.window.size) * self.channels * 4
+        found = []
+        if prod(self.out[1:3]) * self.channels * 4 <= machine.l2_bytes // 2:  # the sums
+            block = _block(self.in_channels, int(machine.l1_bytes * _PANEL) // tile_bytes)
+            if block < self.in_channels:
+                found.append(replace(self, block=block, rows_first=False))
+        if self.channels < self.out_channels:
+            found.append(replace(self, rows_first=not self.rows_first))
+        return found
 
     hint = "conv2d"
 
@@ -211,14 +212,20 @@ class Convolution:
         return machine.nanoseconds(pixels * weights, 4 * weights)
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
-        """Lay weights out as ``[group, tile, height, width, input, channel of the tile]``."""
+        """Lay weights out as ``[group, tile, block, height, width, input, channel]``."""
         count, dtype = self.out_channels, accumulator(self.dtype)
 
         def element(
-            g: tirx.Var, tile: tirx.Var, y: tirx.Var, x: tirx.Var, i: tirx.Var, lane: tirx.Var
+            g: tirx.Var,
+            tile: tirx.Var,
+            block: tirx.Var,
+            y: tirx.Var,
+            x: tirx.Var,
+            i: tirx.Var,
+            lane: tirx.Var,
         ) -> Expr:
             channel = tile * self.channels + lane
-            value = kernel[g * count + channel, y, x, i].astype(dtype)
+            value = kernel[g * count + channel, y, x, block * self.block + i].astype(dtype)
             if count % self.channels == 0:
                 return value
             return tirx.if_then_else(channel < count, value, tirx.const(0, dtype))
@@ -226,8 +233,9 @@ class Convolution:
         shape = (
             self.groups,
             -(-count // self.channels),
+            self.in_channels // self.block,
             *self.window.size,
-            self.in_channels,
+            self.block,
             self.channels,
         )
         return te.compute(shape, element, name="conv_pack")
@@ -249,11 +257,13 @@ class Convolution:
             y, x = window.at(yo * down + yi, xo * across + xi, ry, rx)
             channel = o * self.block + rc
             pixel = padded[b, y, x, g * self.in_channels + channel].astype(dtype)
-            return te.sum(pixel * packed[g, co, ry, rx, channel, ci], axis=[ry, rx, rc])
+            return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
+
+        attrs = {ROWS_FIRST: self.rows_first}
 
         head = (n, self.groups, int(packed.shape[1]))
         shape = (*tiled, down, across, self.channels)
-        sums = te.compute((*head, blocks, *shape), tile, name=ANCHOR)
+        sums = te.compute((*head, blocks, *shape), tile, name=ANCHOR, attrs=attrs)
         if blocks > 1:
             o = te.reduce_axis((0, blocks), "o")
             partial = sums
@@ -285,10 +295,9 @@ class Conv2d(Rule):
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        _, groups, channel_tiles, blocks, row_tiles, column_tiles, down, across, channels = sizes[
-            :9
-        ]
-        depth, work = blocks * prod(sizes[9:]), float(prod(sizes))
+        groups, blocks = sizes[1], sizes[3]
+        down, across, channels = sizes[6:9]
+        rows_first, work = bool(sch.get(anchor).annotations[ROWS_FIRST]), float(prod(sizes))
         bits = bits_of(str(sch.get(anchor).writes[0].source.dtype))
 
         b, y, x, c = sch.get_loops(store)
@@ -298,13 +307,7 @@ class Conv2d(Rule):
             g, c = sch.split(c, [groups, None])
         co, ci = sch.split(c, [None, channels])
         outer = [b] + ([g] if groups > 1 else [])
-        pixels = row_tiles * down * column_tiles * across
-        image = pixels * blocks * sizes[11] * bits // 8  # about: strides and borders left out
-        weights = channel_tiles * channels * depth * bits // 8
-        by_channel = weights + image * channel_tiles * machine.distance(image)
-        by_row = image + weights * row_tiles * machine.distance(weights)
-        rows_outside = blocks == 1 and (channel_tiles == 1 or by_row < by_channel)
-        if rows_outside:
+        if rows_first:
             sch.reorder(*outer, yo, co, xo, yi, xi, ci)
             outermost = fuse(sch, [*outer, yo])
         else:
@@ -319,23 +322,30 @@ class Conv2d(Rule):
         if sizes[11] <= _FEW_CHANNELS:
             sch.unroll(sch.get_loops(anchor)[-1])
         lanes = tiles.lanes_for(channels, machine, bits)
-        keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
+        along = keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
         if block is not None:
+            fetch_next_block(sch, along, prod(sizes[4:6]), [4, 5])
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
-        padding = find(sch, PAD)
-        if padding is not None:
-            if rows_outside and groups == 1:
-                # The few rows that the window sees are padded where they are used, in L1.
-                sch.compute_at(padding, outermost, preserve_unit_loops=True)
-                channel = sch.get_loops(padding)[-1]
-                vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
-            else:
-                schedule_block(sch, padding, machine, work)
+        if find(sch, PAD) is not None and rows_first and groups == 1:
+            # The few rows that the window sees are padded where they are used, in L1.
+            padding = sch.get_sblock(PAD)
+            sch.compute_at(padding, outermost, preserve_unit_loops=True)
+            channel = sch.get_loops(padding)[-1]
+            vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
+        elif find(sch, PAD) is not None:
+            rest = [PAD, *rest]
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _block(channels: int, most: int) -> int:
+    """Return the largest divisor of so many channels that is at most `most`; else all."""
+    if channels <= most:
+        return channels
+    return max((i for i in range(2, most + 1) if channels % i == 0), default=channels)
 
 
 def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:

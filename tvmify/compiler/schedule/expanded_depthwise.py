@@ -32,7 +32,6 @@ from tvmify.compiler.schedule.epilogue import inline_producers
 from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.legalizing import OPAQUE, accumulator
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
-from tvmify.compiler.schedule.plans import unevenness
 from tvmify.compiler.schedule.windows import Window
 
 #: Rows of the wide image that are computed, in rows that it has: beyond this, it is cheaper to
@@ -201,7 +200,7 @@ def _rows(
         return -(-out[1] // rows) * window.reach((rows, out[2]))[0] - border
 
     def cost(rows: int) -> float:
-        return computed(rows) * unevenness(out[0] * -(-out[1] // rows) * panels)
+        return computed(rows) * _unevenness(out[0] * -(-out[1] // rows) * panels)
 
     fitting = [
         rows
@@ -329,3 +328,9 @@ class _Task:
                 place = [self.batch, self.first_row + row, start + x, channels * lanes + lane]
                 value = about.second.chain.apply(sums[x, lane], place, self.arguments)
                 T.buffer_store(out, value, place)
+
+
+def _unevenness(tasks: int) -> float:
+    """What two, four or eight cores lose because the last one has fewer tasks than the others."""
+    cores = (2, 4, 8)
+    return sum(-(-tasks // n) * n / tasks for n in cores) / len(cores)

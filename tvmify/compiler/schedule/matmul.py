@@ -128,7 +128,7 @@ class Matmul(Rule):
             vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
         # A single tile of rows reads the panel in one stream, which the processor sees by itself.
         if packing is None and together > 1:
-            fetch_next_block(sch, along, together)
+            fetch_next_block(sch, along, together, [-5])
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch

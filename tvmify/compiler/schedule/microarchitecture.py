@@ -16,8 +16,9 @@ _BYTES_PER_NANOSECOND = 20
 #: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
 _FORK_WORTHWHILE_NANOSECONDS = 10_000
 
-#: Bytes that a core reads per nanosecond from beyond its caches, in long runs.
-_FAR_BYTES_PER_NANOSECOND = 10
+#: Bytes of weights that a core reads per nanosecond beside its multiply-adds, the first time from
+#: beyond its caches, and again: see `winograd`.
+_FIRST_BYTES_PER_NANOSECOND, _AGAIN_BYTES_PER_NANOSECOND = 22, 40
 #: How much dearer a byte is that comes from beyond the private caches.
 _FAR = 4
 
@@ -86,7 +87,8 @@ class Microarchitecture:
         `again` says how many bytes of them are read again later.
         """
         arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.lanes())
-        return arithmetic + weight_bytes / _FAR_BYTES_PER_NANOSECOND + again / _BYTES_PER_NANOSECOND
+        first = weight_bytes / _FIRST_BYTES_PER_NANOSECOND
+        return arithmetic + first + again / _AGAIN_BYTES_PER_NANOSECOND
 
     @property
     def accumulators(self) -> int:

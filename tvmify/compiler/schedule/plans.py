@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -11,14 +12,24 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 #: ``accuracy="strict"`` one over more than the other. A block below the least is not worth its
 #: loads and stores.
 _LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_SUM = 1024, 96, 48
-#: Fewer tasks than the first cannot be shared out evenly. Up to the second are made where that is
-#: free: the right-hand side is small enough to be read again for each.
-_FEW_TASKS, _MANY_TASKS = 8, 32
 #: Sizes of one block of a panel, in sizes of the first cache. With the next block already on its
-#: way, a little more than the cache holds is fastest: what is added up is stored less often.
+#: way, a little more than the cache holds is fast: what is added up is stored less often.
 _PANELS = (1.25, 0.625, 4)
-#: Of how many register tiles the cost is estimated with all that surrounds them.
-_TILES = 12
+#: Blocks of rows that are considered: so many, or as many as make this many tasks.
+_BLOCKS, _TASKS = (1, 2, 4, 8), (8, 16, 32)
+#: How many register tiles are combined with everything else.
+_TILES = 8
+#: How many plans are listed for their estimates alone.
+_RUNNERS_UP = 3
+#: The estimate is the sum for machines of so many cores.
+_CORES = (2, 4)
+#: Nanoseconds of one cycle of `tiles.cycles`; per byte of weights that a core reads from memory,
+#: and when it reads them again, twice that where nothing is fetched ahead; per byte of sums that
+#: join those of other blocks; per byte of the left-hand side that a core reads again where the
+#: second cache does not hold it; per byte of a large result that is written by columns; and of a
+#: fork. Fitted to the times of 923 kernels within 13 %, see benchmarks/heuristic.py.
+_CYCLE, _FAR_BYTE, _NEAR_BYTE = 0.22, 0.035, 0.006
+_SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.007, 0.04, 1500.0
 
 
 @dataclass(frozen=True)
@@ -70,81 +81,84 @@ def choose(work: Workload, machine: Microarchitecture, bits: int) -> Plan:
 
 
 def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Plan]:
-    """Return the plans worth trying, the heuristic's own first."""
-    ranked = tiles.ranked(work.rows, work.columns, machine, bits)[:_TILES]
-    order = _by_rows(work, ranked[0], machine, bits)
+    """Return the plans worth trying, the one estimated fastest first."""
+    ranked = tiles.ranked(work.rows, work.columns, machine, bits)
+    others = tiles.alternatives(ranked, lambda tile: tile.columns, lambda tile: tile.rows)
+    considered = dict.fromkeys([*ranked[:_TILES], *others])
+    plans = [plan for tile in considered for plan in _plans(work, tile, machine, bits)]
 
-    def cost(tile: tiles.Tile) -> float:
-        tasks, block = _tasks(work, tile, machine, bits, order)
-        steps = tasks * block * tiles.cycles(tile, machine, bits, work.columns)
-        return steps * unevenness(tasks)
+    def cost(plan: Plan) -> float:
+        return sum(n * nanoseconds(work, plan, machine, bits, n) for n in _CORES)
 
-    best, *others = sorted(ranked, key=cost)
-    found = [
-        *(_plan(work, best, machine, bits, order, panel) for panel in _PANELS),
-        *(_plan(work, tile, machine, bits, order, _PANELS[0]) for tile in others[:3]),
-        _plan(work, best, machine, bits, not order, _PANELS[0]),
+    own, *rest = sorted(dict.fromkeys(plans), key=cost)
+    # Those that differ in one thing, the best of each kind, and then by their estimates.
+    kinds = [
+        lambda plan: plan.columns != own.columns,
+        lambda plan: (
+            (plan.columns, plan.rows) == (own.columns, own.rows)
+            and plan.rows_first != own.rows_first
+        ),
+        lambda plan: plan == replace(own, block=plan.block),
+        lambda plan: plan == replace(own, depth=plan.depth),
+        lambda plan: plan.columns == own.columns and plan.rows != own.rows,
     ]
-    return list(dict.fromkeys(found))
+    unlike = [next(filter(kind, rest), own) for kind in kinds]
+    return list(dict.fromkeys([own, *unlike, *rest[:_RUNNERS_UP]]))
 
 
-def _by_rows(work: Workload, tile: tiles.Tile, machine: Microarchitecture, bits: int) -> bool:
-    """Whether it moves fewer bytes to meet all columns with one block of rows at a time.
-
-    The left-hand side is read again for each panel, or the right-hand side for each block of
-    rows; from afar where it does not stay in the private caches.
-    """
-    left, right = (work.depth * size * bits // 8 for size in (work.rows, work.columns))
-    panels = -(-work.columns // tile.columns)
-    blocks = -(-left // (machine.l2_bytes // 2))
-    by_columns = right + left * panels * machine.distance(left)
-    by_rows = left + right * blocks * machine.distance(right)
-    return work.packed and by_rows < by_columns
-
-
-def _tasks(
-    work: Workload, tile: tiles.Tile, machine: Microarchitecture, bits: int, by_rows: bool
-) -> tuple[int, int]:
-    """Return how many tasks there are, and how many tiles of rows belong to each.
-
-    The rows of a task stay in the second cache if the columns change first. Otherwise all rows are
-    one block, unless the panels are too few to be shared out among the cores.
-    """
+def _plans(
+    work: Workload, tile: tiles.Tile, machine: Microarchitecture, bits: int
+) -> Iterator[Plan]:
     row_tiles = -(-work.rows // tile.rows)
     panels = work.batch * -(-work.columns // tile.columns)
-    size = bits // 8
-    nearby_weights = machine.distance(work.columns * work.depth * size) == 1
-    blocks = -(-(_MANY_TASKS if by_rows and nearby_weights else _FEW_TASKS) // panels)
-    if by_rows:
-        nearby = machine.l2_bytes // 2 // (tile.rows * work.depth * size)
-        blocks = max(blocks, -(-row_tiles // max(nearby, 1)))
-    blocks = min(
-        range(min(blocks, row_tiles), min(2 * blocks, row_tiles) + 1),
-        key=lambda n: n * -(-row_tiles // n) * unevenness(n * panels),
+    counts = {*_BLOCKS, *(-(-tasks // panels) for tasks in _TASKS)}
+    # Rows of which the left-hand side stays in the second cache.
+    nearby = machine.l2_bytes // 2 // (tile.rows * work.depth * bits // 8)
+    counts.add(-(-row_tiles // max(nearby, 1)))
+    if not work.packed:  # the right-hand side is copied as a whole for each block
+        counts = {min(counts, key=lambda count: abs(count * panels - _TASKS[0]))}
+    for block in {-(-row_tiles // min(count, row_tiles)) for count in counts}:
+        longest = LONGEST_STRICT_SUM if choice.is_strict() else _LONGEST_SUM
+        sizes = [int(machine.l1_bytes * p) // (tile.columns * bits // 8) for p in _PANELS]
+        # A single tile of rows reads the panel in one stream.
+        limits = {min(longest, size) if block > 1 else longest for size in sizes}
+        for depth in {split_evenly(work.depth, limit) for limit in limits}:
+            for rows_first in (False, True)[: 1 + work.packed]:
+                yield Plan(tile.rows, tile.columns, depth, block, rows_first)
+
+
+def nanoseconds(
+    work: Workload, plan: Plan, machine: Microarchitecture, bits: int, cores: int
+) -> float:
+    """Estimate how long a plan takes on so many cores: what the busiest of them does."""
+    row_tiles, panels = -(-work.rows // plan.rows), -(-work.columns // plan.columns)
+    blocks, element = -(-row_tiles // plan.block), bits // 8
+    left, right, result = (
+        work.batch * element * a * b
+        for a, b in (
+            (work.rows, work.depth),
+            (work.depth, panels * plan.columns),
+            (work.rows, work.columns),
+        )
     )
-    return blocks * panels, -(-row_tiles // blocks)
-
-
-def unevenness(tasks: int) -> float:
-    """What two, four or eight cores lose because the last one has fewer tasks than the others."""
-    cores = (2, 4, 8)
-    return sum(-(-tasks // n) * n / tasks for n in cores) / len(cores)
-
-
-def _plan(
-    work: Workload,
-    tile: tiles.Tile,
-    machine: Microarchitecture,
-    bits: int,
-    by_rows: bool,
-    panel: float,
-) -> Plan:
-    _, block = _tasks(work, tile, machine, bits, by_rows)
-    longest = LONGEST_STRICT_SUM if choice.is_strict() else _LONGEST_SUM
-    if block > 1:  # the block of the panel is read again
-        longest = min(longest, int(machine.l1_bytes * panel) // (tile.columns * bits // 8))
-    depth = split_evenly(work.depth, longest)
-    return Plan(tile.rows, tile.columns, depth, block, by_rows)
+    tasks = work.batch * blocks * panels
+    multiply_adds = float(work.batch * work.rows * work.depth * work.columns)
+    forks = tasks > 1 and machine.worth_threads(multiply_adds, left + right + result)
+    cores = min(cores, tasks) if forks else 1
+    steps = -(-tasks // cores) * plan.block * work.depth
+    tile = tiles.Tile(plan.rows, plan.columns)
+    time = steps * tiles.cycles(tile, machine, bits, work.columns) * _CYCLE
+    # By columns each core reads weights of its own, by rows each reads all of them.
+    far = right if plan.rows_first and blocks > 1 else right / cores
+    near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
+    time += far * _FAR_BYTE + near * _NEAR_BYTE
+    time += (work.depth // plan.depth - 1) * result / cores * _SUM_BYTE
+    around = left // work.batch // (blocks if plan.rows_first else 1)
+    if machine.distance(around) > 1:
+        time += left * panels / cores * _LEFT_BYTE
+    if not plan.rows_first and panels > 1 and result > machine.l2_bytes:
+        time += result / cores * _RESULT_BYTE
+    return time + forks * _FORK
 
 
 def split_evenly(length: int, longest: int) -> int:

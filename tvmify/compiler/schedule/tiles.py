@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+T = TypeVar("T")
 
 #: Cycles from a fused multiply-add to the next one that needs its sum, on all cores of interest.
 _LATENCY = 4
@@ -13,11 +16,11 @@ _LATENCY = 4
 #: waits for memory, which is read no faster in longer pieces.
 _MOST_VECTORS = 4
 #: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
-#: which comes from L2 more often than not, for each row, whose activation is broadcast, and for
-#: itself. Fitted to the times of 1,900 kernels, see benchmarks/heuristic.py.
-_PER_VECTOR, _PER_ROW, _PER_STEP = 0.8, 0.3, 2.0
-#: How many tiles of an image are worth measuring, see `tvmify.compiler.tuning`.
-MOST_CANDIDATES = 3
+#: which comes from L2 more often than not, and for each row, whose activation is broadcast. Fitted
+#: together with the constants of `plans`.
+_PER_VECTOR, _PER_ROW = 0.75, 0.5
+#: How much longer tiles of an image take some of which its border cuts.
+_CUT = 1.1
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
         # With every register in use, LLVM spills: the weights of a step need theirs as well.
         and (rows + 1) * vectors < machine.vector_registers
+        and (vectors - 1) * lanes < columns
     ]
 
 
@@ -57,7 +61,7 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> f
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
     arithmetic = tile.rows * vectors / 2
-    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows + _PER_STEP
+    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows
     return max(arithmetic + around, _LATENCY)
 
 
@@ -83,12 +87,31 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
     return sorted(within, key=cost)
 
 
+def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
+    """Pick tiles that are worth measuring beside the first, the best.
+
+    The next in order are much like it. So these are, for each feature, the best tiles of two other
+    values of it.
+    """
+    found: list[T] = []
+    for feature in features:
+        by_value = {feature(tile): tile for tile in reversed(ranked)}
+        order = dict.fromkeys(feature(tile) for tile in ranked)
+        found += [by_value[value] for value in list(order)[1:3]]
+    return list(dict.fromkeys(found))
+
+
 class ImageTile(NamedTuple):
     """Rows and columns of pixels × channels of sums that stay in registers."""
 
     down: int
     across: int
     channels: int
+
+    @property
+    def pixels(self) -> int:
+        """How many there are."""
+        return self.down * self.across
 
     def __str__(self) -> str:
         return f"{self.down}x{self.across}x{self.channels}"
@@ -109,7 +132,8 @@ def ranked_image(
         count = -(-height // down) * -(-width // across) * -(-columns // channels)
         loaded = count * (tile.rows + channels / machine.lanes(bits))
         is_cut = columns > channels and columns % channels > 0
-        return is_cut, count * cycles(tile, machine, bits, columns), down, loaded
+        pieces = _CUT if height % down or width % across else 1.0
+        return is_cut, pieces * count * cycles(tile, machine, bits, columns), down, loaded
 
     found = [
         ImageTile(down, tile.rows // down, tile.columns)

@@ -53,8 +53,8 @@ class Window:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each result depends on the one pixel at its own place."""
-        return self.size == (1, 1) and self.strides == (1, 1) and not any(self.padding)
+        """Whether each result depends on one pixel of the image."""
+        return self.size == (1, 1) and not any(self.padding)
 
     def reach(self, pixels: tuple[int, int]) -> tuple[int, int]:
         """How many rows and columns of input so many rows and columns of output see."""

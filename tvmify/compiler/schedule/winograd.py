@@ -30,7 +30,14 @@ PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
 #: Input channels that are added up before the sum joins that of the others: errors grow with the
 #: length of a sum, and those of F4 are at the limit.
 _BLOCK = 64
-#: With fewer chunks than this, threads share the transformed inputs.
+#: What a multiply-add takes, and what transforming one input or one result takes, in those of the
+#: direct kernel; how much dearer than weights that are read again the transformed inputs of all
+#: chunks are, once and for each tile of channels; and nanoseconds that are always spent. Fitted to
+#: the times of 78 kernels that come near the fastest for their shape, within 15 %
+#: (benchmarks/heuristic.py).
+_PRODUCT, _INPUT, _RESULT = 1.1, 27, 1
+_STORED, _READ, _START = 2.4, 3.6, 200_000
+#: Chunks with inputs of their own are made so small that there are this many.
 _FEW_CHUNKS = 8
 #: Annotation of the anchor: how the rule is to cut the loops.
 PLAN = "tvmify.winograd"
@@ -77,28 +84,29 @@ class Winograd:
         out: Sequence[int],
         window: Window,
         results: int,
+        shared: bool,
         machine: Microarchitecture,
     ) -> Winograd:
         """Choose chunks and tile."""
         rows, columns = out[0] * -(-out[1] // results), -(-out[2] // results)
         lanes = machine.lanes()
-        # Inputs, and sums for two registers of channels.
-        tile_bytes = (results + 2) ** 2 * (image[3] + 2 * lanes) * 4
-        room = max(1, machine.l2_bytes // tile_bytes)
-        across = _even(columns, room)
-        most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
-        down = _even(rows, most)
-        shared = -(-rows // down) * -(-columns // across) < _FEW_CHUNKS
         if shared:
             tile_bytes = (results + 2) ** 2 * 4 * lanes * 4
             room = max(1, machine.l2_bytes // tile_bytes)
             across = _even(columns, room)
             down = _even(rows, max(1, room // across))
+        else:
+            # Inputs, and sums for two registers of channels.
+            tile_bytes = (results + 2) ** 2 * (image[3] + 2 * lanes) * 4
+            room = max(1, machine.l2_bytes // tile_bytes)
+            across = _even(columns, room)
+            most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
+            down = _even(rows, most)
         tile = _tile(down * across, out[3], machine, narrow=not shared)
         return cls(tuple(image), tuple(out), window, results, down, across, shared, tile, lanes)
 
     def __str__(self) -> str:
-        return f"winograd F{self.results}"
+        return f"winograd F{self.results}" + (" shared" if self.shared else "")
 
     hint = "conv2d_winograd"
 
@@ -140,11 +148,12 @@ class Winograd:
         inputs, squares = self.blocks * self.depth, self.points**2
         outputs = -(-self.out[3] // self.tile.columns) * self.tile.columns
         products = count * squares * inputs * outputs
-        # Each transform reads, writes and combines its tile about four times.
-        transforms = 4 * count * squares * (inputs + outputs)
+        transforms = count * squares * (_INPUT * inputs + _RESULT * outputs)
         weights = squares * inputs * outputs * 4
-        again = 0 if self.shared else weights * (prod(self.chunks) - 1)
-        return machine.nanoseconds(products + transforms, weights, again)
+        again = weights * (prod(self.chunks) - 1)
+        if self.shared:  # transformed inputs go through memory, and are read for each tile
+            again = count * squares * inputs * 4 * (_STORED + _READ * outputs / self.tile.columns)
+        return _START + machine.nanoseconds(_PRODUCT * products + transforms, weights, again)
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
         """Transform OHWI weights into ``[tile of channels, point, input, channel of the tile]``.
@@ -318,8 +327,10 @@ class Winograd:
 
 
 def _even(count: int, most: int) -> int:
-    """Length of equal pieces of at most so many."""
-    return -(-count // -(-count // min(count, most)))
+    """Length of equal pieces of at most so many; a little shorter if then no piece is cut."""
+    most = min(count, most)
+    whole = max(length for length in range(1, most + 1) if count % length == 0)
+    return whole if 2 * whole > most else -(-count // -(-count // most))
 
 
 def _tile(rows: int, columns: int, machine: Microarchitecture, narrow: bool) -> tiles.Tile:
