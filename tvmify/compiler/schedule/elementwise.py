@@ -20,6 +20,7 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.turning import turn_operands
 
 
 class Elementwise(Rule):
@@ -113,7 +114,7 @@ def schedule_block(  # noqa: PLR0912
         return
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
-    if not spatial:
+    if not spatial or turn_operands(sch, block, machine, work):
         return
     together = contiguous_axes(sch, block)
     sch.reorder(*spatial, *reduced)
