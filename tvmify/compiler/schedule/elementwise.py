@@ -137,6 +137,8 @@ def schedule_block(  # noqa: PLR0912
     if outer:
         whole = fuse(sch, outer)
         parallel_if_worth(sch, whole, machine, work)
+        if extent(sch, whole) <= _UNROLLED and _is_guarded(sch, block) and not reduced:
+            sch.unroll(whole)  # then each condition is known
     if reduced and vector is not None:
         sch.reorder(*reduced, *several, vector)
     for loop in several:
@@ -150,6 +152,14 @@ def schedule_block(  # noqa: PLR0912
             sch.vectorize(loops[-1])
             for loop in loops[-1 - len(several) : -1]:
                 sch.unroll(loop)
+
+
+#: Short loops over conditions, as of a concatenation of many small parts, are unrolled.
+_UNROLLED = 128
+
+
+def _is_guarded(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    return "if_then_else" in str(sch.get(block).body)
 
 
 def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
