@@ -20,7 +20,7 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
-from tvmify.compiler.schedule.turning import turn_operands
+from tvmify.compiler.schedule.turning import must_stay, turn_operands
 
 
 class Elementwise(Rule):
@@ -50,6 +50,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         widest = max(_iterations(sch, consumer) for consumer in consumers)
         often = len(consumers) > 1 or widest > 2 * _iterations(sch, block)
         if (often and calls_function(sch, block)) or nests_too_deep(sch, block):
+            continue
+        if must_stay(sch, block):
             continue
         try:
             sch.compute_inline(block)

@@ -57,6 +57,19 @@ def turn_operands(
     return True
 
 
+def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a block is read across its memory, and inlined would hide that.
+
+    It is a pass of its own then, along its memory: two such passes are faster than one that reads
+    element by element.
+    """
+    body = sch.get(block)
+    axes = [variable.var for variable in body.iter_vars]
+    if all(_places(read, axes) is not None for read in body.reads):
+        return False
+    return any(_across(sch, consumer) is not None for consumer in sch.get_consumers(block))
+
+
 def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | None:
     """Which axis of the result is the last of some operands, if its own last is not, and which."""
     body = sch.get(block)
@@ -66,16 +79,22 @@ def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | Non
     axes = [variable.var for variable in body.iter_vars]
     found: dict[int, list[int]] = {}
     for number, read in enumerate(body.reads):
-        axis = _last_axis(read, axes)
-        if axis is not None:
-            found.setdefault(axis, []).append(number)
+        places = _places(read, axes)
+        if places and places[-1] is not None and len(axes) - 1 in places[:-1]:
+            found.setdefault(places[-1], []).append(number)
     return next(iter(found.items()), None)
 
 
-def _last_axis(read: TensorRegion, axes: list[tirx.Var]) -> int | None:
-    index = [part.min for part in read.region]
-    if any(int(part.extent) != 1 for part in read.region if isinstance(part.extent, tirx.IntImm)):
-        return None
-    places = [next((i for i, a in enumerate(axes) if a.same_as(at)), None) for at in index]
-    last = len(axes) - 1
-    return places[-1] if last in places[:-1] and places[-1] is not None else None
+def _places(read: TensorRegion, axes: list[tirx.Var]) -> list[int | None] | None:
+    """Which axis of the result each index of an operand is, None for a constant.
+
+    None if an index is something else, or the operand is read in several places at once.
+    """
+    places: list[int | None] = []
+    for part in read.region:
+        place = next((i for i, axis in enumerate(axes) if axis.same_as(part.min)), None)
+        is_constant = isinstance(part.min, tirx.IntImm)
+        if int(part.extent) != 1 or (place is None and not is_constant):
+            return None
+        places.append(place)
+    return places
