@@ -93,8 +93,8 @@ def _places(read: TensorRegion, axes: list[tirx.Var]) -> list[int | None] | None
     places: list[int | None] = []
     for part in read.region:
         place = next((i for i, axis in enumerate(axes) if axis.same_as(part.min)), None)
-        is_constant = isinstance(part.min, tirx.IntImm)
-        if int(part.extent) != 1 or (place is None and not is_constant):
+        is_single = isinstance(part.extent, tirx.IntImm) and int(part.extent) == 1
+        if not is_single or (place is None and not isinstance(part.min, tirx.IntImm)):
             return None
         places.append(place)
     return places
