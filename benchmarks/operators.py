@@ -82,7 +82,10 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         ),
         "gather": (lambda x, i: x.gather(0, i), (rows, some)),
         "index_select": (lambda x, i: x.index_select(0, i), (table, places)),
-        "index_put": (lambda x, i, y: x.index_put((i,), y), (table, torch.randperm(10_000)[:256], torch.randn(256, 64))),
+        "index_put": (
+            lambda x, i, y: x.index_put((i,), y),
+            (table, torch.randperm(10_000)[:256], torch.randn(256, 64)),
+        ),
         "scatter": (lambda x, i, y: x.scatter(0, i, y), (rows, some, torch.randn(128, 768))),
         "scatter_add": (lambda x, i, y: x.scatter_add(0, i, y), (rows, some, torch.ones(128, 768))),
         "cumsum_last": (lambda x: x.cumsum(-1), (rows,)),

@@ -60,9 +60,7 @@ class _Merging:
         Names of the functions made, and whether they raise errors.
     """
 
-    def __init__(
-        self, builder: relax.BlockBuilder, kernels: Kernels, main: relax.Function
-    ) -> None:
+    def __init__(self, builder: relax.BlockBuilder, kernels: Kernels, main: relax.Function) -> None:
         self.builder, self.kernels = builder, kernels
         self.merged: dict[str, bool] = {}
         self.readers: dict[relax.Var, int] = {}
@@ -104,9 +102,7 @@ class _Merging:
                 for binding in run:
                     call = binding.value
                     arguments = relax.Tuple([places[x] for x in call.args[1].fields])
-                    part = relax.Call(
-                        call.op, [call.args[0], arguments], call.attrs, call.ty_args
-                    )
+                    part = relax.Call(call.op, [call.args[0], arguments], call.attrs, call.ty_args)
                     places[binding.var] = builder.emit(part)
                 outputs = [builder.emit_output(places[x]) for x in results]
             function = builder.emit_func_output(

@@ -41,9 +41,7 @@ def _indices(at: Sequence[Expr], shape: Sequence[int], source: Sequence[int]) ->
     while own:
         # As few axes of either as have the same number of elements.
         mine, theirs = [own.pop(0)], [others.pop(0)]
-        while (size := prod(shape[a] for a in mine)) != (
-            other := prod(source[a] for a in theirs)
-        ):
+        while (size := prod(shape[a] for a in mine)) != (other := prod(source[a] for a in theirs)):
             (mine if size < other else theirs).append((own if size < other else others).pop(0))
         position: Expr = at[mine[0]]
         for axis in mine[1:]:
