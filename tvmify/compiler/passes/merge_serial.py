@@ -132,7 +132,7 @@ def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:
 
 
 def _is_mergeable(function: tirx.PrimFunc) -> bool:
-    """Whether a function starts no threads, and its extents are of Relax's type, as FuseTIR asks."""
+    """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR asks."""
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
 
