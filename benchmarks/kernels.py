@@ -40,7 +40,7 @@ class Kernel:
     Attributes
     ----------
     name, rule
-        Of its function, and of the schedule rule that made it.
+        Of its function, and of the schedule rule that made it; "merged" if there were several.
     operations
         Floating point operations of the loops that the kernel was made from. Algorithms that save
         some, such as Winograd's, count as they are, not as what they stand for.
@@ -159,7 +159,7 @@ class Program:
         shapes = ["×".join(str(size) for size in tensor.shape) for tensor in tensors]
         size = sum(torch.from_dlpack(tensor).nbytes for tensor in tensors)
         return Kernel(
-            name, self.rules.get(name, "library"), self.operations.get(name, 0.0), shapes, size
+            name, self.rules.get(name, "merged"), self.operations.get(name, 0.0), shapes, size
         )
 
 

@@ -206,3 +206,25 @@ def test_linear_layers(dtype: torch.dtype):
 def test_recurrent_layers():
     check(nn.LSTM(8, 16), torch.randn(3, 2, 8))
     check(nn.GRU(8, 16, batch_first=True), torch.randn(2, 3, 8))
+
+
+def test_volumes():
+    window = {"stride": (2, 1, 2), "padding": (2, 0, 1), "dilation": (2, 1, 1), "groups": 2}
+    check(nn.Conv3d(8, 8, (3, 1, 2), **window), torch.randn(2, 8, 9, 6, 6))
+    check(nn.Conv3d(8, 16, 1), torch.randn(2, 8, 5, 6, 6))
+    x = torch.randn(2, 8, 3, 4, 4)
+    check(nn.ConvTranspose3d(8, 6, 2, stride=2), x)
+    check(nn.ConvTranspose3d(8, 6, 3, stride=2, padding=1, output_padding=1), x)
+
+
+def test_a_gate_over_an_image_is_a_product():
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Conv2d(16, 16, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+
+    rules = check(Gated(), torch.randn(1, 16, 9, 9)).report["kernels"].values()
+    assert "matmul" in rules

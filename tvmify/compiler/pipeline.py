@@ -17,6 +17,7 @@ from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
 from tvmify.compiler.passes.merge_projections import merge_projections
+from tvmify.compiler.passes.merge_serial import MergeSerial
 from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.trust_arguments import TrustArguments
@@ -112,6 +113,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Turn dataflow into calls on planned memory, ready for the virtual machine."""
     passes = [
+        MergeSerial(),
         NameKernels(),
         # As TVM's ``dataflow_lower_passes``, less RewriteDataflowReshape: it came before.
         relax.transform.ToNonDataflow(),

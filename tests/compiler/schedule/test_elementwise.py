@@ -9,6 +9,7 @@ from tvm import relax, te, tirx
 
 from tests.compiler.schedule.kernels import (
     NATIVE,
+    NEON,
     TARGETS,
     build,
     check,
@@ -106,3 +107,22 @@ def test_what_no_rule_can_do_is_reported_and_kept():
     _, report = schedule(ir_mod, NATIVE)
     assert report == {"f": "scheduled before"}
     assert isinstance(ir_mod["f"], tirx.PrimFunc)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(64, 48), (40, 33), (9, 70)])
+def test_transposes_read_whole_vectors(target, shape):
+    built = check(
+        lambda builder, x, y: op.add(builder.emit(op.permute_dims(x)), y),
+        lambda x, y: x.T + y,
+        [random(*shape), random(*shape[::-1], seed=1)],
+        rule="elementwise",
+        target=target,
+    )
+    assert "local" in str(built.kernel())
+
+
+def test_neon_transposes_tile_by_tile():
+    built = build(lambda builder, x: op.permute_dims(x), [random(64, 64)], target=NEON)
+    assert widest_vector(built.kernel()) == 4
+    assert "ldr\tq" in built.assembly() or "ldp\tq" in built.assembly()

@@ -1,4 +1,4 @@
-"""Convolutions: everything up to two dimensions becomes ``relax.nn.conv2d``, which is scheduled."""
+"""Convolutions: lines, images and volumes become ``relax.nn.conv2d``, which is scheduled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from tvm import relax, topi
 
+from tvmify.compiler.converters import volumes
 from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts
 
@@ -23,9 +24,10 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
     rank = len(importer.shape(source)) - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
     before, after = list(padding), list(padding)
-    if transposed and rank < 3 and groups == 1 and max(dilation) == 1:
+    if transposed and groups == 1 and max(dilation) == 1:
         extra = _spread(output_padding, rank)
-        result = _transposed(importer, x, weight, stride, padding, extra)
+        transpose = volumes.transposed if rank == 3 else _transposed
+        result = transpose(importer, x, weight, stride, padding, extra)
         return _with_bias(importer, result, bias, rank, dtype)
     if transposed:
         extents = importer.shape(kernel)[2:]
@@ -36,11 +38,14 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
         x, before, after = _cropped(importer, x, before, after)
         stride = [1] * rank
     if rank == 1:
-        x, weight = (importer.emit(relax.op.expand_dims(t, 2)) for t in (x, weight))
-        stride, dilation, before, after = [1, *stride], [1, *dilation], [0, *before], [0, *after]
-    convolve = relax.op.nn.conv3d if rank == 3 else relax.op.nn.conv2d
+        # A line is an image of one column: threads share out rows.
+        x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
+        stride, dilation, before, after = [*stride, 1], [*dilation, 1], [*before, 0], [*after, 0]
+    if rank == 3:
+        depth = volumes.Depth(*(values.pop(0) for values in (stride, dilation, before, after)))
+        x, weight = volumes.as_images(importer, x, weight, depth)
     result = importer.emit(
-        convolve(
+        relax.op.nn.conv2d(
             x,
             weight,
             strides=stride,
@@ -49,7 +54,10 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
             groups=int(groups),  # type: ignore[arg-type]
         )
     )
-    return _with_bias(importer, result, bias, rank, dtype)
+    result = _with_bias(importer, result, bias, rank, dtype)
+    if rank < 3:
+        return result
+    return volumes.as_volumes(importer, result, importer.shape(source)[0])
 
 
 def _with_bias(
@@ -57,10 +65,10 @@ def _with_bias(
 ) -> relax.Expr:
     if bias is not None:
         channels = importer.shape(bias)[0]
-        per_channel = [1, channels] + [1] * max(rank, 2)
+        per_channel = [1, channels] + [1] * (len(result.ty.shape) - 2)
         shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
         result = importer.emit(relax.op.add(result, importer.emit(shift)))
-    return importer.emit(relax.op.squeeze(result, [2])) if rank == 1 else result
+    return importer.emit(relax.op.squeeze(result, [3])) if rank == 1 else result
 
 
 def _spread(value: object, rank: int) -> list[int]:
@@ -76,10 +84,10 @@ def _transposed(
     padding: list[int],
     extra: list[int],
 ) -> relax.Expr:
-    """Emit the operator that has a schedule of its own; a line is an image of one row."""
+    """Emit the operator that has a schedule of its own; a line is an image of one column."""
     if len(stride) == 1:
-        x, weight = (importer.emit(relax.op.expand_dims(t, 2)) for t in (x, weight))
-        stride, padding, extra = [1, *stride], [0, *padding], [0, *extra]
+        x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
+        stride, padding, extra = [*stride, 1], [*padding, 0], [*extra, 0]
     return importer.emit(
         relax.op.nn.conv2d_transpose(
             x, weight, strides=stride, padding=[*padding, *padding], output_padding=extra

@@ -16,9 +16,10 @@ from tvmify.compiler.schedule.legalizing import OPAQUE
 def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
     """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones."""
     lowest = -extent if wrap else 0
+    shape = (tirx.const(count, "int64"),)  # as Relax has it: buffers must agree to be merged
 
     @T.prim_func(private=True, s_tir=True)
-    def check(index: T.Buffer((count,), dtype), result: T.Buffer((count,), dtype)):
+    def check(index: T.Buffer(shape, dtype), result: T.Buffer(shape, dtype)):
         T.func_attr(
             {
                 "tirx.noalias": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.importer import Importer
+
+
+#: Fewer elements are added up before threads have started.
+_MANY = 1 << 16
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -45,7 +50,22 @@ def total(importer: Importer, node: fx.Node) -> relax.Expr:
     whole = overload == "default"
     axes = None if whole else _axes(importer, node)
     keep = False if whole else bool(importer.argument(node, 2, "keepdim", False))
-    return getattr(relax.op, name)(x, axes, keep)
+    return _reduced(importer, getattr(relax.op, name), x, axes, keep)
+
+
+def _reduced(
+    importer: Importer,
+    reduce: Callable[..., relax.Expr],
+    x: relax.Expr,
+    axes: list[int] | None,
+    keep: bool,
+) -> relax.Expr:
+    """Reduce axes; if those are all there are, the last one first, whose rows threads share out."""
+    shape = [int(extent) for extent in x.ty.shape]
+    every = axes is None or len(axes) == len(shape)
+    if every and len(shape) > 1 and prod(shape) >= _MANY:
+        x = importer.emit(reduce(x, [len(shape) - 1], True))
+    return reduce(x, axes, keep)
 
 
 @converts("amax.default", "amin.default", "max.default", "min.default")
@@ -61,7 +81,8 @@ def _extremum(
     x = _comparable(importer, source)
     if not importer.shape(source):
         return x
-    return (relax.op.max if name == "max" else relax.op.min)(x, axes, keep)
+    reduce = relax.op.max if name == "max" else relax.op.min
+    return _reduced(importer, reduce, x, axes, keep)
 
 
 @converts("any.default", "any.dim", "any.dims", "all.default", "all.dim")

@@ -14,6 +14,7 @@ from tvmify.compiler.schedule import (
     matmul,
     pooling,
     reduction,
+    reshape,
     transposed,
     winograd_loops,
 )
@@ -36,6 +37,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.nn.conv2d_transpose": transposed.legalize,
     "relax.nn.max_pool2d": pooling.legalize_max,
     "relax.nn.avg_pool2d": pooling.legalize_average,
+    "relax.reshape": reshape.legalize,
     "relax.sum": reduction.legalize,
     "relax.mean": reduction.legalize,
 }

@@ -20,6 +20,7 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.turning import must_stay, turn_operands
 
 
 class Elementwise(Rule):
@@ -49,6 +50,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         widest = max(iterations(sch, consumer) for consumer in consumers)
         often = len(consumers) > 1 or widest > 2 * iterations(sch, block)
         if (often and calls_function(sch, block)) or nests_too_deep(sch, block):
+            continue
+        if must_stay(sch, block):
             continue
         try:
             sch.compute_inline(block)
@@ -114,7 +117,7 @@ def schedule_block(  # noqa: PLR0912
         return
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
-    if not spatial:
+    if not spatial or turn_operands(sch, block, machine, work):
         return
     together = contiguous_axes(sch, block)
     sch.reorder(*spatial, *reduced)
@@ -137,6 +140,8 @@ def schedule_block(  # noqa: PLR0912
     if outer:
         whole = fuse(sch, outer)
         parallel_if_worth(sch, whole, machine, work)
+        if extent(sch, whole) <= _UNROLLED and _is_guarded(sch, block) and not reduced:
+            sch.unroll(whole)  # then each condition is known
     if reduced and vector is not None:
         sch.reorder(*reduced, *several, vector)
     for loop in several:
@@ -150,6 +155,14 @@ def schedule_block(  # noqa: PLR0912
             sch.vectorize(loops[-1])
             for loop in loops[-1 - len(several) : -1]:
                 sch.unroll(loop)
+
+
+#: Short loops over conditions, as of a concatenation of many small parts, are unrolled.
+_UNROLLED = 128
+
+
+def _is_guarded(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    return "if_then_else" in str(sch.get(block).body)
 
 
 def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:

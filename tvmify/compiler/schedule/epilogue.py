@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvmify.compiler.schedule.elementwise import iterations, nests_too_deep
-from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
+from tvmify.compiler.schedule.elementwise import nests_too_deep
+from tvmify.compiler.schedule.loops import (
+    blocks_of,
+    element_count,
+    is_injective,
+    is_output,
+)
 
 
 def inline_producers(sch: s_tir.Schedule, anchor: str, keep: tuple[str, ...] = ()) -> None:
@@ -40,36 +43,34 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
         Names of blocks that could not be drawn in (a second output, say): nests of their own.
     """
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
-    spread = ""
     for name in names[names.index(store) + 1 :]:
         block = sch.get_sblock(name)
         inlined = is_injective(sch, block) and not is_output(sch, block)
-        if inlined and not spread and _is_spread(sch, block):
-            spread = name
-        elif inlined and not nests_too_deep(sch, block):
+        if inlined and not nests_too_deep(sch, block) and not _is_spread(sch, block):
             sch.compute_inline(block)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     rest = names[names.index(store) + 1 :]
-    if spread and rest[0] == spread:
-        with suppress(s_tir.ScheduleError):  # something else reads the result of the kernel too
-            sch.reverse_compute_inline(sch.get_sblock(spread))
-            del rest[0]
-    elif len(rest) == 1 and not _is_spread(sch, sch.get_sblock(store)):
+    size = _elements(sch, sch.get_sblock(store))
+    near = [name for name in rest if _elements(sch, sch.get_sblock(name)) == size]
+    if len(near) == 1:
         try:
-            sch.reverse_compute_inline(sch.get_sblock(rest[0]))
+            sch.reverse_compute_inline(sch.get_sblock(near[0]))
         except s_tir.ScheduleError:
-            if _same_loops(sch, store, rest[0]):
+            if rest == near and _same_loops(sch, store, near[0]):
                 sch.compute_inline(sch.get_sblock(store))
-                return sch.get_sblock(rest[0]), []
+                return sch.get_sblock(near[0]), []
         else:
-            rest = []
+            rest.remove(near[0])
     return sch.get_sblock(store), rest
 
 
 def _is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether each result is read in many places, as a gate is that an image is multiplied by."""
-    own = iterations(sch, block)
-    return any(iterations(sch, consumer) > own for consumer in sch.get_consumers(block))
+    """Whether elements are broadcast, as a gate over an image: inlined, each is computed again."""
+    return any(_elements(sch, c) > _elements(sch, block) for c in sch.get_consumers(block))
+
+
+def _elements(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    return element_count(variable.dom.extent for variable in sch.get(block).iter_vars)
 
 
 def _same_loops(sch: s_tir.Schedule, one: str, other: str) -> bool:

@@ -81,13 +81,13 @@ def element_count(shape: Iterable[object]) -> int:
     return prod(int(size) for size in shape)  # type: ignore[call-overload]
 
 
-def traffic(function: tirx.PrimFunc) -> int:
-    """Bytes of all arguments of a function."""
-    total = 0
+def traffic(function: tirx.PrimFunc, most: float) -> float:
+    """Bytes of all arguments of a function; of each at most so many elements, as of a table."""
+    total = 0.0
     for parameter in function.params:
         if hasattr(parameter.ty, "shape"):
             bits = bits_of(str(parameter.ty.dtype))
-            total += element_count(parameter.ty.shape) * bits // 8
+            total += min(element_count(parameter.ty.shape), most) * bits / 8
     return total
 
 
@@ -95,7 +95,8 @@ def parallel_if_worth(
     sch: s_tir.Schedule, loop: LoopRV, machine: Microarchitecture, multiply_adds: float
 ) -> None:
     """Mark a loop parallel unless the whole function is too short for a fork and join."""
-    if extent(sch, loop) > 1 and machine.worth_threads(multiply_adds, traffic(sch.mod["main"])):
+    moved = traffic(sch.mod["main"], multiply_adds)
+    if extent(sch, loop) > 1 and machine.worth_threads(multiply_adds, moved):
         sch.parallel(loop)
 
 

@@ -176,9 +176,10 @@ def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
 
 
 def _flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
-    number: Expr = index[0]
-    for i, size in zip(index[1:], shape[1:], strict=True):
-        number = number * size + i
+    number: Expr = tirx.const(0, "int64")
+    for i, size in zip(index, shape, strict=True):
+        if size > 1:  # TVM cannot invert a sum of axes of one element
+            number = number * size + i
     return number
 
 

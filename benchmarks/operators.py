@@ -1,0 +1,238 @@
+"""Single operators against eager PyTorch: what no rule has been written for shows here first.
+
+    python -m benchmarks.operators [--only "conv* cumsum"] [--threads 2] [--rounds 50]
+
+Each is compiled as a module of its own; then both take turns, in one process. Errors are the
+largest over the largest output, against eager PyTorch in float64. Times are the shortest of many
+bursts: whatever else the machine does can only add to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import timeit
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from benchmarks.models import chosen
+from benchmarks.worker import largest_error
+
+MICROSECONDS = 1e6
+BURST = 0.002  # seconds
+#: How many times as long as eager an operator may take before it is marked.
+BEHIND = 1.2
+
+Case = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class Operator(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Any:
+        """Call the function."""
+        return self.function(*args)
+
+
+def _image(channels: int, *sizes: int) -> tuple[Tensor]:
+    return (torch.randn(1, channels, *sizes),)
+
+
+def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
+    rows = torch.randn(128, 768)
+    volume, image, line = _image(32, 8, 28, 28), _image(64, 56, 56), _image(64, 1000)
+    table, places = torch.randn(10_000, 64), torch.randint(10_000, (256,))
+    some = torch.randint(128, (128, 768))
+    steps, batch = torch.randn(32, 1, 128), torch.randn(32, 8, 128)
+    return {
+        "conv1d": (nn.Conv1d(64, 128, 3, padding=1), line),
+        "conv1d_few": (nn.Conv1d(1, 64, 10, stride=5), _image(1, 16000)),
+        "conv2d": (nn.Conv2d(64, 64, 3, padding=1), image),
+        "conv2d_dilated": (nn.Conv2d(64, 64, 3, padding=2, dilation=2), image),
+        "conv2d_1_per_group": (nn.Conv2d(64, 64, 3, padding=1, groups=64), image),
+        "conv2d_2_per_group": (nn.Conv2d(64, 64, 3, padding=1, groups=32), image),
+        "conv2d_4_per_group": (nn.Conv2d(128, 128, 3, padding=1, groups=32), _image(128, 56, 56)),
+        "conv2d_8_per_group": (nn.Conv2d(256, 256, 3, padding=1, groups=32), _image(256, 28, 28)),
+        "conv2d_multiplied": (nn.Conv2d(64, 128, 3, padding=1, groups=64), image),
+        "conv1d_grouped": (nn.Conv1d(256, 256, 128, padding=64, groups=16), _image(256, 200)),
+        "conv3d": (nn.Conv3d(32, 64, 3, padding=1), volume),
+        "conv3d_few": (nn.Conv3d(3, 32, 3, stride=2, padding=1), _image(3, 16, 56, 56)),
+        "conv3d_pointwise": (nn.Conv3d(32, 64, 1), volume),
+        "conv_transpose1d": (nn.ConvTranspose1d(64, 32, 4, stride=2, padding=1), line),
+        "conv_transpose2d": (nn.ConvTranspose2d(64, 32, 2, stride=2), image),
+        "conv_transpose2d_grouped": (nn.ConvTranspose2d(64, 64, 4, 2, 1, groups=64), image),
+        "conv_transpose3d": (nn.ConvTranspose3d(32, 16, 2, stride=2), volume),
+        "embedding": (nn.Embedding(10_000, 64), (places,)),
+        "embedding_bag": (nn.EmbeddingBag(10_000, 64), (places.view(32, 8),)),
+        "embedding_bag_offsets": (
+            nn.EmbeddingBag(10_000, 64, mode="sum"),
+            (places, torch.arange(0, 256, 8)),
+        ),
+        "gather": (lambda x, i: x.gather(0, i), (rows, some)),
+        "index_select": (lambda x, i: x.index_select(0, i), (table, places)),
+        "index_put": (
+            lambda x, i, y: x.index_put((i,), y),
+            (table, torch.randperm(10_000)[:256], torch.randn(256, 64)),
+        ),
+        "scatter": (lambda x, i, y: x.scatter(0, i, y), (rows, some, torch.randn(128, 768))),
+        "scatter_add": (lambda x, i, y: x.scatter_add(0, i, y), (rows, some, torch.ones(128, 768))),
+        "cumsum_last": (lambda x: x.cumsum(-1), (rows,)),
+        "cumsum_first": (lambda x: x.cumsum(0), (rows,)),
+        "argmax_last": (lambda x: x.argmax(-1), (rows,)),
+        "argmax_first": (lambda x: x.argmax(0), (rows,)),
+        "topmost": (lambda x: tuple(x.max(-1)), (rows,)),
+        "max_pool1d": (nn.MaxPool1d(3, 2), line),
+        "max_pool2d": (nn.MaxPool2d(3, 2, 1), _image(64, 112, 112)),
+        "max_pool3d": (nn.MaxPool3d(2), volume),
+        "avg_pool1d": (nn.AvgPool1d(3, 2), line),
+        "avg_pool2d": (nn.AvgPool2d(2), image),
+        "avg_pool3d": (nn.AvgPool3d(2), volume),
+        "adaptive_avg_pool1d": (nn.AdaptiveAvgPool1d(7), line),
+        "adaptive_avg_pool2d": (nn.AdaptiveAvgPool2d(7), image),
+        "adaptive_avg_pool2d_1": (nn.AdaptiveAvgPool2d(1), image),
+        "adaptive_avg_pool3d": (nn.AdaptiveAvgPool3d(2), volume),
+        "adaptive_max_pool2d": (nn.AdaptiveMaxPool2d(7), image),
+        "resize_nearest": (nn.Upsample(scale_factor=2), image),
+        "resize_bilinear": (nn.Upsample(scale_factor=2, mode="bilinear"), image),
+        "resize_bicubic": (nn.Upsample(scale_factor=2, mode="bicubic"), image),
+        "resize_3_channels": (nn.Upsample(size=(224, 224), mode="bilinear"), _image(3, 256, 256)),
+        "pad_constant": (nn.ZeroPad2d(3), image),
+        "pad_reflect": (nn.ReflectionPad2d(3), image),
+        "pad_replicate": (nn.ReplicationPad2d(3), image),
+        "cat_first": (lambda x, y: torch.cat([x, y]), (rows, rows + 1)),
+        "cat_last": (lambda x, y: torch.cat([x, y], -1), (rows, rows[:, :100].clone())),
+        "cat_channels": (lambda x, y: torch.cat([x, y], 1), (*image, image[0] + 1)),
+        "stack_last": (lambda x, y: torch.stack([x, y], -1), (rows, rows + 1)),
+        "split": (lambda x: [part + 1 for part in x.split(256, -1)], (rows,)),
+        "transpose": (lambda x: x.t().contiguous(), (torch.randn(1024, 1024),)),
+        "permute_heads": (lambda x: x.transpose(1, 2).contiguous(), (torch.randn(1, 128, 12, 64),)),
+        "channels_last": (lambda x: x.permute(0, 2, 3, 1).contiguous(), image),
+        "layer_norm": (nn.LayerNorm(768), (rows,)),
+        "group_norm": (nn.GroupNorm(8, 64), image),
+        "instance_norm": (nn.InstanceNorm2d(64), image),
+        "rms_norm": (nn.RMSNorm(768), (rows,)),
+        "batch_norm": (nn.BatchNorm2d(64), image),
+        "softmax_last": (lambda x: x.softmax(-1), (rows,)),
+        "softmax_first": (lambda x: x.softmax(0), (rows,)),
+        "log_softmax_last": (lambda x: x.log_softmax(-1), (rows,)),
+        "log_softmax_channels": (lambda x: x.log_softmax(1), image),
+        "mean_last": (lambda x: x.mean(-1), (rows,)),
+        "mean_first": (lambda x: x.mean(0), (rows,)),
+        "mean_middle": (lambda x: x.mean(1), (torch.randn(16, 128, 256),)),
+        "sum_all": (lambda x: x.sum(), (torch.randn(1024, 1024),)),
+        "mean_all": (lambda x: x.mean(), (rows,)),
+        "max_all": (lambda x: x.amax(), (torch.randn(1024, 1024),)),
+        "norm_all": (lambda x: x.norm(), (torch.randn(1024, 1024),)),
+        "var_last": (lambda x: x.var(-1), (rows,)),
+        "roll": (lambda x: x.roll((3, 3), (2, 3)), image),
+        "flip": (lambda x: x.flip(-1), (rows,)),
+        "tril": (lambda x: x.tril(), (torch.randn(512, 512),)),
+        "where": (lambda x, y: torch.where(x > 0, x, y), (rows, rows.flip(0).contiguous())),
+        "one_hot": (lambda i: F.one_hot(i, 1000), (torch.randint(1000, (128,)),)),
+        "gelu": (nn.GELU(), (rows,)),
+        "linear": (nn.Linear(768, 768), (rows,)),
+        "bmm": (lambda x: x @ x.transpose(1, 2), (torch.randn(12, 128, 64),)),
+        "matrix_vector": (lambda x, y: x @ y, (torch.randn(1024, 1024), torch.randn(1024))),
+        "lstm": (nn.LSTM(128, 256), (steps,)),
+        "lstm_batch": (nn.LSTM(128, 256), (batch,)),
+        "gru": (nn.GRU(128, 256), (steps,)),
+        "gru_batch": (nn.GRU(128, 256), (batch,)),
+    }
+
+
+def build(name: str) -> Case:
+    """Return an operator as a module, and its arguments."""
+    torch.manual_seed(0)
+    function, args = _operators()[name]
+    return (function if isinstance(function, nn.Module) else Operator(function)).eval(), args
+
+
+#: Names of all operators.
+OPERATORS = tuple(_operators())
+
+
+@dataclass
+class Contest:
+    """An operator, ready to be run compiled and in eager."""
+
+    name: str
+    compiled: Callable[[], Any]
+    eager: Callable[[], Any]
+    error: float
+
+    @classmethod
+    def of(cls, name: str) -> Contest:
+        """Compile an operator.
+
+        Raises
+        ------
+        NotCompiled
+            It is refused.
+        """
+        from tvmify import tvmify
+
+        module, args = build(name)
+        fast = tvmify(deepcopy(module), strict=True, progress=False)
+        with torch.no_grad():
+            wide = pytree.tree_map(lambda x: x.double() if x.is_floating_point() else x, args)
+            references = pytree.tree_leaves(deepcopy(module).double()(*wide))
+            error = largest_error(fast(*args), references)
+        return cls(name, lambda: fast(*args), lambda: module(*args), error)
+
+    def measure(self, rounds: int) -> tuple[float, float]:
+        """Return the microseconds of a call, compiled and in eager: their fastest bursts."""
+        calls, times = [self.compiled, self.eager], ([], [])
+        counts = [max(int(BURST / timeit.timeit(call, number=3) * 3), 1) for call in calls]
+        for _ in range(rounds):
+            for call, count, taken in zip(calls, counts, times, strict=True):
+                call()
+                taken.append(timeit.timeit(call, number=count) / count * MICROSECONDS)
+        return min(times[0]), min(times[1])
+
+
+def show(contests: list[Contest], rounds: int, console: Console) -> None:
+    """Measure and print the table; what is behind is marked."""
+    table = Table("operator", "tvmify µs", "eager µs", "ratio", "error", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for contest in contests:
+        compiled, eager = contest.measure(rounds)
+        ratio = compiled / eager
+        mark = "[red]" if ratio > BEHIND else ""
+        table.add_row(
+            contest.name,
+            f"{compiled:.1f}",
+            f"{eager:.1f}",
+            f"{mark}{ratio:.2f}",
+            f"{contest.error:.0e}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    """Compile, measure, print."""
+    parser = argparse.ArgumentParser(description="Time single operators against eager PyTorch.")
+    parser.add_argument("--only", default="*", help="names or patterns, such as 'conv* cumsum'")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=50)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with torch.no_grad():
+        contests = [Contest.of(name) for name in chosen(given.only, OPERATORS)]
+        show(contests, given.rounds, Console())
+
+
+if __name__ == "__main__":
+    main()

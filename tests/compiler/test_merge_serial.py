@@ -1,0 +1,41 @@
+"""Small kernels that follow each other are one function."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tvm import tirx
+
+from tests.compiler.programs import as_module, check, compiled, executed, target
+from tvmify.compiler import pipeline
+from tvmify.compiler.importer import import_program
+from tvmify.compiler.schedule import schedule
+
+
+def gathers(x: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    rows = [torch.nn.functional.embedding(at[:, i], table) for i in range(4)]
+    return torch.stack([x, *rows], 1).softmax(-1).cumsum(1)
+
+
+ARGS = torch.randn(1, 8), torch.randn(10, 8), torch.randint(10, (1, 4))
+
+
+def test_gathers_are_one_function():
+    tvm_target = pipeline.tvm_target(target())
+    with warnings.catch_warnings(), tvm_target:
+        warnings.simplefilter("ignore")  # deprecations inside torch
+        imported = import_program(torch.export.export(as_module(gathers), ARGS))
+    fused = pipeline.fuse(pipeline.lower(imported.ir_mod, tvm_target), tvm_target)
+    scheduled, rules = schedule(fused, tvm_target)
+    planned = pipeline.plan_memory(scheduled, tvm_target)
+    left = [f for _, f in planned.functions_items() if isinstance(f, tirx.PrimFunc)]
+    assert len(left) <= 2 < len(rules)
+    check(gathers, *ARGS)
+
+
+def test_positions_are_still_checked():
+    artifact = compiled(gathers, *ARGS)
+    with pytest.raises(Exception, match="out of range"):
+        executed(artifact, gathers, *ARGS[:2], torch.tensor([[0, 1, 2, 10]]))
