@@ -29,6 +29,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 export HF_HUB_OFFLINE := 1
 
 NATIVE := $(shell find tvmify/native -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
+CPP := $(NATIVE) $(wildcard examples/cpp/*.cpp examples/cpp/*.h)
 TESTS ?=
 MODELS ?= *
 CONTENDERS ?= *
@@ -47,13 +48,13 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/lint-imports --config setup.cfg
 
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(NATIVE)
+	$(BIN)/clang-format -i $(CPP)
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.run --models '$(MODELS)' --contenders '$(CONTENDERS)' \

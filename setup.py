@@ -50,6 +50,11 @@ def compile_args() -> list[str]:
     return ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fvisibility=hidden", *WARNINGS, *system]
 
 
+# Where C++ programs find what the library needs: in one folder with it, or as pip installs wheels.
+# Python loads it all beforehand, by full path.
+SEARCH = ["$ORIGIN", *(f"$ORIGIN/../../{name}/lib" for name in ("torch", "tvm", "tvm_ffi"))]
+
+
 def native_library() -> Extension:
     """Return the library that TorchScript and C++ programs load."""
     extension = cpp_extension.CppExtension(
@@ -67,6 +72,9 @@ def native_library() -> Extension:
             "-fopenmp",
             f"-L{TVM / 'lib'}",
             f"-L{TVM_FFI / 'lib'}",
+            # Without a name of its own, a program would look for it where it was linked.
+            "-Wl,-soname,libtvmify.so",
+            f"-Wl,-rpath,{':'.join(SEARCH)}",
             "-Wl,--no-as-needed",
             "-ltvm_runtime",
             "-ltvm_ffi",

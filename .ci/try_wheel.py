@@ -1,4 +1,7 @@
-"""Show that an installed wheel compiles a model (``builds``) or finds it on disk (``loads``)."""
+"""Show that an installed wheel compiles a model (``builds``), or finds it on disk (``loads``).
+
+A path as second argument is where it then saves the model, for a C++ program.
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,5 @@ if (info.builds, info.disk_hits) != expected:
 if sys.argv[1] == "loads" and "tvm" in sys.modules:
     sys.exit("a warm process imported tvm")
 print(f"The wheel {sys.argv[1]}: {info}")
+for path in sys.argv[2:]:
+    tvmify.save(net, path, strict=True)

@@ -28,10 +28,15 @@ from tvmify.errors import (
 from tvmify.explanation import CacheInfo
 from tvmify.options import CompileOptions
 from tvmify.runtime import inspect, load
+from tvmify.runtime.native import cmake_prefix_path as _cmake_prefix_path
 from tvmify.saving import save
 from tvmify.signature import TensorSpec
 
 __version__ = metadata.version("tvmify")
+
+#: For CMake's ``find_package(tvmify)``, as ``CMAKE_PREFIX_PATH``; several paths if tvmify is not
+#: installed beside torch and TVM.
+cmake_prefix_path = _cmake_prefix_path()
 
 __all__ = [
     "ArchiveError",
@@ -54,6 +59,7 @@ __all__ = [
     "UnsupportedTarget",
     "WarmUpError",
     "cache_info",
+    "cmake_prefix_path",
     "explain",
     "inspect",
     "load",

@@ -29,6 +29,15 @@ def _directory(package: str) -> Path:
     return Path(spec.origin).parent
 
 
+def cmake_prefix_path() -> str:
+    """Return what CMake needs in ``CMAKE_PREFIX_PATH`` for ``find_package(tvmify)``."""
+    package = Path(__file__).parents[1]
+    places = [package / "share" / "cmake"]
+    # An installed package finds those it needs beside itself, an editable one does not.
+    places += [_directory(name).parent for name in ("torch", "tvm", "tvm_ffi")]
+    return ";".join(dict.fromkeys(str(place) for place in places if place != package.parent))
+
+
 def _load_library(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path), mode=mode)
