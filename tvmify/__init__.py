@@ -27,6 +27,7 @@ from tvmify.errors import (
 )
 from tvmify.explanation import CacheInfo
 from tvmify.options import CompileOptions
+from tvmify.pt2 import export
 from tvmify.runtime import inspect, load
 from tvmify.saving import save
 from tvmify.signature import TensorSpec
@@ -55,6 +56,7 @@ __all__ = [
     "WarmUpError",
     "cache_info",
     "explain",
+    "export",
     "inspect",
     "load",
     "refresh",
