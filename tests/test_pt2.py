@@ -83,16 +83,6 @@ def module(program: ExportedProgram) -> Any:
     return program.module()
 
 
-@pytest.fixture
-def linear() -> tuple[list[Any], nn.Linear]:
-    """What the operator is called with for a linear layer, and the layer."""
-    layer = nn.Linear(8, 16).eval()
-    program = tvmify.export(layer, signature=[(4, 8)])
-    library, original = (program.constants[f"tvmify_{name}"] for name in ("library", "original"))
-    weights = [layer.weight.detach(), layer.bias.detach()]
-    return [library, original, call_of(program).args[2], weights, [X]], layer
-
-
 def reloaded(program: Any, path: Path) -> Any:
     torch.export.save(program, path)
     return torch.export.load(path).module()
@@ -237,18 +227,6 @@ def test_literals_of_submodules_are_kept(tmp_path: Path):
 # ------------------------------------------------------------------------- where a program goes
 
 
-def test_the_operators_obey_the_rules(linear: tuple[list[Any], nn.Linear]):
-    operands, _ = linear
-    _, original, description, weights, inputs = operands
-    torch.library.opcheck(torch.ops.tvmify.execute.default, operands)
-    for weight in weights:
-        weight.requires_grad_()
-    torch.library.opcheck(torch.ops.tvmify.execute.default, operands)
-    weights = [weight.detach() for weight in weights]
-    given = (original, description, weights, inputs, [torch.randn(4, 16)], [True, False, True])
-    torch.library.opcheck(torch.ops.tvmify.execute_backward.default, given)
-
-
 def test_torch_compile_around_it(module: Any, net: Net):
     compiled = torch.compile(lambda x: module(x * 2)["result"] + 1, fullgraph=True)
     with torch.no_grad():
@@ -380,44 +358,12 @@ def test_strict_programs_refuse_another_cpu():
         module(X)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("tvmify 1", "format 9"),
-        ("code 1", "format 9"),
-        ("runtime apache-tvm==", "was built for 9"),
-    ],
-)
-def test_another_version_runs_the_original(
-    linear: tuple[list[Any], nn.Linear], line: str, reason: str
-):
-    (library, original, description, *rest), layer = linear
-    assert f"\n{line}" in f"\n{description}"
-    name = line.partition(" ")[0]
-    lines = [
-        f"{name} 9" if text.startswith(f"{name} ") else text for text in description.splitlines()
-    ]
-    with pytest.warns(TvmifyWarning, match=reason):
-        (result,) = torch.ops.tvmify.execute(library, original, "\n".join(lines), *rest)
-    assert torch.equal(result, layer(X))
-
-
 def test_another_dtype_runs_the_original(module: Any, net: Net):
     with torch.no_grad(), pytest.warns(TvmifyWarning, match="float64"):
         result = module.double()(X.double())["result"]
         net.double()
         net.scales[0] = net.scales[0].double()
         torch.testing.assert_close(result, net(X.double())["result"])
-
-
-def test_weights_of_another_shape_are_never_read(linear: tuple[list[Any], nn.Linear]):
-    operands, _ = linear
-    operands[3] = [torch.randn(2, 8), torch.randn(2)]
-    with (
-        pytest.warns(TvmifyWarning, match="a weight has another dtype or shape"),
-        pytest.raises(RuntimeError, match="shape"),
-    ):
-        torch.ops.tvmify.execute(*operands)
 
 
 @pytest.mark.parametrize("damaged", ["tvmify_library", "tvmify_original"])
@@ -432,13 +378,6 @@ def test_damage_is_an_error(damaged: str, monkeypatch: pytest.MonkeyPatch):
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="is damaged"):
             program.module()(X)
-
-
-def test_a_library_is_plain_bytes(linear: tuple[list[Any], nn.Linear]):
-    operands, _ = linear
-    for library in (operands[0].float(), operands[0][:1].expand(1 << 40)):
-        with pytest.raises(TypeError, match="uint8"):
-            torch.ops.tvmify.execute(library, *operands[1:])
 
 
 def test_code_is_dropped_with_its_program():
