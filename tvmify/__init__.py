@@ -27,6 +27,7 @@ from tvmify.errors import (
 )
 from tvmify.explanation import CacheInfo
 from tvmify.options import CompileOptions
+from tvmify.pt2 import export
 from tvmify.runtime import inspect, load
 from tvmify.runtime.native import cmake_prefix_path as _cmake_prefix_path
 from tvmify.saving import save
@@ -61,6 +62,7 @@ __all__ = [
     "cache_info",
     "cmake_prefix_path",
     "explain",
+    "export",
     "inspect",
     "load",
     "refresh",

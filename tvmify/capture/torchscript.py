@@ -12,6 +12,7 @@ import torch
 from torch.jit import _recursive
 
 from tvmify.capture.arguments import bind
+from tvmify.capture.carrier import Carrier
 from tvmify.capture.fingerprint import fingerprint
 from tvmify.capture.interpreter import Interpreter, source_line
 from tvmify.capture.program import Program
@@ -158,8 +159,8 @@ class ScriptedProgram(Program):
         return resolve(self._owner, name) if scripted is None else scripted
 
 
-class _Recorded(torch.nn.Module):
-    """Carries a program's tensors under their own names, for ``torch.export`` to find them."""
+class _Recorded(Carrier):
+    """Runs a program with the tensors that it carries."""
 
     def __init__(
         self, program: ScriptedProgram, tensors: dict[str, torch.Tensor], expected: Any
@@ -167,25 +168,10 @@ class _Recorded(torch.nn.Module):
         super().__init__()
         self.__dict__["_tvmify"] = (program, tuple(tensors), expected)
         for name, tensor in tensors.items():
-            *path, last = name.split(".")
-            holder: torch.nn.Module = self
-            for part in path:
-                holder = holder._modules.setdefault(part, torch.nn.Module())  # type: ignore
-            # directly, for register_buffer refuses names that a module class uses itself
-            kind = isinstance(tensor, torch.nn.Parameter)
-            tensors_of_kind: dict[str, Any] = holder._parameters if kind else holder._buffers
-            tensors_of_kind[last] = tensor
+            self.carry(name, tensor)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         program, names, expected = self.__dict__["_tvmify"]
-        tensors = {name: self._tensor(name) for name in names}
+        tensors = {name: self.carried(name) for name in names}
         result = program.run(args, kwargs, tensors)
         return result if expected is None else expected.restore(result)
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        *path, last = name.split(".")
-        holder: Any = self
-        for part in path:
-            holder = holder._modules[part]
-        tensor = holder._parameters.get(last)
-        return holder._buffers[last] if tensor is None else tensor

@@ -8,6 +8,7 @@ from tvmify.runtime.native import (  # isort: skip
     flatten,
     with_method_renamed,
 )
+from tvmify.runtime import embedded  # which defines operators
 from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
@@ -27,6 +28,7 @@ __all__ = [
     "attach",
     "compiled_module",
     "cpu_features",
+    "embedded",
     "flatten",
     "inspect",
     "is_being_transformed",
