@@ -302,7 +302,7 @@ def _root(archive: zipfile.ZipFile) -> str:
     """Return the folder that all records of a TorchScript archive are in."""
     names = archive.namelist()
     root = names[0].partition("/")[0] + "/" if names else ""
-    if root == "/" or not all(name.startswith(root) for name in names):
+    if len(root) < 2 or not all(name.startswith(root) for name in names):
         raise ArchiveError("it is no TorchScript archive")
     return root
 
