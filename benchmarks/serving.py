@@ -149,7 +149,9 @@ def answers(
 
 
 def _arguments() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
     return parser.parse_args()
@@ -177,7 +179,9 @@ def main() -> int:
         load = under_load(loaded, inputs, old, threads, arguments.calls)
         failed |= load.wrong > 0 or load.growth >= 0.01
         rate = f"{arguments.calls / load.seconds:,.0f}"
-        table.add_row(str(threads), str(arguments.calls), str(load.wrong), rate, f"{load.growth:+.2%}")
+        table.add_row(
+            str(threads), str(arguments.calls), str(load.wrong), rate, f"{load.growth:+.2%}"
+        )
     with Reloading(loaded, sets) as reloading:
         load = under_load(loaded, inputs, accepted, arguments.threads[-1], arguments.calls)
     failed |= load.wrong > 0

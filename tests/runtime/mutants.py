@@ -29,7 +29,7 @@ MANIFEST = "archive/extra/tvmify/manifest.json"
 
 Records = dict[str, bytes]
 
-# ------------------------------------------------------------------------- damage, of the whole file
+# ------------------------------------------------------------------------ damage, of a whole file
 
 
 def _flip(data: bytes, chance: random.Random) -> bytes:
@@ -124,8 +124,8 @@ def damaged(data: bytes, seed: int) -> bytes:
 
 def _integer(value: int) -> bytes:
     data = value.to_bytes(16, "little", signed=True)
-    return pickle.LONG1 + bytes([len(data)]) + data if abs(value) >> 31 else (
-        pickle.BININT + data[:4]
+    return (
+        pickle.LONG1 + bytes([len(data)]) + data if abs(value) >> 31 else (pickle.BININT + data[:4])
     )
 
 
@@ -146,7 +146,7 @@ def forge_pickle(data: bytes, chance: random.Random) -> bytes:
         if operation.name in ("BININT", "BININT1", "BININT2", "LONG1") and chance.random() < 0.9:
             limit = chance.choice((0, 1, 8, 31, 32, 63))
             parts[at] = _integer(chance.choice((-1, 1)) * (1 << limit) - chance.randrange(2))
-        elif operation.name == "BINUNICODE" and chance.random() < 0.9:
+        elif operation.name == "BINUNICODE" and isinstance(value, str) and chance.random() < 0.9:
             other = chance.choice(texts)
             parts[at] = _text(chance.choice((other, "", value + "x", value[:-1], value * 1000)))
         else:
@@ -185,7 +185,7 @@ def hunt(file: Path, kind: str, seeds: range) -> Counter[str]:
     while first < seeds.stop:
         command = [sys.executable, "-m", "tests.runtime.mutants", file, kind, first, seeds.stop]
         child = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, check=False, timeout=600
+            list(map(str, command)), capture_output=True, text=True, check=False, timeout=3600
         )
         *lines, last = child.stdout.splitlines() or [f"{first} "]
         for line in [*lines, last]:
@@ -230,4 +230,3 @@ def _outcomes(file: Path, kind: str, seeds: range) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     _outcomes(Path(sys.argv[1]), sys.argv[2], range(int(sys.argv[3]), int(sys.argv[4])))
-

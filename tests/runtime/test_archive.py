@@ -158,7 +158,7 @@ def test_something_in_front_of_the_archive_or_behind_it(small, tmp_path):
     path = tmp_path / "model.pt"
     for data in (b"MZ" + small.read_bytes(), small.read_bytes() + b"PK"):
         path.write_bytes(data)
-        with pytest.raises(ArchiveError, match="directory is not|something follows|no whole"):
+        with pytest.raises(ArchiveError, match=r"directory is not|something follows|no whole"):
             tvmify.load(path)
 
 
@@ -292,7 +292,7 @@ def test_code_for_something_else_is_not_used(changed, small, tmp_path, old, new,
             pickled[: at - 4] + size.to_bytes(4, "little") + new.encode() + rest
         )
 
-    if old == "x86_64 " and b"x86_64 " not in mutants.records(small.read_bytes())["archive/data.pkl"]:
+    if old.encode() not in mutants.records(small.read_bytes())["archive/data.pkl"]:
         pytest.skip("not on this machine")
     module = tvmify.load(changed(change))
     before = mapped_code()
