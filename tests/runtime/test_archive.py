@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import tvmify
 from tests.runtime import mutants
@@ -25,24 +24,8 @@ from tvmify import ArchiveError
 from tvmify.runtime import archive
 
 X = torch.ones(1, 3, 8, 8)
-SIGNATURE = "archive/extra/tvmify/signature"
 # As many as every change of the code is tried with; `make fuzz` tries more.
 MUTANTS = int(os.environ.get("TVMIFY_MUTANTS", "2000"))
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model, saved."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)
-    ).eval()
-    path = tmp_path_factory.mktemp("saved") / "model.pt"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVMIFY_CACHE_DIR", str(path.parent / "cache"))
-        patch.setenv("TVMIFY_COMPARE", "0")
-        tvmify.save(model, path, example_inputs=X)
-    return path
 
 
 @pytest.fixture
@@ -342,73 +325,37 @@ def test_without_memfd_code_lies_in_a_private_directory_for_a_moment(small, tmp_
     assert not [*places.iterdir()]
 
 
-# --------------------------------------------------------------------------------------- signatures
+def of_format_99(name: bytes) -> Callable[[Records], None]:
+    def change(contents: Records) -> None:
+        pickled = contents["archive/data.pkl"]
+        at = pickled.index(b"K\x01", pickled.index(name))
+        contents["archive/data.pkl"] = pickled[:at] + b"K\x63" + pickled[at + 2 :]
+
+    return change
 
 
-@pytest.fixture(params=["hmac", "ed25519"])
-def keys(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
-    """A key to sign with, the one to check with, and another to check with."""
-    if request.param == "hmac":
-        return "secret", b"secret", "another"
-    private = Ed25519PrivateKey.generate()
-    return private, private.public_key(), Ed25519PrivateKey.generate().public_key()
+@pytest.mark.parametrize("name", [b"SavedModule\n", b"CompiledModule\n"])
+def test_state_of_another_format_is_not_used(changed, small, tmp_path, name):
+    module = tvmify.load(changed(of_format_99(name)))
+    with pytest.warns(UserWarning, match="saved in format 99, and this version of tvmify reads 1"):
+        y = module(X)
+    torch.testing.assert_close(y, tvmify.load(small)(X))
+    # It keeps what it was saved with: that nothing but compiled code may run.
+    strict = tvmify.load(changed(of_format_99(name)), strict=True)
+    with pytest.raises(RuntimeError, match="saved in format 99"):
+        strict(X)
+    with pytest.raises(RuntimeError, match="cannot be saved again"):
+        torch.jit.save(module, str(tmp_path / "again.pt"))
 
 
-@pytest.fixture
-def signed(small: Path, tmp_path: Path, keys: Any) -> Path:
-    path = tmp_path / "signed.pt"
-    description = {
-        name: value
-        for name, value in tvmify.inspect(small).items()
-        if name not in ("format", "records", "signed")
-    }
-    archive.write(torch.jit.load(str(small)), path, description, keys[0])
-    return path
+def test_weights_that_were_cut_off_are_noticed_without_a_manifest(changed):
+    module = torch.jit.load(changed(lambda c: c.update({"archive/data/0": b""}), forged=False))
+    with pytest.raises(RuntimeError, match="a weight of a saved module is missing"):
+        module(X)
 
 
-def test_a_signed_file_is_loaded_with_its_key(signed, small, keys):
-    assert torch.equal(tvmify.load(signed, key=keys[1])(X), tvmify.load(small)(X))
-    assert tvmify.inspect(signed, key=keys[1])["signed"]
-    # Without a key the signature cannot be checked; the digests are.
-    assert torch.equal(tvmify.load(signed)(X), tvmify.load(small)(X))
-
-
-def test_another_key_does_not_open_it(signed, keys):
-    with pytest.raises(ArchiveError, match="not that of the key"):
-        tvmify.load(signed, key=keys[2])
-    with pytest.raises(ArchiveError, match="not that of the key"):
-        tvmify.load(signed, key=Ed25519PrivateKey.generate().public_key())
-    with pytest.raises(ArchiveError, match="not that of the key"):
-        tvmify.load(signed, key="other")
-    with pytest.raises(TypeError, match="a key is"):
-        tvmify.load(signed, key=7)
-
-
-def test_a_forged_file_has_no_signature(signed, small, keys, tmp_path):
-    contents = mutants.records(signed.read_bytes())
-    forged = tmp_path / "forged.pt"
-    for change, reason in [
-        ({"archive/data/0": bytes(432)}, "not that of the key"),
-        ({SIGNATURE: contents[SIGNATURE][:-1]}, "not that of the key"),
-        ({SIGNATURE: b""}, "not that of the key"),
-        ({SIGNATURE: b"x" * 2000}, "says that it has 2000 bytes"),
-        ({MANIFEST: mutants.records(small.read_bytes())[MANIFEST]}, "not that of the key"),
-    ]:
-        forged.write_bytes(mutants.archive(contents | change, forged=MANIFEST not in change))
-        with pytest.raises(ArchiveError, match=reason):
-            tvmify.load(forged, key=keys[1])
-    with pytest.raises(ArchiveError, match="not signed, and a key was given"):
-        tvmify.load(small, key=keys[1])
-
-
-def test_each_mutant_of_a_signed_file_is_the_file_or_nothing(signed, keys, tmp_path):
-    data, path = signed.read_bytes(), tmp_path / "mutant.pt"
-    expected = tvmify.load(signed)(X)
-    turned_away = 0
-    for seed in range(100):
-        path.write_bytes(mutants.forged(data, seed))
-        try:
-            assert torch.equal(tvmify.load(path, key=keys[1])(X), expected)
-        except ArchiveError:
-            turned_away += 1
-    assert turned_away > 90
+def test_an_archive_in_the_form_of_large_ones(changed, small, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+    path = changed(lambda c: None)
+    assert b"PK\6\7" in path.read_bytes()[-42:]
+    assert torch.equal(tvmify.load(path)(X), tvmify.load(small)(X))

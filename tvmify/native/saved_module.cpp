@@ -239,8 +239,12 @@ void SavedModule::hold_weights() {
     std::atomic_store(&weights_, current->copy());
     held_ = true;
   }
-  // Whoever has them now, keeps them until its call is over.
-  while (!before.expired()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  // Whoever has them now, keeps them until its call is over. In a forked process a call of the
+  // parent's may never be: hence the limit.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!before.expired() && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 void SavedModule::fall_back(const std::string& arguments, const std::string& reason) {
