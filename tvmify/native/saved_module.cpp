@@ -207,16 +207,13 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   std::vector<at::Tensor> tensors;
   describe(state, Tensors::kCollectedOnly, plain, tensors);
   std::shared_ptr<const Weights> weights = std::atomic_load(&weights_);
-  const auto can_be_used = [&] {
-    return weights != nullptr && (held_ || weights->are(tensors, plain));
-  };
-  if (can_be_used()) return weights;
+  if (weights != nullptr && !held_ && weights->are(tensors, plain)) return weights;
   const std::lock_guard<std::mutex> lock(changing_);
   weights = std::atomic_load(&weights_);
-  if (can_be_used()) return weights;
+  if (weights != nullptr && (held_ || weights->are(tensors, plain))) return weights;
   for (const at::Tensor& tensor : tensors) {
     // PyTorch makes such tensors of records that were cut off.
-    const bool has_memory = !tensor.has_storage() || tensor.nbytes() == 0 || !tensor.is_cpu() ||
+    const bool has_memory = !tensor.is_cpu() || !tensor.has_storage() || tensor.nbytes() == 0 ||
                             tensor.const_data_ptr() != nullptr;
     TORCH_CHECK(has_memory, "a weight of a saved module is missing: the file is damaged");
   }
