@@ -1,5 +1,7 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests
+# make fuzz             damaged and forged saved files, MUTANTS=100000 of them
+# make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
@@ -35,14 +37,21 @@ MODELS ?= *
 CONTENDERS ?= *
 ROUNDS ?= 7
 THREADS ?= 2
+MUTANTS ?= 100000
 
-.PHONY: demo install test lint format bench bench-overhead bench-heuristic wheel clean
+.PHONY: demo install test fuzz soak-serving lint format bench bench-overhead bench-heuristic wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
 
 test: install
 	$(BIN)/python -m pytest $(TESTS)
+
+fuzz: install
+	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file
+
+soak-serving: install
+	$(BIN)/python -m benchmarks.serving
 
 lint: install
 	$(BIN)/ruff check .

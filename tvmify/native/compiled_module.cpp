@@ -122,6 +122,7 @@ CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library,
                                const std::vector<std::string>& features)
     : metadata_(std::move(metadata)),
       features_(c10::Join(" ", features)),
+      runtime_(kRuntime),
       refusal_(missing_features(features_)),
       library_(std::make_shared<const LazyLibrary>(library, refusal_)),
       weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
@@ -134,22 +135,26 @@ CompiledModule::CompiledModule(const State& state)
   };
   metadata_ = text("metadata");
   features_ = text("features");
-  if (format != kFormat) {
+  runtime_ = text("runtime");
+  is_known_ = format == kFormat;
+  if (!is_known_) {
     refusal_ =
         c10::str("it was saved in format ", format, ", and this version of tvmify reads ", kFormat);
-  } else if (text("runtime") != kRuntime) {
-    refusal_ = c10::str("it was built for ", text("runtime"), ", and this process has ", kRuntime);
+  } else if (runtime_ != kRuntime) {
+    refusal_ = c10::str("it was built for ", runtime_, ", and this process has ", kRuntime);
   } else {
+    TORCH_CHECK(!text("sha1").empty(), "compiled code in a saved module has no digest");
     refusal_ = missing_features(features_);
   }
   library_ = std::make_shared<const LazyLibrary>(library, refusal_, text("sha1"));
 }
 
 CompiledModule::State CompiledModule::state() const {
+  TORCH_CHECK(is_known_, "compiled code cannot be saved again: ", refusal_);
   c10::Dict<std::string, std::string> texts;
   texts.insert("metadata", metadata_);
   texts.insert("features", features_);
-  texts.insert("runtime", kRuntime);
+  texts.insert("runtime", runtime_);
   texts.insert("sha1", library_->digest());
   return {kFormat, texts, library_->bytes()};
 }
@@ -157,7 +162,9 @@ CompiledModule::State CompiledModule::state() const {
 CompiledModule::CompiledModule(const CompiledModule& other)
     : metadata_(other.metadata_),
       features_(other.features_),
+      runtime_(other.runtime_),
       refusal_(other.refusal_),
+      is_known_(other.is_known_),
       library_(other.library_),
       weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
 

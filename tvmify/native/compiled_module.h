@@ -60,7 +60,8 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
 
   CompiledModule(const CompiledModule& other);
 
-  std::string metadata_, features_, refusal_;
+  std::string metadata_, features_, runtime_, refusal_;
+  bool is_known_ = true;  // the format that it was saved in
   std::shared_ptr<const LazyLibrary> library_;
   std::shared_ptr<const PackedWeights> weights_;  // read and replaced atomically
 };

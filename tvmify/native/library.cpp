@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -26,10 +27,38 @@ void publish_tvm_runtime() {
   TORCH_CHECK(runtime != nullptr, "libtvm_runtime.so is not loaded: ", dlerror());
 }
 
+// What comes from an archive may be any tensor.
+void check_is_library(const at::Tensor& bytes) {
+  TORCH_CHECK_TYPE(bytes.defined() && bytes.layout() == at::kStrided && bytes.is_cpu() &&
+                       bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
+                   "a library is a contiguous uint8 tensor, not ", bytes.toString());
+}
+
+// Where the kernel has no memfd or forbids it: a file in a directory of our own, without a name
+// from the moment on that it is open.
+int nameless_file() {
+  const char* parent = std::getenv("TMPDIR");
+  std::string directory = std::string(parent != nullptr ? parent : "/tmp") + "/tvmify-XXXXXX";
+  if (mkdtemp(directory.data()) == nullptr) return -1;
+  const std::string path = directory + "/library";
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  const int error = errno;
+  unlink(path.c_str());
+  rmdir(directory.c_str());
+  errno = error;
+  return file;
+}
+
+int anonymous_file() {
+  const int file = memfd_create("tvmify", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  const bool has_none = file < 0 && (errno == ENOSYS || errno == EPERM || errno == EACCES);
+  return has_none ? nameless_file() : file;
+}
+
 // Writes the bytes to an anonymous file that nobody can change any more.
 int sealed_file(const at::Tensor& bytes) {
-  const int file = memfd_create("tvmify", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  TORCH_CHECK(file >= 0, "memfd_create: ", std::strerror(errno));
+  const int file = anonymous_file();
+  TORCH_CHECK(file >= 0, "there is no place for a compiled library: ", std::strerror(errno));
   const char* data = static_cast<const char*>(bytes.const_data_ptr());
   for (size_t done = 0, size = bytes.nbytes(); done < size;) {
     const ssize_t written = write(file, data + done, size - done);
@@ -41,6 +70,7 @@ int sealed_file(const at::Tensor& bytes) {
     }
     done += static_cast<size_t>(written);
   }
+  // Only a memfd has seals; the file in its place has no name by which it could be found.
   fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   return file;
 }
@@ -48,6 +78,7 @@ int sealed_file(const at::Tensor& bytes) {
 // Tells damage, not forgery: whoever can change the bytes can change the digest beside them.
 // Against that, a whole archive can be signed (tvmify/runtime/archive.py).
 std::string digest_of(const at::Tensor& bytes) {
+  check_is_library(bytes);
   const char* data = static_cast<const char*>(bytes.const_data_ptr());
   return bytes.nbytes() == 0 ? "" : c10::sha1(std::string(data, bytes.nbytes())).str();
 }
@@ -65,8 +96,7 @@ std::string unique_path(int file) {
 }  // namespace
 
 Library::Library(const at::Tensor& bytes) {
-  TORCH_CHECK_TYPE(bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
-                   "a library is a contiguous uint8 tensor, not ", bytes.toString());
+  check_is_library(bytes);
   publish_tvm_runtime();
   file_ = sealed_file(bytes);
   try {

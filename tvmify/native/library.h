@@ -55,7 +55,7 @@ class Library {
 
   std::unique_ptr<Machine> make_machine() const;
 
-  int file_ = -1;           // a sealed memfd
+  int file_ = -1;           // anonymous, and sealed where it can be
   void* handle_ = nullptr;  // from dlopen
   tvm::ffi::Optional<tvm::ffi::Module> executable_;
   mutable std::mutex making_;

@@ -58,6 +58,8 @@ TORCH_LIBRARY(tvmify, library) {
                      const c10::IValue& state) { return self->run(arguments, state); })
       .def("set_strict", [](const Saved& self, bool strict) { self->set_strict(strict); })
       .def("interprets_all", [](const Saved& self) { return self->interprets_all(); })
+      .def("hold_weights", [](const Saved& self) { self->hold_weights(); })
+      .def("release_weights", [](const Saved& self) { self->release_weights(); })
       .def("explain", [](const Saved& self) { return self->explain(); })
       .def_pickle(
           [](const Saved& self) { return self->state(); },

@@ -5,6 +5,8 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "arguments.h"
@@ -25,15 +27,27 @@ std::string described(const c10::IValue& value) {
   return text;
 }
 
+// A part of an archive's state, which may have been damaged or forged.
+template <typename Parts>
+auto part(const Parts& parts, const std::string& name, std::optional<size_t> size = {}) {
+  TORCH_CHECK(parts.contains(name), "a saved module is damaged: it lacks '", name, "'");
+  auto found = parts.at(name);
+  TORCH_CHECK(!size || found.size() == *size, "a saved module is damaged: '", name, "' has ",
+              found.size(), " parts instead of ", *size);
+  return found;
+}
+
+const at::Tensor& select(const std::vector<at::Tensor>& tensors, int64_t index) {
+  TORCH_CHECK(index >= 0 && static_cast<size_t>(index) < tensors.size(),
+              "a saved program refers to tensor ", index, " of ", tensors.size());
+  return tensors[static_cast<size_t>(index)];
+}
+
 std::vector<at::Tensor> select(const std::vector<at::Tensor>& tensors,
                                const std::vector<int64_t>& indices) {
   std::vector<at::Tensor> selected;
   selected.reserve(indices.size());
-  for (const int64_t index : indices) {
-    TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < tensors.size(),
-                      "a saved program reads tensor ", index, " of ", tensors.size());
-    selected.push_back(tensors[static_cast<size_t>(index)]);
-  }
+  for (const int64_t index : indices) selected.push_back(select(tensors, index));
   return selected;
 }
 
@@ -53,8 +67,18 @@ class SavedModule::Weights {
         plain_(std::move(plain)),
         requires_grad_(any_requires_grad(tensors_)),
         owned_(programs),
-        bound_(programs) {
+        bound_(programs),
+        sources_(tensors_) {
     for (const at::Tensor& tensor : tensors_) states_.emplace_back(tensor);
+  }
+
+  // The same as they are now, in memory that nobody else writes to.
+  std::shared_ptr<Weights> copy() const {
+    auto copied = std::make_shared<Weights>(tensors_, plain_, owned_.size());
+    copied->refusal = refusal;
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& source : copied->sources_) source = source.clone();
+    return copied;
   }
 
   // Why no program can use them; empty if all can.
@@ -91,7 +115,7 @@ class SavedModule::Weights {
     const auto& keys = program.packings;
     const auto is_missing = [this](const std::string& key) { return packed_.count(key) == 0; };
     if (std::any_of(keys.begin(), keys.end(), is_missing)) {
-      auto fresh = compiled.pack(select(tensors_, program.weights));
+      auto fresh = compiled.pack(select(sources_, program.weights));
       TORCH_CHECK(fresh.size() == keys.size(), "a saved program packed ", fresh.size(),
                   " weights instead of ", keys.size());
       for (size_t i = 0; i < keys.size(); ++i) packed_.emplace(keys[i], std::move(fresh[i]));
@@ -109,6 +133,7 @@ class SavedModule::Weights {
   mutable std::map<std::string, at::Tensor> packed_;
   mutable std::vector<c10::intrusive_ptr<CompiledModule>> owned_;
   mutable std::vector<std::atomic<const CompiledModule*>> bound_;
+  std::vector<at::Tensor> sources_;  // what is packed: `tensors_`, or copies of them
 };
 
 SavedModule::SavedModule(std::string state, std::vector<std::string> fallbacks)
@@ -116,21 +141,24 @@ SavedModule::SavedModule(std::string state, std::vector<std::string> fallbacks)
 
 SavedModule::SavedModule(const State& state) {
   const auto& [format, texts, numbers, compiled] = state;
+  // Of every format: what may be interpreted does not depend on whether the code can be read.
+  fallbacks_ = part(texts, "fallbacks");
+  strict_ = !part(texts, "strict").empty();
   if (format != kFormat) {
     refusal_ = c10::str("the file was saved in format ", format,
                         ", and this version of tvmify reads ", kFormat);
     return;
   }
-  state_ = texts.at("state").at(0);
-  fallbacks_ = texts.at("fallbacks");
-  strict_ = !texts.at("strict").empty();
-  const auto arguments = texts.at("arguments");
-  const auto inputs = numbers.at("inputs"), weights = numbers.at("weights");
-  const auto outputs = numbers.at("outputs"), forms = numbers.at("forms");
-  for (size_t i = 0; i < compiled.size(); ++i) {
-    const auto packings = texts.at("packings " + std::to_string(i));
-    add({arguments.at(i), inputs.at(i), weights.at(i), packings, outputs.at(i), forms.at(i).at(0),
-         compiled[i]});
+  const size_t count = compiled.size();
+  state_ = part(texts, "state", 1)[0];
+  const auto arguments = part(texts, "arguments", count);
+  const auto inputs = part(numbers, "inputs", count), weights = part(numbers, "weights", count);
+  const auto outputs = part(numbers, "outputs", count), forms = part(numbers, "forms", count);
+  for (size_t i = 0; i < count; ++i) {
+    TORCH_CHECK(forms[i].size() == 1, "a saved module is damaged: program ", i, " has ",
+                forms[i].size(), " forms");
+    add({arguments[i], inputs[i], weights[i], part(texts, "packings " + std::to_string(i)),
+         outputs[i], forms[i][0], compiled[i]});
   }
 }
 
@@ -179,10 +207,16 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   std::vector<at::Tensor> tensors;
   describe(state, Tensors::kCollectedOnly, plain, tensors);
   std::shared_ptr<const Weights> weights = std::atomic_load(&weights_);
-  if (weights != nullptr && weights->are(tensors, plain)) return weights;
+  if (weights != nullptr && !held_ && weights->are(tensors, plain)) return weights;
   const std::lock_guard<std::mutex> lock(changing_);
   weights = std::atomic_load(&weights_);
-  if (weights != nullptr && weights->are(tensors, plain)) return weights;
+  if (weights != nullptr && (held_ || weights->are(tensors, plain))) return weights;
+  for (const at::Tensor& tensor : tensors) {
+    // PyTorch makes such tensors of records that were cut off.
+    const bool has_memory = !tensor.is_cpu() || !tensor.has_storage() || tensor.nbytes() == 0 ||
+                            tensor.const_data_ptr() != nullptr;
+    TORCH_CHECK(has_memory, "a weight of a saved module is missing: the file is damaged");
+  }
   auto fresh = std::make_shared<Weights>(std::move(tensors), std::move(plain), programs_.size());
   if (described(state) != state_) {
     fresh->refusal =
@@ -190,6 +224,24 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   }
   std::atomic_store(&weights_, fresh);
   return fresh;
+}
+
+void SavedModule::hold_weights() {
+  std::weak_ptr<Weights> before;
+  {
+    const std::lock_guard<std::mutex> lock(changing_);
+    const std::shared_ptr<Weights> current = std::atomic_load(&weights_);
+    if (current == nullptr) return;  // no call was made yet
+    before = current;
+    std::atomic_store(&weights_, current->copy());
+    held_ = true;
+  }
+  // Whoever has them now, keeps them until its call is over. In a forked process a call of the
+  // parent's may never be: hence the limit.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!before.expired() && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
 }
 
 void SavedModule::fall_back(const std::string& arguments, const std::string& reason) {
@@ -234,8 +286,7 @@ std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
     std::vector<at::Tensor> leaves;
     leaves.reserve(program->outputs.size());
     for (const int64_t output : program->outputs) {
-      leaves.push_back(output >= 0 ? returned.at(static_cast<size_t>(output))
-                                   : tensors.at(static_cast<size_t>(~output)));
+      leaves.push_back(output >= 0 ? select(returned, output) : select(tensors, ~output));
     }
     return std::make_tuple(program->form, std::move(leaves));
   }

@@ -65,6 +65,12 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   // Whether the module may be interpreted for all arguments.
   bool interprets_all() const { return fallbacks_.empty(); }
 
+  // From `hold_weights` to `release_weights` calls use copies of the weights, so that somebody can
+  // write to these one by one, and no call sees some old and some new. Returns when no call reads
+  // the weights themselves any more.
+  void hold_weights();
+  void release_weights() { held_ = false; }
+
   // What there is, a line for each program: its arguments, and whether it can run here.
   std::vector<std::string> explain() const;
 
@@ -81,6 +87,7 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   std::string refusal_;  // why no program of the archive can be read
   std::atomic<bool> strict_{false};
   std::shared_ptr<Weights> weights_;  // read and replaced atomically
+  std::atomic<bool> held_{false};     // `weights_` are what calls use, whatever their state is
   std::mutex changing_;               // held while `weights_` is replaced, and for `warned_`
   std::set<std::string> warned_;
 };

@@ -11,12 +11,15 @@ import hashlib
 import hmac
 import json
 import os
+import stat
+import struct
 import tempfile
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch.jit import _recursive
@@ -32,7 +35,7 @@ ORIGINAL = "_tvmify_eager"
 
 _MANIFEST = "extra/tvmify/manifest.json"
 _SIGNATURE = "extra/tvmify/signature"
-#: Bytes of the longest manifest that is read, and how far a compressed record (source code) may
+#: Bytes of the longest manifest that is read, and how far all compressed records (source code) may
 #: expand: neither is ever near it, unless somebody wants to exhaust our memory.
 _LONGEST_MANIFEST = 64 << 20
 _LARGEST_COMPRESSED = 256 << 20
@@ -110,7 +113,8 @@ def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None =
     torch.jit.ScriptModule
         It may be called, put inside of other modules, scripted, traced, and saved again. Its
         parameters and buffers are the file's own, under the original names, and require no
-        gradients; ``load_state_dict`` takes effect with the next call.
+        gradients. ``load_state_dict`` takes effect with the next call that begins after it; calls
+        on other threads meanwhile see all of the old weights, unless with ``assign=True``.
 
     Raises
     ------
@@ -120,18 +124,24 @@ def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None =
         There is no such file.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with _opened(path) as file:
         _check(file, path, key)
+        file.seek(0)
         # The file that was checked, even if another has taken its name meanwhile.
-        opened = f"/proc/self/fd/{file.fileno()}"
+        checked = f"/proc/self/fd/{file.fileno()}"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that TorchScript is deprecated
-                module = torch.jit.load(opened if Path(opened).exists() else path)
-        except RuntimeError as error:
+                module = torch.jit.load(checked if Path(checked).exists() else file)
+            native = module._tvmify
+        except Exception as error:  # PyTorch's reader raises many kinds for what was forged
             raise ArchiveError(f"{path} cannot be loaded: {error}") from error
     if strict is not None:
-        module._tvmify.set_strict(strict)
+        native.set_strict(strict)
+    # While `load_state_dict` writes to the weights one by one, calls use copies of them. The
+    # methods that add hooks are not there for TorchScript, the hooks are.
+    module._load_state_dict_pre_hooks[id(native)] = lambda *_: native.hold_weights()
+    module._load_state_dict_post_hooks[id(native)] = lambda *_: native.release_weights()
     return module
 
 
@@ -147,8 +157,9 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
     -------
     dict
         ``format``; ``versions`` of what saved it; ``model``; ``signatures``: for each program its
-        ``arguments``, ``target``, ``needs`` (instruction sets) and ``bytes``; ``parameters`` and
-        their ``bytes``; ``signed``; ``records``: the parts of the file.
+        ``arguments``, ``target``, ``needs`` (instruction sets) and ``bytes``; ``tensors``: their
+        ``number`` and ``bytes``; ``signed``; ``records``: the parts of the file, each with its
+        ``size`` and ``sha256``.
 
     Raises
     ------
@@ -156,7 +167,7 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
         As `load`.
     """
     path = Path(path)
-    with path.open("rb") as file:
+    with _opened(path) as file:
         return _check(file, path, key)
 
 
@@ -183,21 +194,63 @@ def original(module: torch.jit.ScriptModule) -> Any:
 # -------------------------------------------------------------------------------------- checking
 
 
-def _check(file: Any, path: Path, key: Any) -> dict[str, Any]:
+def _opened(path: Path) -> BinaryIO:
+    # Without waiting: a named pipe would stay silent for ever.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ArchiveError(f"{path} is not loaded: it is no regular file")
+    return os.fdopen(handle, "rb")
+
+
+def _check(file: BinaryIO, path: Path, key: Any) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
+            _check_directory(file, archive)
             return _checked(archive, key)
     except ArchiveError as error:
         raise ArchiveError(f"{path} is not loaded: {error}") from error
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+    except _UNREADABLE as error:
         raise ArchiveError(
             f"{path} is not loaded: it is no whole archive ({error}). Copy it again, or save the "
             "model again."
         ) from error
 
 
+#: What `zipfile` raises for archives that it cannot read; RuntimeError if they are encrypted.
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError),
+    *(RuntimeError, LookupError, ArithmeticError, MemoryError),
+)
+
+
+def _check_directory(file: BinaryIO, archive: zipfile.ZipFile) -> None:
+    """Make sure that PyTorch's reader sees the records that `zipfile` sees.
+
+    The two look for the list of records in different ways. They agree where it lies right before
+    the end, as every writer puts it; elsewhere a file could show each of them another list.
+    """
+    end = file.seek(-22, os.SEEK_END)
+    signature, length, start, comment = struct.unpack("<4s8x2LH", file.read(22))
+    if signature != b"PK\5\6" or comment:
+        raise ArchiveError("something follows the end of the archive")
+    if end >= 76:  # of large files (zip64) there is a longer end in front of that
+        file.seek(end - 76)
+        large, rest, *span, locator, disk, offset, disks = struct.unpack(
+            "<4sQ28x2Q4sLQL", file.read(76)
+        )
+        if locator == b"PK\6\7":
+            end -= 76
+            if (large, rest, disk, offset, disks) != (b"PK\6\6", 44, 0, end, 1):
+                raise ArchiveError("its directory is not where it should be")
+            length, start = span
+    if not archive.start_dir == start == end - length:
+        raise ArchiveError("its directory is not where it should be")
+
+
 def _checked(archive: zipfile.ZipFile, key: Any) -> dict[str, Any]:
     root = _root(archive)
+    _check_claims(archive)
     names = archive.namelist()
     if len(set(names)) != len(names):
         raise ArchiveError("it has two records of one name")
@@ -216,9 +269,13 @@ def _checked(archive: zipfile.ZipFile, key: Any) -> dict[str, Any]:
         odd = sorted((set(names) - {root + _SIGNATURE}) ^ expected)
         raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
     for name, record in document["records"].items():
-        if _sha256(archive, name) != record["sha256"]:
+        found = {"sha256": _sha256(archive, name), "size": archive.getinfo(name).file_size}
+        if found != record:
             raise ArchiveError(f"its record {name} is damaged: copy the file again")
     return document | {"signed": root + _SIGNATURE in names}
+
+
+_KINDS = {"model": str, "versions": dict, "tensors": dict, "signatures": list, "records": dict}
 
 
 def _parsed(manifest: bytes) -> dict[str, Any]:
@@ -229,30 +286,45 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
                 f"it has format {document['format']!r}, and this version of tvmify reads {FORMAT}: "
                 "torch.jit.load runs it, perhaps without compiled code"
             )
-        records = document["records"]
-        if all(isinstance(record["sha256"], str) for record in records.values()):
-            return document
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = [name for name, kind in _KINDS.items() if not isinstance(document[name], kind)]
+        for signature in document["signatures"]:
+            text, needs, size = (signature[name] for name in ("arguments", "needs", "bytes"))
+            if not (isinstance(size, int) and all(isinstance(t, str) for t in [text, *needs])):
+                wrong.append("signatures")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArchiveError(f"its manifest cannot be read ({error!r})") from error
-    raise ArchiveError("its manifest has digests that are no text")
+    if wrong:
+        raise ArchiveError(f"its manifest has something else for its {wrong[0]}")
+    return document
 
 
 def _root(archive: zipfile.ZipFile) -> str:
     """Return the folder that all records of a TorchScript archive are in."""
     names = archive.namelist()
     root = names[0].partition("/")[0] + "/" if names else ""
-    if root == "/" or not all(name.startswith(root) for name in names):
+    if len(root) < 2 or not all(name.startswith(root) for name in names):
         raise ArchiveError("it is no TorchScript archive")
     return root
 
 
-def _read(archive: zipfile.ZipFile, name: str, most: int | None = None) -> Iterator[bytes]:
+def _check_claims(archive: zipfile.ZipFile) -> None:
     # Records that are stored as they are cannot be longer than the file; others can.
-    info = archive.getinfo(name)
-    if most is None and info.compress_type != zipfile.ZIP_STORED:
-        most = _LARGEST_COMPRESSED
-    if most is not None and info.file_size > most:
-        raise ArchiveError(f"its record {name} says that it has {info.file_size} bytes")
+    expanded = 0
+    for info in archive.infolist():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ArchiveError(f"its record {info.filename} is compressed in another way")
+        if info.compress_type == zipfile.ZIP_DEFLATED:
+            expanded += info.file_size
+        elif info.file_size != info.compress_size:
+            raise ArchiveError(f"its record {info.filename} has two sizes")
+        if expanded > _LARGEST_COMPRESSED:
+            raise ArchiveError(f"its record {info.filename} says that it has {expanded} bytes")
+
+
+def _read(archive: zipfile.ZipFile, name: str, most: int | None = None) -> Iterator[bytes]:
+    size = archive.getinfo(name).file_size
+    if most is not None and size > most:
+        raise ArchiveError(f"its record {name} says that it has {size} bytes")
     with archive.open(name) as record:
         while chunk := record.read(_CHUNK):
             yield chunk
