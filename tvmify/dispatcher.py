@@ -14,7 +14,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from tvmify import keys, options
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program, capture, resolve
-from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode, UnsupportedTarget
+from tvmify.entry import Entry
+from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.obtain import BUILT, LOADED, keep, obtain
 from tvmify.options import CompileOptions
@@ -36,13 +37,14 @@ from tvmify.runtime import (
     PackedWeights,
     Watched,
     attach,
+    check_modes,
     cpu_features,
     flatten,
     is_being_transformed,
     unusual_signature,
     watch,
 )
-from tvmify.signature import Signature, TensorSpec, check_tensor
+from tvmify.signature import Signature, check_tensor
 from tvmify.target import target_for
 from tvmify.verdict import judge
 
@@ -52,25 +54,6 @@ TargetOption = str | Mapping[str, Any] | None
 
 # A module that was seen in more states than this changes itself from call to call.
 _MOST_STATES = 32
-
-
-@dataclass
-class Entry:
-    """What a signature leads to: an executor, or the reason why there is none."""
-
-    signature: str
-    run: Callable[[tuple[Any, ...]], Any] | None = None
-    reason: NotCompiled | None = None
-    executor: Executor | None = None
-    #: The packed weights that the executor was bound to, and the tensors they were made of.
-    weights: PackedWeights | None = None
-    tensors: list[torch.Tensor] = field(default_factory=list)
-    #: Grad mode is on and weights require gradients: results lead back to them.
-    differentiable: bool = False
-    #: Arguments of such a call, with a `TensorSpec` for each tensor.
-    example: tuple[Any, Any] = ((), {})
-    #: What a person may ask about: how it was captured, where the code came from.
-    notes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -192,8 +175,7 @@ class Dispatcher:
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return arguments for each signature that runs compiled, in the order of first calls."""
-        entries = [entry for entry in self._memory.values() if entry.executor is not None]
-        return [pytree.tree_map(_example, entry.example) for entry in entries]
+        return [entry.example() for entry in self._memory.values() if entry.executor is not None]
 
     def refresh(self) -> None:
         """Forget what is known of the module; the next call looks at all of it again."""
@@ -312,7 +294,7 @@ class Dispatcher:
                     f"code for this target cannot run here: {executor.refusal}",
                     "Leave target= out, or save() the module for a machine of that kind.",
                 )
-            entry.example = pytree.tree_map(_spec, (args, kwargs))
+            entry.remember(args, kwargs)
             entry.executor = executor
             stages.begin("bind")
             self._bind(entry)
@@ -331,7 +313,8 @@ class Dispatcher:
         """Return what a call leads to, and note on its entry where it came from."""
         signature = Signature.of(args, kwargs)
         entry.signature = str(signature)
-        entry.differentiable = self._check_modes(args, kwargs)
+        assert self._watched is not None
+        entry.differentiable = check_modes(self._watched, args, kwargs)
         stages.begin("capture")
         program = self._capture(args, kwargs, entry)
         key = self._key(program, signature, target)
@@ -340,28 +323,6 @@ class Dispatcher:
         self._disk_hits += source == LOADED
         entry.notes |= {"key": key.digest, "code": source}
         return key, program, executor
-
-    def _check_modes(self, args: Args, kwargs: Kwargs) -> bool:
-        """Refuse the modes that have no compiled form; return whether gradients are possible."""
-        watched = self._watched
-        assert watched is not None
-        if watched.training is not None:
-            where = f"submodule {watched.training!r}" if watched.training else "the module"
-            raise TrainingMode(f"{where} is in training mode", "Call .eval() before inference.")
-        watched.check_hooks()
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise NotCompiled(
-                "autocast is on", "Leave torch.autocast, or convert the module with .to(dtype)."
-            )
-        if not torch.is_grad_enabled():
-            return False
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                raise GradientsNeeded(
-                    "an input requires a gradient",
-                    "Call under torch.no_grad() or torch.inference_mode(), or detach the input.",
-                )
-        return watched.requires_grad
 
     def _outside(self, args: Args, kwargs: Kwargs) -> Entry:
         """Return the entry of a call whose arguments, or surroundings, have no signature."""
@@ -426,14 +387,6 @@ class Dispatcher:
         if self.options.strict:
             raise entry.reason
         warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
-
-
-def _spec(leaf: Any) -> Any:
-    return TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _example(leaf: Any) -> Any:
-    return leaf.example() if isinstance(leaf, TensorSpec) else leaf
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

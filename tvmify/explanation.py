@@ -13,7 +13,7 @@ import torch
 from tvmify.errors import TvmifyWarning
 
 if TYPE_CHECKING:
-    from tvmify.dispatcher import Entry
+    from tvmify.entry import Entry
 
 _INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 

@@ -1,23 +1,12 @@
-"""Saved files: TorchScript archives with a manifest under which every record is checked.
-
-An archive is a zip file as ``torch.jit.save`` writes it, and `torch.jit.load` reads it as it is.
-``extra/tvmify/manifest.json`` in it describes the contents and has the SHA-256 of every other
-record; ``extra/tvmify/signature`` may sign the manifest, and thereby everything.
-"""
+"""Saved files: TorchScript archives that ``torch.jit.load`` reads as they are."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import os
 import stat
-import struct
 import tempfile
 import warnings
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,21 +14,13 @@ import torch
 from torch.jit import _recursive
 
 from tvmify.errors import ArchiveError, SaveError
+from tvmify.runtime.manifest import check, seal
 
 # Importing it registers the classes that archives hold, too.
 from tvmify.runtime.native import with_method_renamed
 
-FORMAT = 1
 #: The method that a saved module keeps the forward in which it came with.
 ORIGINAL = "_tvmify_eager"
-
-_MANIFEST = "extra/tvmify/manifest.json"
-_SIGNATURE = "extra/tvmify/signature"
-#: Bytes of the longest manifest that is read, and how far all compressed records (source code) may
-#: expand: neither is ever near it, unless somebody wants to exhaust our memory.
-_LONGEST_MANIFEST = 64 << 20
-_LARGEST_COMPRESSED = 256 << 20
-_CHUNK = 1 << 20
 
 
 def write(
@@ -65,20 +46,7 @@ def write(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that TorchScript is deprecated
                 torch.jit.save(module, file)
-            with zipfile.ZipFile(file, "a") as archive:
-                root = _root(archive)
-                records = {
-                    name: {
-                        "sha256": _sha256(archive, name),
-                        "size": archive.getinfo(name).file_size,
-                    }
-                    for name in sorted(archive.namelist())
-                }
-                document = {"format": FORMAT, **description, "records": records}
-                manifest = json.dumps(document, indent=1, sort_keys=True).encode()
-                archive.writestr(root + _MANIFEST, manifest)
-                if key is not None:
-                    archive.writestr(root + _SIGNATURE, _sign(manifest, key))
+            seal(file, description, key)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
@@ -125,7 +93,7 @@ def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None =
     """
     path = Path(path)
     with _opened(path) as file:
-        _check(file, path, key)
+        check(file, path, key)
         file.seek(0)
         # The file that was checked, even if another has taken its name meanwhile.
         checked = f"/proc/self/fd/{file.fileno()}"
@@ -168,7 +136,7 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
     """
     path = Path(path)
     with _opened(path) as file:
-        return _check(file, path, key)
+        return check(file, path, key)
 
 
 def original(module: torch.jit.ScriptModule) -> Any:
@@ -191,9 +159,6 @@ def original(module: torch.jit.ScriptModule) -> Any:
     return _recursive.wrap_cpp_module(with_method_renamed(module, ORIGINAL, "forward"))
 
 
-# -------------------------------------------------------------------------------------- checking
-
-
 def _opened(path: Path) -> BinaryIO:
     # Without waiting: a named pipe would stay silent for ever.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -201,175 +166,6 @@ def _opened(path: Path) -> BinaryIO:
         os.close(handle)
         raise ArchiveError(f"{path} is not loaded: it is no regular file")
     return os.fdopen(handle, "rb")
-
-
-def _check(file: BinaryIO, path: Path, key: Any) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            _check_directory(file, archive)
-            return _checked(archive, key)
-    except ArchiveError as error:
-        raise ArchiveError(f"{path} is not loaded: {error}") from error
-    except _UNREADABLE as error:
-        raise ArchiveError(
-            f"{path} is not loaded: it is no whole archive ({error}). Copy it again, or save the "
-            "model again."
-        ) from error
-
-
-#: What `zipfile` raises for archives that it cannot read; RuntimeError if they are encrypted.
-_UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError),
-    *(RuntimeError, LookupError, ArithmeticError, MemoryError),
-)
-
-
-def _check_directory(file: BinaryIO, archive: zipfile.ZipFile) -> None:
-    """Make sure that PyTorch's reader sees the records that `zipfile` sees.
-
-    The two look for the list of records in different ways. They agree where it lies right before
-    the end, as every writer puts it; elsewhere a file could show each of them another list.
-    """
-    end = file.seek(-22, os.SEEK_END)
-    signature, length, start, comment = struct.unpack("<4s8x2LH", file.read(22))
-    if signature != b"PK\5\6" or comment:
-        raise ArchiveError("something follows the end of the archive")
-    if end >= 76:  # of large files (zip64) there is a longer end in front of that
-        file.seek(end - 76)
-        large, rest, *span, locator, disk, offset, disks = struct.unpack(
-            "<4sQ28x2Q4sLQL", file.read(76)
-        )
-        if locator == b"PK\6\7":
-            end -= 76
-            if (large, rest, disk, offset, disks) != (b"PK\6\6", 44, 0, end, 1):
-                raise ArchiveError("its directory is not where it should be")
-            length, start = span
-    if not archive.start_dir == start == end - length:
-        raise ArchiveError("its directory is not where it should be")
-
-
-def _checked(archive: zipfile.ZipFile, key: Any) -> dict[str, Any]:
-    root = _root(archive)
-    _check_claims(archive)
-    names = archive.namelist()
-    if len(set(names)) != len(names):
-        raise ArchiveError("it has two records of one name")
-    if root + _MANIFEST not in names:
-        raise ArchiveError(
-            "it has no manifest of tvmify. If torch.jit.save wrote it, torch.jit.load reads it"
-        )
-    manifest = b"".join(_read(archive, root + _MANIFEST, _LONGEST_MANIFEST))
-    if key is not None:
-        if root + _SIGNATURE not in names:
-            raise ArchiveError("it is not signed, and a key was given")
-        _check_signature(manifest, b"".join(_read(archive, root + _SIGNATURE, 1024)), key)
-    document = _parsed(manifest)
-    expected = set(document["records"]) | {root + _MANIFEST}
-    if set(names) - {root + _SIGNATURE} != expected:
-        odd = sorted((set(names) - {root + _SIGNATURE}) ^ expected)
-        raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
-    for name, record in document["records"].items():
-        found = {"sha256": _sha256(archive, name), "size": archive.getinfo(name).file_size}
-        if found != record:
-            raise ArchiveError(f"its record {name} is damaged: copy the file again")
-    return document | {"signed": root + _SIGNATURE in names}
-
-
-_KINDS = {"model": str, "versions": dict, "tensors": dict, "signatures": list, "records": dict}
-
-
-def _parsed(manifest: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(manifest)
-        if document["format"] != FORMAT:
-            raise ArchiveError(
-                f"it has format {document['format']!r}, and this version of tvmify reads {FORMAT}: "
-                "torch.jit.load runs it, perhaps without compiled code"
-            )
-        wrong = [name for name, kind in _KINDS.items() if not isinstance(document[name], kind)]
-        for signature in document["signatures"]:
-            text, needs, size = (signature[name] for name in ("arguments", "needs", "bytes"))
-            if not (isinstance(size, int) and all(isinstance(t, str) for t in [text, *needs])):
-                wrong.append("signatures")
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ArchiveError(f"its manifest cannot be read ({error!r})") from error
-    if wrong:
-        raise ArchiveError(f"its manifest has something else for its {wrong[0]}")
-    return document
-
-
-def _root(archive: zipfile.ZipFile) -> str:
-    """Return the folder that all records of a TorchScript archive are in."""
-    names = archive.namelist()
-    root = names[0].partition("/")[0] + "/" if names else ""
-    if len(root) < 2 or not all(name.startswith(root) for name in names):
-        raise ArchiveError("it is no TorchScript archive")
-    return root
-
-
-def _check_claims(archive: zipfile.ZipFile) -> None:
-    # Records that are stored as they are cannot be longer than the file; others can.
-    expanded = 0
-    for info in archive.infolist():
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(f"its record {info.filename} is compressed in another way")
-        if info.compress_type == zipfile.ZIP_DEFLATED:
-            expanded += info.file_size
-        elif info.file_size != info.compress_size:
-            raise ArchiveError(f"its record {info.filename} has two sizes")
-        if expanded > _LARGEST_COMPRESSED:
-            raise ArchiveError(f"its record {info.filename} says that it has {expanded} bytes")
-
-
-def _read(archive: zipfile.ZipFile, name: str, most: int | None = None) -> Iterator[bytes]:
-    size = archive.getinfo(name).file_size
-    if most is not None and size > most:
-        raise ArchiveError(f"its record {name} says that it has {size} bytes")
-    with archive.open(name) as record:
-        while chunk := record.read(_CHUNK):
-            yield chunk
-
-
-def _sha256(archive: zipfile.ZipFile, name: str) -> str:
-    digest = hashlib.sha256()
-    for chunk in _read(archive, name):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-# --------------------------------------------------------------------------------------- signing
-
-
-def _sign(manifest: bytes, key: Any) -> bytes:
-    if isinstance(key, (bytes, str)):
-        return b"hmac-sha256 " + _hmac(manifest, key)
-    if hasattr(key, "sign"):
-        return b"ed25519 " + key.sign(manifest)
-    raise TypeError(f"a key is bytes, a text or an Ed25519PrivateKey, not {type(key).__name__}")
-
-
-def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
-    kind, _, value = signature.partition(b" ")
-    if isinstance(key, (bytes, str)):
-        valid = kind == b"hmac-sha256" and hmac.compare_digest(value, _hmac(manifest, key))
-    elif hasattr(key, "verify"):
-        # Only whoever holds such a key has the library.
-        from cryptography.exceptions import InvalidSignature
-
-        try:
-            key.verify(value, manifest)
-            valid = kind == b"ed25519"
-        except InvalidSignature:
-            valid = False
-    else:
-        raise TypeError(f"a key is bytes, a text or an Ed25519PublicKey, not {type(key).__name__}")
-    if not valid:
-        raise ArchiveError("its signature is not that of the key")
-
-
-def _hmac(manifest: bytes, key: bytes | str) -> bytes:
-    secret = key.encode() if isinstance(key, str) else key
-    return hmac.digest(secret, manifest, "sha256")
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""Calls that the native signature leaves alone: other containers, modes, transforms."""
+"""What surrounds a call: modes and transforms, and containers that native code leaves alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
+from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode
 from tvmify.runtime.native import flatten
+from tvmify.runtime.watch import Watched
 
 
 def unusual_signature(
@@ -39,3 +41,30 @@ def is_being_transformed() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
         or any(not isinstance(mode, DeviceContext) for mode in modes)
     )
+
+
+def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Refuse the modes that have no compiled form; return whether gradients are possible.
+
+    Raises
+    ------
+    TrainingMode, GradientsNeeded, NotCompiled
+        The module trains, an input requires a gradient, autocast is on, a hook is in the way.
+    """
+    if watched.training is not None:
+        where = f"submodule {watched.training!r}" if watched.training else "the module"
+        raise TrainingMode(f"{where} is in training mode", "Call .eval() before inference.")
+    watched.check_hooks()
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise NotCompiled(
+            "autocast is on", "Leave torch.autocast, or convert the module with .to(dtype)."
+        )
+    if not torch.is_grad_enabled():
+        return False
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            raise GradientsNeeded(
+                "an input requires a gradient",
+                "Call under torch.no_grad() or torch.inference_mode(), or detach the input.",
+            )
+    return watched.requires_grad

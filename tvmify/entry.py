@@ -1,0 +1,40 @@
+"""What the memory cache keeps for a signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import NotCompiled
+from tvmify.runtime import Executor, PackedWeights
+from tvmify.signature import TensorSpec
+
+
+@dataclass
+class Entry:
+    """What a signature leads to: an executor, or the reason why there is none."""
+
+    signature: str
+    run: Callable[[tuple[Any, ...]], Any] | None = None
+    reason: NotCompiled | None = None
+    executor: Executor | None = None
+    #: The packed weights that the executor was bound to, and the tensors they were made of.
+    weights: PackedWeights | None = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    #: Grad mode is on and weights require gradients: results lead back to them.
+    differentiable: bool = False
+    #: What a person may ask about: how it was captured, where the code came from.
+    notes: dict[str, str] = field(default_factory=dict)
+    _call: tuple[Any, Any] = ((), {})  # with a `TensorSpec` for each tensor
+
+    def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what `example` makes arguments of."""
+        self._call = pytree.tree_map_only(torch.Tensor, TensorSpec.of, (args, kwargs))
+
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments of a call of this signature, with tensors of zeros."""
+        return pytree.tree_map_only(TensorSpec, TensorSpec.example, self._call)
