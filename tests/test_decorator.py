@@ -338,3 +338,13 @@ def test_target_of_another_device_runs_eager_and_says_so(inference: None) -> Non
         assert torch.equal(fast(X), Plain.forward(fast, X))
     fast(X)
     assert "inputs are on 'cpu'" in tvmify.explain(fast)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_module_with_an_overloaded_forward(kind: type[nn.Module]) -> None:
+    # TorchScript makes forward__0 and forward__1 of it, and no forward
+    module = kind(4, 8).eval()
+    fast = decorate(module, strict=True)
+    x = torch.randn(5, 2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x)[0], module(x)[0])

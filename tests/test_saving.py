@@ -154,6 +154,20 @@ def test_results_of_every_structure(tmp_path: Path) -> None:
     assert torch.equal(half, x / 2) and three == 3 and nothing is None
 
 
+def test_results_that_hold_numbers(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def forward(
+            self, x: torch.Tensor
+        ) -> tuple[dict[int, torch.Tensor], float, tuple[bool, str]]:
+            return {1: x + 1, 2: x + 2}, float("inf"), (True, "x'y")
+
+    loaded = saved(Net().eval(), tmp_path, [(3,)])
+    x = torch.randn(3)
+    tensors, infinity, others = loaded(x)
+    assert torch.equal(tensors[1], x + 1) and torch.equal(tensors[2], x + 2)
+    assert infinity == float("inf") and others == (True, "x'y")
+
+
 def test_a_function(tmp_path: Path) -> None:
     def gaussian(x: torch.Tensor, sigma: float = 1.0) -> torch.Tensor:
         return torch.exp(-(x * x) / (2 * sigma * sigma))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -150,7 +151,10 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
         module.setattr("_tvmify", native)  # a loaded module is saved again
     elif native is not None:
         module._register_attribute("_tvmify", native._type(), native)
-    return define(module, source, form.names | {"torch": torch})
+    try:
+        return define(module, source, form.names | {"torch": torch})
+    except (RuntimeError, ValueError) as error:
+        raise SaveError(f"TorchScript does not take this as the forward:{source}{error}") from error
 
 
 class _Result(NamedTuple):
@@ -222,6 +226,8 @@ class _Writer:
         if isinstance(value, torch.Tensor):
             self._count += 1
             return f"{self._tensors}[{self._count - 1}]"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float({str(value)!r})"
         if type(value) in _SCALARS:
             return repr(value)
         if isinstance(value, dict):
@@ -230,7 +236,9 @@ class _Writer:
         items = ", ".join(map(self.write, value))
         if isinstance(value, list):
             return f"[{items}]"
-        return f"{_class_name(value)}({items})" if _class_name(value) else f"({items},)"
+        if _class_name(value):
+            return f"{_class_name(value)}({items})"
+        return f"({items},)" if items else "()"
 
 
 def _annotation(value: Any) -> str:
@@ -240,7 +248,8 @@ def _annotation(value: Any) -> str:
     if type(value) in _SCALARS:
         return _SCALARS[type(value)]
     if isinstance(value, dict):
-        return _homogeneous("Dict[str, ", list(value.values()))
+        key = _homogeneous("", list(value), "") if value else "str"
+        return _homogeneous(f"Dict[{key}, ", list(value.values()))
     if isinstance(value, list):
         return _homogeneous("List[", value)
     return _class_name(value) or f"Tuple[{', '.join(map(_annotation, value))}]"
@@ -260,7 +269,7 @@ def _plain(value: Any, names: dict[str, Any]) -> Any:
     if type(value) is list:
         return [_plain(item, names) for item in value]
     if isinstance(value, Mapping):
-        items = {str(key): _plain(item, names) for key, item in value.items()}
+        items = {key: _plain(item, names) for key, item in value.items()}
         is_dict = type(value) in (dict, OrderedDict)
         is_dict |= all(isinstance(item, torch.Tensor) for item in items.values())
         return items if is_dict else tuple(items.values())
@@ -272,14 +281,14 @@ def _plain(value: Any, names: dict[str, Any]) -> Any:
     return tuple(items)
 
 
-def _homogeneous(opening: str, items: list[Any]) -> str:
+def _homogeneous(opening: str, items: list[Any], closing: str = "]") -> str:
     types = set(map(_annotation, items)) or {"Tensor"}
     if len(types) > 1:
         raise SaveError(
             f"the result has a dict or list of several types ({', '.join(sorted(types))}), which "
             "TorchScript has no form for: return a tuple"
         )
-    return f"{opening}{types.pop()}]"
+    return f"{opening}{types.pop()}{closing}"
 
 
 def _alternatives(results: Sequence[_Result]) -> str:

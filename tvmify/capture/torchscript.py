@@ -50,10 +50,13 @@ def script(callable_: Any) -> Scripted:
         warnings.simplefilter("ignore")
         types = _types_of(source)
         try:
-            return torch.jit.script(source)
+            scripted = torch.jit.script(source)
         except Exception as error:
             _types_of(source, types)
             raise CannotScript(_one_line(error)) from error
+    if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
+        raise CannotScript("forward is overloaded: TorchScript has one method for each variant")
+    return scripted
 
 
 def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[type, Any]:
