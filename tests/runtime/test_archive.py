@@ -21,7 +21,7 @@ import tvmify
 from tests.runtime import mutants
 from tests.runtime.mutants import MANIFEST, Records
 from tvmify import ArchiveError
-from tvmify.runtime import archive
+from tvmify.runtime import manifest
 
 X = torch.ones(1, 3, 8, 8)
 # As many as every change of the code is tried with; `make fuzz` tries more.
@@ -165,7 +165,7 @@ def test_a_record_cannot_claim_to_be_huge(changed, small, tmp_path, monkeypatch)
     path = tmp_path / "bomb.pt"
     path.write_bytes(bomb.getvalue())
     assert path.stat().st_size < 1 << 20
-    monkeypatch.setattr(archive, "_sha256", lambda *_: pytest.fail("it was expanded"))
+    monkeypatch.setattr(manifest, "_sha256", lambda *_: pytest.fail("it was expanded"))
     with pytest.raises(ArchiveError, match="says that it has"):
         tvmify.load(path)
 

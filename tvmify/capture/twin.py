@@ -67,6 +67,8 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
     for (prefix, ours), (_, theirs) in pairs:
         now, before = vars(ours), vars(theirs)
         for key in now.keys() | before.keys():
+            if isinstance(ours, torch.nn.RNNBase) and key in _OF_PARAMETERS:
+                continue
             if key in ("_parameters", "_buffers", "_modules"):
                 same = now[key].keys() == before[key].keys()
             else:
@@ -77,6 +79,8 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
 
 
 _MISSING = object()
+#: What torch's recurrent modules write whenever a parameter is assigned, as ``torch.export`` does.
+_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 
 
 def _same(now: Any, before: Any) -> bool:
