@@ -226,10 +226,9 @@ class _Writer:
         if isinstance(value, torch.Tensor):
             self._count += 1
             return f"{self._tensors}[{self._count - 1}]"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"float({str(value)!r})"
         if type(value) in _SCALARS:
-            return repr(value)
+            is_number = type(value) is not float or math.isfinite(value)
+            return repr(value) if is_number else f"float({str(value)!r})"
         if isinstance(value, dict):
             items = [f"{key!r}: {self.write(item)}" for key, item in value.items()]
             return f"{{{', '.join(items)}}}"
