@@ -15,6 +15,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,8 @@ _SIGNATURE = "extra/tvmify/signature"
 _LONGEST_MANIFEST = 64 << 20
 _LARGEST_COMPRESSED = 256 << 20
 _CHUNK = 1 << 20
+#: Threads that compare records with their digests.
+_READERS = 4
 
 
 def seal(file: BinaryIO, description: Mapping[str, Any], key: Any = None) -> None:
@@ -137,10 +140,12 @@ def _checked(archive: zipfile.ZipFile, key: Any) -> dict[str, Any]:
     if set(names) - {root + _SIGNATURE} != expected:
         odd = sorted((set(names) - {root + _SIGNATURE}) ^ expected)
         raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
-    for name, record in document["records"].items():
-        found = {"sha256": _sha256(archive, name), "size": archive.getinfo(name).file_size}
-        if found != record:
-            raise ArchiveError(f"its record {name} is damaged: copy the file again")
+    # Python lets go of its lock while it hashes, so that several records are hashed at once.
+    with ThreadPoolExecutor(_READERS) as readers:
+        digests = readers.map(lambda name: _sha256(archive, name), document["records"])
+        for (name, record), digest in zip(document["records"].items(), digests, strict=True):
+            if record != {"sha256": digest, "size": archive.getinfo(name).file_size}:
+                raise ArchiveError(f"its record {name} is damaged: copy the file again")
     return document | {"signed": root + _SIGNATURE in names}
 
 
