@@ -1,0 +1,1 @@
+"""What runs, and where: operators, architectures and random programs, compared with eager."""
