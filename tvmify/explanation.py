@@ -92,6 +92,10 @@ def _report_lines(report: Mapping[str, object]) -> list[str]:
         lines.append(f"    kernels: {len(kernels)} ({counts})")
     if isinstance(report.get("unscheduled"), int):
         lines.append(f"    without a schedule: {report['unscheduled']}")
+    bridged = report.get("bridged")
+    if isinstance(bridged, Mapping) and bridged:
+        calls = ", ".join(f"{count} {operator}" for operator, count in bridged.items())
+        lines.append(f"    computed by PyTorch, inside of the program: {calls}")
     tuning = report.get("tuning")
     if isinstance(tuning, Mapping):
         lines += _tuning_lines(tuning)

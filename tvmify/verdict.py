@@ -61,7 +61,8 @@ def judge(
     is_new = str(threads) not in verdicts
     if is_new:
         try:
-            verdicts[str(threads)] = compare(compiled, eager)
+            with torch.random.fork_rng(devices=[]):  # what is drawn here, nobody was given
+                verdicts[str(threads)] = compare(compiled, eager)
         except Exception:  # of any kind: the forward of a user ran
             return None, False
     return Verdict(*verdicts[str(threads)], threads), is_new
@@ -70,8 +71,8 @@ def judge(
 def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> tuple[float, float]:
     """Time two ways to compute a call, in turns; return the shortest seconds of each.
 
-    Both have to be free of effects, as all that is compiled is. The shortest times count: what
-    else the machine does can only add to them.
+    Both may draw random numbers, and have to be free of other effects, as all that is compiled is.
+    The shortest times count: what else the machine does can only add to them.
     """
     with torch.no_grad():
         best = _time(compiled), _time(eager)

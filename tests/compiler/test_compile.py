@@ -77,13 +77,13 @@ def test_stages_are_announced_in_order():
 
 def test_every_unknown_operator_is_named():
     def program(x: torch.Tensor) -> Any:
-        return torch.cdist(x, x), torch.special.bessel_j0(x)
+        return x.to_sparse().to_dense()
 
     with pytest.raises(UnsupportedOperator) as refused:
         compiled(program, torch.randn(3, 3))
     assert refused.value.operators == (
-        "aten._cdist_forward.default",
-        "aten.special_bessel_j0.default",
+        "aten._to_dense.default",
+        "aten._to_sparse.default",
     )
 
 
@@ -105,15 +105,6 @@ def test_a_buffer_that_changes_is_refused_by_name():
 def test_an_input_that_changes_is_refused():
     with pytest.raises(UnsupportedOperator, match="in place"):
         compiled(lambda x: x.add_(1), torch.randn(3))
-
-
-@pytest.mark.parametrize(
-    "program",
-    [lambda x: x + torch.rand(3), lambda x: nn.functional.dropout(x, 0.5, training=True)],
-)
-def test_random_numbers_are_refused(program: Any):
-    with pytest.raises(UnsupportedOperator, match="random"):
-        compiled(program, torch.randn(3))
 
 
 def test_dtypes_that_end_the_process_are_refused():

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compiler.programs import check, check_each, compiled, with_specials
-from tvmify.errors import UnsupportedOperator
+from tests.compiler.programs import check, check_each, compiled, executed, with_specials
 
 UNARY = """abs acosh asinh atan ceil cos cosh erf exp exp2 expm1 floor isfinite isinf isnan log
 log10 log1p log2 logical_not neg reciprocal relu round rsqrt sgn sigmoid sign sin sinh sqrt square
@@ -190,6 +189,9 @@ def test_broadcasting(shapes: tuple[tuple[int, ...], ...]):
     check(lambda x, y: x + y, *(torch.randn(shape) for shape in shapes))
 
 
-def test_a_division_that_may_end_the_process_is_refused():
-    with pytest.raises(UnsupportedOperator, match="may be by zero"):
-        compiled(lambda x, y: x // y, torch.tensor([1]), torch.tensor([0]))
+def test_a_division_by_zero_raises_as_in_eager():
+    ones, zeros = torch.tensor([1, 2]), torch.tensor([0, 1])
+    artifact = compiled(lambda x, y: x // y, ones, zeros)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        executed(artifact, lambda x, y: x // y, ones, zeros)
+    assert executed(artifact, lambda x, y: x // y, ones, ones).tolist() == [1, 1]

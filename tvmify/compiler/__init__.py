@@ -126,6 +126,7 @@ def _compile(
             "kernels": kernels,
             "unscheduled": sum(rule.startswith("unscheduled") for rule in kernels.values()),
             "operators": imported.operators,
+            "bridged": imported.bridged,
             "seconds": stages.seconds,
         },
     )

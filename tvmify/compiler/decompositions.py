@@ -29,6 +29,16 @@ WHOLE = (
     aten.upsample_nearest2d.vec,
 )
 
+#: Operators that raise depending on the values of tensors: broken up, they would check by effects
+#: that have an order of their own. PyTorch computes them, and raises as in eager.
+RAISING = (
+    aten.linalg_cholesky.default,
+    aten.linalg_inv.default,
+    aten.linalg_ldl_factor.default,
+    aten.linalg_lu_factor.default,
+    aten.linalg_solve.default,
+)
+
 #: Asserts the dtype and device that the tensor had at export; they are part of every key.
 CHECK = aten._assert_tensor_metadata.default
 
@@ -36,9 +46,21 @@ CHECK = aten._assert_tensor_metadata.default
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Return the program in core ATen, functional, with the operators of `WHOLE` kept."""
     table = torch.export.default_decompositions()
-    for operator in WHOLE:
+    for operator in [*WHOLE, *RAISING, *filter(_is_random, table)]:
         table.pop(operator, None)
     program = program.run_decompositions(table)
     for node in program.graph.find_nodes(op="call_function", target=CHECK):
         program.graph.erase_node(node)
     return program
+
+
+def _is_random(operator: torch._ops.OperatorBase) -> bool:
+    """Whether PyTorch's own kernel has to draw the numbers, to draw the same as in eager.
+
+    What eager PyTorch itself composes of other operators (dropout) is not meant.
+    """
+    return (
+        isinstance(operator, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in operator.tags
+        and not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    )

@@ -21,11 +21,12 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvmify.compiler import operators
+from tvmify.compiler.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.constants import fold_constants
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.refusals import refuse_effects, refuse_unknown_operators
+from tvmify.compiler.refusals import refuse, refuse_effects
 from tvmify.compiler.spelt_attention import recognise_attention
 from tvmify.compiler.stock import STOCK
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
@@ -50,6 +51,8 @@ class Imported:
         The pytree of the result as text.
     operators
         How often each ATen operator occurs.
+    bridged
+        How often each of those occurs that PyTorch computes, inside of the program.
     """
 
     ir_mod: tvm.IRModule
@@ -58,6 +61,7 @@ class Imported:
     outputs: tuple[tuple[str, Any], ...]
     output_structure: str
     operators: dict[str, int]
+    bridged: dict[str, int]
 
 
 def import_program(program: ExportedProgram) -> Imported:
@@ -71,8 +75,8 @@ def import_program(program: ExportedProgram) -> Imported:
     Raises
     ------
     UnsupportedOperator
-        The program contains operators without a converter (all of them are named), changes its
-        buffers or inputs, or draws random numbers.
+        The program contains operators that neither TVM nor PyTorch can compute inside of it (all of
+        them are named), or changes its buffers or inputs.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
     """
@@ -85,7 +89,12 @@ def import_program(program: ExportedProgram) -> Imported:
     fold_constants(program)
     recognise_attention(program)
     refuse_effects(program, mutating)
-    refuse_unknown_operators(program.graph, CONVERTERS.keys() | STOCK)
+    known = CONVERTERS.keys() | STOCK
+    refuse(
+        node
+        for node in operators.calls(program.graph)
+        if operators.short_name(node) not in known and not can_bridge(node, DTYPES)
+    )
     return Importer(program).run()
 
 
@@ -103,6 +112,8 @@ class Importer(ExportedProgramImporter):
         super().__init__()
         self.program = program
         self.block_builder = relax.BlockBuilder()
+        self._bridged: list[fx.Node] = []
+        self._drawn: relax.Expr | None = None  # after the last random operator
 
     # ---------------------------------------------------------------- for converters
 
@@ -153,6 +164,7 @@ class Importer(ExportedProgramImporter):
         signature = self.program.graph_signature
         params = [*inputs.values(), *weights.values()]
         with self.block_builder.function("main", params, attrs={"num_input": len(inputs)}):
+            self._drawn = next(iter(inputs.values()), None)
             try:
                 with self.block_builder.dataflow():
                     for node in operators.calls(self.program.graph):
@@ -170,7 +182,8 @@ class Importer(ExportedProgramImporter):
             weights=tuple(str(targets[name]) for name in weights),
             outputs=outputs,
             output_structure=structure_text(self.program.call_spec.out_spec),
-            operators=operators.count(self.program.graph),
+            operators=operators.count(self.program.graph.nodes),
+            bridged=operators.count(self._bridged),
         )
 
     def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var]]:
@@ -213,21 +226,47 @@ class Importer(ExportedProgramImporter):
             shape, dtype = list(expected.shape), dtype_name(expected.dtype)
             return self.emit(relax.op.zeros(shape, dtype))
         name = operators.short_name(node)
-        convert = CONVERTERS.get(name)
+        if name != "getitem" and (is_complex(node) or operators.is_random(node)):
+            return self._bridge(node)
+        convert = CONVERTERS.get(name) or (self.convert_map[name] if name in STOCK else None)
+        if convert is None:
+            return self._bridge(node)
         try:
-            value = convert(self, node) if convert else self.convert_map[name](node)
-        except UnsupportedOperator:
-            raise
+            value = self._checked(node, convert(self, node), expected)
+            if not _lacks_results(node, value):
+                return value
+            reason: Exception = UnsupportedOperator([str(node.target)], "not all is computed")
         except Exception as error:
-            raise UnsupportedOperator([operators.name(node)], first_line(error)) from error
-        return self._checked(node, value, expected)
+            reason = error
+        if can_bridge(node, DTYPES):
+            return self._bridge(node)
+        if isinstance(reason, UnsupportedOperator):
+            raise reason
+        raise UnsupportedOperator([operators.name(node)], first_line(reason)) from reason
+
+    def _bridge(self, node: fx.Node) -> Any:
+        """Let PyTorch compute a call."""
+        if not can_bridge(node, DTYPES):
+            raise UnsupportedOperator(
+                [operators.name(node)], "it is not computed with tensors only"
+            )
+        self._bridged.append(node)
+        if not operators.is_random(node):
+            return bridge(node, self.env, self.emit)
+        # Draws are made in order, and at each call: each comes after the one before, the first
+        # after an argument. Else TVM would see constants, to be computed once.
+        if self._drawn is None:
+            raise UnsupportedOperator([operators.name(node)], "the program takes no tensor")
+        value = bridge(node, self.env, self.emit, after=self._drawn)
+        self._drawn = value[0] if isinstance(value, tuple) else value
+        return value
 
     def _checked(self, node: fx.Node, value: Any, expected: Any) -> Any:
         """Compare a translated value with what torch recorded, and repair its dtype."""
         if isinstance(expected, (tuple, list)):
             fields = [value[i] for i in range(len(expected))]
             return tuple(self._checked(node, v, e) for v, e in zip(fields, expected, strict=True))
-        if value is None or not isinstance(expected, torch.Tensor):
+        if value is None or not isinstance(expected, torch.Tensor) or expected.is_complex():
             return value
         value = value if isinstance(value, relax.Var) else self.emit(value)
         shape = tuple(value.ty.shape.values)
@@ -259,9 +298,7 @@ class Importer(ExportedProgramImporter):
             elif spec.arg.name in leaves:
                 outputs.append(("argument", leaves[spec.arg.name]))
             else:
-                if self.env[node] is None:  # a statistic that inference has no use for
-                    source = operators.name(node.args[0])
-                    raise UnsupportedOperator([source], "only its first result is computed")
+                _tensor_type(node.meta["val"], node.name)  # refuses complex ones
                 if node not in position:
                     position[node] = len(tensors)
                     tensors.append(self.env[node])
@@ -272,6 +309,13 @@ class Importer(ExportedProgramImporter):
                 "Nothing would be faster: run it in eager PyTorch.",
             )
         return tensors, tuple(outputs)
+
+
+def _lacks_results(node: fx.Node, value: Any) -> bool:
+    """Whether a converter left out something that is used: statistics mostly are not."""
+    if not isinstance(value, tuple) or all(v is not None for v in value):
+        return False
+    return any(user.users and value[user.args[1]] is None for user in node.users)  # type: ignore[index]
 
 
 def dtype_name(dtype: torch.dtype) -> str:

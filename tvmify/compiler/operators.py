@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,18 +28,25 @@ def short_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", qualified)
 
 
-def count(graph: fx.Graph) -> dict[str, int]:
+def schema(node: fx.Node) -> torch.FunctionSchema:
+    """Return the schema of the operator, which is one of PyTorch's."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return node.target._schema
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return all arguments of a call by the names of the schema, with defaults."""
+    parameters = schema(node).arguments
+    given = {parameter.name: parameter.default_value for parameter in parameters}
+    positional = (parameter.name for parameter in parameters if not parameter.kwarg_only)
+    return given | dict(zip(positional, node.args, strict=False)) | dict(node.kwargs)
+
+
+def count(nodes: Iterable[fx.Node]) -> dict[str, int]:
     """Count the calls of each operator, taking results out of tuples aside."""
-    counts = Counter(name(node) for node in calls(graph) if short_name(node) != "getitem")
+    called = (node for node in nodes if node.op == "call_function")
+    counts = Counter(name(node) for node in called if short_name(node) != "getitem")
     return dict(sorted(counts.items()))
-
-
-#: These carry the tag for their dropout; their converters refuse that by themselves.
-_DROPPING_OUT = (
-    torch.ops.aten.gru.input,
-    torch.ops.aten.lstm.input,
-    torch.ops.aten.scaled_dot_product_attention.default,
-)
 
 
 def is_mutating(node: fx.Node) -> bool:
@@ -46,6 +55,9 @@ def is_mutating(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the operator draws random numbers."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags and node.target not in _DROPPING_OUT
+    """Whether the call draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = arguments(node)
+    drops = [given[name] for name in ("dropout", "dropout_p") if name in given]
+    return given.get("train") is not False and all(drops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import fx
 from torch.export import ExportedProgram
@@ -24,7 +24,7 @@ def refuse_effects(program: ExportedProgram, mutating: Sequence[str]) -> None:
     Raises
     ------
     UnsupportedOperator
-        It changes a buffer or an input, or draws random numbers.
+        It changes a buffer or an input.
     """
     signature = program.graph_signature
     changed = [
@@ -35,23 +35,16 @@ def refuse_effects(program: ExportedProgram, mutating: Sequence[str]) -> None:
         raise UnsupportedOperator(
             mutating or ["aten.copy_.default"], f"the program changes {', '.join(changed)} in place"
         )
-    random = [operators.name(n) for n in operators.calls(program.graph) if operators.is_random(n)]
-    if random:
-        raise UnsupportedOperator(random, "it draws random numbers")
 
 
-def refuse_unknown_operators(graph: fx.Graph, known: Container[str]) -> None:
-    """Refuse programs with operators that have no converter.
+def refuse(nodes: Iterable[fx.Node]) -> None:
+    """Refuse calls of operators, if there are any.
 
     Raises
     ------
     UnsupportedOperator
         Names all of them, so that a person needs not find them one by one.
     """
-    unknown = [
-        operators.name(node)
-        for node in operators.calls(graph)
-        if operators.short_name(node) not in known
-    ]
-    if unknown:
-        raise UnsupportedOperator(unknown)
+    names = [operators.name(node) for node in nodes]
+    if names:
+        raise UnsupportedOperator(names)

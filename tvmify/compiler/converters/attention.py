@@ -14,7 +14,6 @@ from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts
 from tvmify.compiler.passes.lower_attention import describe
 from tvmify.compiler.spelt_attention import EMPTY
-from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.importer import Importer
@@ -29,8 +28,6 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     """
     query, key, value = node.args[:3]
     mask = importer.argument(node, 3, "attn_mask")
-    if importer.argument(node, 4, "dropout_p", 0.0):
-        raise UnsupportedOperator([str(node.target)], "it drops out at random")
     causal = bool(importer.argument(node, 5, "is_causal", False))
     scale = node.kwargs.get("scale")
     if scale is None:

@@ -24,9 +24,7 @@ Result = tuple[relax.Expr, ...]
 def layers(importer: Importer, node: fx.Node) -> Result:
     """All layers of ``nn.LSTM`` or ``nn.GRU``: results of each step, last states, last cells."""
     arguments: Any = node.args
-    source, initial, weights, biased, count, dropout, train, both, batch_first = arguments
-    if train and dropout:
-        raise UnsupportedOperator([str(node.target)], "it draws random numbers")
+    source, initial, weights, biased, count, _, _, both, batch_first = arguments
     per_pass = 4 if biased else 2
     passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]
     directions = 2 if both else 1

@@ -1,0 +1,190 @@
+// tvmify.aten: what compiled programs call for operators that PyTorch computes.
+//
+// Its first argument is a graph in TorchScript's notation, of a handful of nodes without control
+// flow, as tvmify/compiler/bridge.py writes it; the others are the graph's inputs. Nothing here
+// needs Python, so that saved files and C++ programs compute the same.
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/csrc/jit/ir/irparser.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <tvm/ffi/string.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "tensor_bridge.h"
+
+namespace tvmify {
+namespace {
+
+namespace ffi = tvm::ffi;
+using torch::jit::Node;
+using torch::jit::Stack;
+using torch::jit::Value;
+
+// A tensor in a graph's notation of its results, as kernels that read it expect it.
+struct Expected {
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype;
+};
+
+Expected expected(const Value& value) {
+  const auto type = value.type()->cast<at::TensorType>();
+  const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
+  TORCH_CHECK(sizes && type->scalarType(), "a result of the graph has no known shape or dtype");
+  return {*sizes, *type->scalarType()};
+}
+
+void construct_list(Stack& stack, const at::TypePtr& element, size_t size) {
+  c10::impl::GenericList list(element);
+  for (const at::IValue& item : torch::jit::last(stack, size)) list.push_back(item);
+  torch::jit::drop(stack, size);
+  stack.emplace_back(std::move(list));
+}
+
+// A graph whose operators have been looked up. Any number of threads may run it at once.
+class Bridged {
+ public:
+  explicit Bridged(const std::string& text) {
+    torch::jit::Graph graph;
+    torch::jit::parseIR(text, &graph);
+    inputs_ = graph.inputs().size();
+    std::unordered_map<const Value*, size_t> places;
+    for (const Value* input : graph.inputs()) places.emplace(input, places.size());
+    initial_.resize(inputs_);
+    for (Node* node : graph.nodes()) {
+      if (node->kind() != at::prim::Constant) {
+        Step& step = steps_.emplace_back(Step{operation(node), {}, {}});
+        for (const Value* input : node->inputs()) step.inputs.push_back(places.at(input));
+        for (size_t i = 0; i < node->outputs().size(); ++i) {
+          step.outputs.push_back(initial_.size() + i);
+        }
+      }
+      for (const Value* output : node->outputs()) {
+        places.emplace(output, initial_.size());
+        const bool known = node->kind() == at::prim::Constant;
+        initial_.push_back(known ? torch::jit::toIValue(output).value() : at::IValue());
+      }
+    }
+    for (const Value* output : graph.outputs()) {
+      outputs_.push_back(places.at(output));
+      expected_.push_back(expected(*output));
+    }
+  }
+
+  std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> inputs) const {
+    TORCH_CHECK(inputs.size() == inputs_, "the graph takes ", inputs_, " tensors, not ",
+                inputs.size());
+    std::vector<at::IValue> values = initial_;
+    std::copy(inputs.begin(), inputs.end(), values.begin());
+    Stack stack;
+    for (const Step& step : steps_) {
+      for (size_t input : step.inputs) stack.push_back(values[input]);
+      step.run(stack);
+      TORCH_CHECK(stack.size() == step.outputs.size(), "an operator returned ", stack.size(),
+                  " values, not ", step.outputs.size());
+      for (size_t i = 0; i < stack.size(); ++i) values[step.outputs[i]] = std::move(stack[i]);
+      stack.clear();
+    }
+    std::vector<at::Tensor> results;
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      results.push_back(owned(values[outputs_[i]].toTensor(), expected_[i], inputs));
+    }
+    return results;
+  }
+
+ private:
+  struct Step {
+    std::function<void(Stack&)> run;
+    std::vector<size_t> inputs, outputs;
+  };
+
+  static std::function<void(Stack&)> operation(Node* node) {
+    if (node->kind() == at::prim::ListConstruct) {
+      const auto element = node->output()->type()->expectRef<at::ListType>().getElementType();
+      return [element, size = node->inputs().size()](Stack& stack) {
+        construct_list(stack, element, size);
+      };
+    }
+    if (node->kind() == at::prim::ListUnpack) {
+      return [](Stack& stack) {
+        const at::IValue list = torch::jit::pop(stack);
+        for (const at::Tensor& item : list.toTensorVector()) stack.emplace_back(item);
+      };
+    }
+    return node->getOperation();
+  }
+
+  // A result as the compiled program may keep it: memory of its own, since that of the inputs is
+  // planned for other tensors; and of the shape that was compiled for, since kernels do not check.
+  static at::Tensor owned(const at::Tensor& result, const Expected& expected,
+                          at::ArrayRef<at::Tensor> inputs) {
+    TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype,
+                "an operator returned ", result.scalar_type(), result.sizes(),
+                " where the program was compiled for ", expected.dtype,
+                c10::IntArrayRef(expected.sizes));
+    for (const at::Tensor& input : inputs) {
+      if (result.is_alias_of(input)) return result.clone(at::MemoryFormat::Contiguous);
+    }
+    return readable(result);
+  }
+
+  size_t inputs_;
+  std::vector<at::IValue> initial_;  // with the constants
+  std::vector<Step> steps_;
+  std::vector<size_t> outputs_;
+  std::vector<Expected> expected_;
+};
+
+// The graphs of this process, by their text. They stay: a text is short, and programs share them.
+std::shared_ptr<const Bridged> bridged(const std::string& text) {
+  static std::shared_mutex changing;
+  static std::unordered_map<std::string, std::shared_ptr<const Bridged>> graphs;
+  {
+    const std::shared_lock<std::shared_mutex> lock(changing);
+    const auto found = graphs.find(text);
+    if (found != graphs.end()) return found->second;
+  }
+  auto made = std::make_shared<const Bridged>(text);
+  const std::unique_lock<std::shared_mutex> lock(changing);
+  return graphs.try_emplace(text, std::move(made)).first->second;
+}
+
+void call(ffi::PackedArgs arguments, ffi::Any* result) {
+  // Casts and gradients are not the operators' own affair: the program has the casts in it.
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  try {
+    std::vector<at::Tensor> inputs;
+    for (int i = 1; i < arguments.size(); ++i) {
+      inputs.push_back(from_tvm(arguments[i].cast<ffi::Tensor>()));
+    }
+    auto results = bridged(arguments[0].cast<std::string>())->run(inputs);
+    if (results.size() == 1) {
+      *result = to_tvm(std::move(results[0]));
+      return;
+    }
+    ffi::Array<ffi::Tensor> tensors;
+    for (at::Tensor& tensor : results) tensors.push_back(to_tvm(std::move(tensor)));
+    *result = tensors;
+  } catch (const c10::Error& error) {
+    // PyTorch's own errors would not survive the way through TVM.
+    TVM_FFI_THROW(RuntimeError) << error.what_without_backtrace();
+  }
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() { ffi::reflection::GlobalDef().def_packed("tvmify.aten", call); }
+
+}  // namespace
+}  // namespace tvmify
