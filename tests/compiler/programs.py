@@ -62,7 +62,7 @@ def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
         result = executed(artifact, program, *args, **kwargs)
     assert_close_to_reference(result, as_module(program), args, kwargs)
     assert artifact.report["unscheduled"] == 0, artifact.report["kernels"]
-    assert not artifact.report["bridged"]
+    assert not artifact.report["bridged"], artifact.report["bridged"]
     return artifact
 
 

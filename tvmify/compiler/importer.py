@@ -228,11 +228,12 @@ class Importer(ExportedProgramImporter):
         name = operators.short_name(node)
         if name != "getitem" and (is_complex(node) or operators.is_random(node)):
             return self._bridge(node)
-        convert = CONVERTERS.get(name) or (self.convert_map[name] if name in STOCK else None)
-        if convert is None:
+        convert = CONVERTERS.get(name)
+        if convert is None and name not in STOCK:
             return self._bridge(node)
         try:
-            value = self._checked(node, convert(self, node), expected)
+            value = convert(self, node) if convert else self.convert_map[name](node)
+            value = self._checked(node, value, expected)
             if not _lacks_results(node, value):
                 return value
             reason: Exception = UnsupportedOperator([str(node.target)], "not all is computed")
