@@ -2,6 +2,7 @@
 # make test             the tests
 # make fuzz             damaged and forged saved files, MUTANTS=100000 of them
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
+# make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
@@ -39,7 +40,7 @@ ROUNDS ?= 7
 THREADS ?= 2
 MUTANTS ?= 100000
 
-.PHONY: demo install test fuzz soak-serving lint format bench bench-overhead bench-heuristic wheel clean
+.PHONY: demo install test fuzz soak-serving models lint format bench bench-overhead bench-heuristic wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -52,6 +53,11 @@ fuzz: install
 
 soak-serving: install
 	$(BIN)/python -m benchmarks.serving
+
+# What was tried before stays as it was; remove build/models to begin anew.
+models: install
+	$(BIN)/python -m conformance.models run
+	$(BIN)/python -m conformance.models report
 
 lint: install
 	$(BIN)/ruff check .

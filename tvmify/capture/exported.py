@@ -22,6 +22,7 @@ from tvmify.capture.program import Program
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, twin
 from tvmify.errors import UnsupportedInput, UnsupportedOperator
+from tvmify.objects import describe_objects, reachable
 
 
 class TracedProgram(Program):
@@ -64,6 +65,7 @@ class TracedProgram(Program):
             module.register_forward_hook(partial(_refuse_changes, callable_))
         else:
             module = FunctionModule(callable_)
+        module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
         exported = export(module, args, kwargs)
         self._exported, constants = name_attributes(exported, names)
         self._call = _call_key(args, kwargs)
@@ -102,6 +104,10 @@ def _refuse_changes(original: torch.nn.Module, module: torch.nn.Module, *_: Any)
     name = changed_attribute(module, original)
     if name is not None:
         raise UnsupportedOperator(["prim::SetAttr"], f"forward sets the attribute {name}")
+
+
+def _describe_objects(before: list[Any], module: torch.nn.Module, _: Any, result: Any) -> Any:
+    return describe_objects(result, lambda: reachable([*before, module]))
 
 
 def _call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

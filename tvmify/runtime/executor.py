@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
+from tvmify.objects import holds_objects, restore_objects
 from tvmify.runtime.native import Call
 from tvmify.structure import structure_of
 from tvmify.target import Target
@@ -132,4 +133,6 @@ def _rebuild(structure: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:
         return None
     if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):
         return structure.type  # built natively
+    if holds_objects(structure):
+        return lambda leaves: restore_objects(pytree.tree_unflatten(leaves, structure))
     return lambda leaves: pytree.tree_unflatten(leaves, structure)

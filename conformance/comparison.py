@@ -1,0 +1,113 @@
+"""Compares results of any structure with eager's, tensor by tensor, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.tolerances import SLACK, TIMES_EAGER
+
+#: What ends a branch of a result; whatever else it holds is a container or an object.
+_LEAVES = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
+
+
+class Different(Exception):
+    """A result is not eager's; the message says where and how."""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of the tensor with the largest error, over its largest element.
+
+    Attributes
+    ----------
+    ours, eager
+        Against float64.
+    """
+
+    ours: float = 0.0
+    eager: float = 0.0
+
+
+def compare(result: Any, eager: Any, exact: Any) -> Errors:
+    """Hold a result against that of eager, and against that of eager in float64.
+
+    Parameters
+    ----------
+    exact
+        None where the network cannot compute in float64: then eager stands for it.
+
+    Raises
+    ------
+    Different
+        Classes, attributes, lengths, shapes, dtypes or values differ; values of floats by more than
+        `tests.tolerances` allows.
+    """
+    ours, theirs = list(_walk("result", result)), list(_walk("result", eager))
+    for (path, got), (expected_path, want) in zip(ours, theirs, strict=False):
+        if path != expected_path or type(got) is not type(want):
+            raise Different(f"{path} is a {type(got)}; eager has a {type(want)} at {expected_path}")
+        if not isinstance(got, Tensor) and got != want:
+            raise Different(f"{path} is {got!r} where eager has {want!r}")
+    if len(ours) != len(theirs):
+        raise Different(f"the result has {len(ours)} parts where eager has {len(theirs)}")
+    references = [part for _, part in _walk("result", eager if exact is None else exact)]
+    worst = Errors()
+    for (path, got), (_, want), reference in zip(ours, theirs, references, strict=True):
+        if isinstance(got, Tensor):
+            worst = max(worst, _compare(path, got, want, reference), key=lambda each: each.ours)
+    return worst
+
+
+def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield all parts of a result with their paths: for containers and objects, their classes."""
+    if isinstance(value, (Tensor, type, *_LEAVES)):
+        yield path, value
+        return
+    yield path, type(value)
+    if isinstance(value, Mapping):
+        yield f"{path}, attributes", str(sorted(getattr(value, "__dict__", ())))
+        items = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        items = [(f"{path}.{name}", item) for name, item in vars(value).items()]
+    for inner, item in items:
+        yield from _walk(inner, item)
+
+
+def _compare(path: str, got: Tensor, want: Tensor, exact: Tensor) -> Errors:
+    for name in ("dtype", "shape", "device"):
+        ours, theirs = getattr(got, name), getattr(want, name)
+        if ours != theirs:
+            raise Different(f"{path} has {name} {ours}, in eager {theirs}")
+    if not want.is_floating_point():
+        if not torch.equal(got, want):
+            raise Different(f"{path} has other values than in eager")
+        return Errors()
+    for name in ("isnan", "isposinf", "isneginf"):
+        if not torch.equal(getattr(got, name)(), getattr(want, name)()):
+            raise Different(f"{path}.{name}() is not eager's")
+    finite = want.isfinite() & exact.isfinite()
+    if not finite.any():
+        return Errors()
+    largest = _largest(exact[finite]) or 1.0
+    errors = Errors(
+        _largest((got.double() - exact)[finite]) / largest,
+        _largest((want.double() - exact)[finite]) / largest,
+    )
+    allowed = TIMES_EAGER[want.dtype] * errors.eager + SLACK[want.dtype]
+    if errors.ours > allowed:
+        raise Different(
+            f"{path} has an error of {errors.ours:.2g}, allowed {allowed:.2g} "
+            f"(eager {errors.eager:.2g})"
+        )
+    return errors
+
+
+def _largest(values: Tensor) -> float:
+    return values.abs().max().item()

@@ -1,0 +1,172 @@
+"""Architectures of transformers through the decorator, compared with eager.
+
+    python -m conformance.models run [--only "bert gpt*"] [--jobs 1]
+    python -m conformance.models report
+
+Each runs in a process of its own, so that one that ends the process is counted like any other.
+What is known is kept in ``build/models``: the next run does what is missing, and what ``--only``
+names. ``report`` prints the table and writes it into ``docs/coverage.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.architectures import ARCHITECTURES
+from conformance.document import replace_section
+from conformance.trial import Trial, attempt
+
+RECORDS = "trials.jsonl"
+PATIENCE = 900  # seconds for one architecture
+
+
+def main() -> None:
+    """Do one of the steps; ``one`` is what the processes of ``run`` do."""
+    parser = argparse.ArgumentParser(description="Architectures of transformers against eager")
+    parser.add_argument("step", choices=["run", "report", "one"])
+    parser.add_argument("--only", default="", help="names or patterns, such as 'bert gpt*'")
+    parser.add_argument("--jobs", type=int, default=1, help="how many run at a time")
+    parser.add_argument("--folder", type=Path, default=Path("build/models"))
+    given = parser.parse_args()
+    if given.step == "one":
+        trial = attempt(given.only, ARCHITECTURES[given.only])
+        sys.stdout.write(json.dumps(dataclasses.asdict(trial)))
+        return
+    given.folder.mkdir(parents=True, exist_ok=True)
+    if given.step == "run":
+        run(given.only.split(), given.jobs, given.folder)
+    report(read(given.folder), write=given.step == "report")
+
+
+def run(only: list[str], jobs: int, folder: Path) -> None:
+    """Try what is named, or else what was not tried before; keep each result as it comes."""
+    known = read(folder)
+    console = Console(highlight=False)
+    names = [
+        name
+        for name in ARCHITECTURES
+        if (any(fnmatch(name, pattern) for pattern in only) if only else name not in known)
+    ]
+    with ThreadPoolExecutor(jobs) as pool, (folder / RECORDS).open("a") as records:
+        for trial in pool.map(lambda name: _in_a_process(name, folder), names):
+            records.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+            records.flush()
+            line = f"{trial.name}: {_verdict(trial)}, {how_it_ran(trial)}"
+            console.print(line, style="" if trial.right else "red", markup=False, soft_wrap=True)
+
+
+def _in_a_process(name: str, folder: Path) -> Trial:
+    log = folder / f"{name}.log"
+    command = [sys.executable, "-m", "conformance.models", "one", "--only", name]
+    kind = ARCHITECTURES[name].kind
+    try:
+        with log.open("w") as errors:
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+                timeout=PATIENCE,
+                text=True,
+                check=False,
+            )
+    except subprocess.TimeoutExpired:
+        return Trial(name, kind, difference=f"no end after {PATIENCE} s")
+    if done.returncode < 0:
+        name_of_signal = signal.Signals(-done.returncode).name
+        return Trial(name, kind, difference=f"the process died: {name_of_signal}")
+    if done.returncode > 0:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        return Trial(name, kind, difference=lines[-1] if lines else "the process failed")
+    return Trial(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def read(folder: Path) -> dict[str, Trial]:
+    """Return the last result of each architecture, in the order of the table."""
+    path = folder / RECORDS
+    lines = path.read_text().splitlines() if path.exists() else []
+    trials = {trial.name: trial for trial in (Trial(**json.loads(line)) for line in lines)}
+    return {name: trials[name] for name in ARCHITECTURES if name in trials}
+
+
+def report(trials: dict[str, Trial], write: bool) -> None:
+    """Print a table and, if asked to, write it into the document."""
+    table = Table("architecture", "kind", "right", "ran", "operators", "error", "eager's", box=None)
+    for trial in trials.values():
+        table.add_row(*_row(trial), style="" if trial.right else "red")
+    console = Console()
+    console.print(table)
+    console.print(summary(trials.values()), markup=False)
+    if write:
+        replace_section("models", document(trials.values()))
+
+
+def summary(trials: Iterable[Trial]) -> str:
+    """Say how many are right and how many ran compiled."""
+    trials = list(trials)
+    right = sum(trial.right for trial in trials)
+    compiled = sum(trial.right and trial.compiled for trial in trials)
+    whole = sum(trial.right and trial.compiled and not trial.bridged for trial in trials)
+    return (
+        f"{right} of {len(trials)} architectures are right; {compiled} are one compiled program, "
+        f"{whole} of them without a call of PyTorch's."
+    )
+
+
+def document(trials: Iterable[Trial]) -> str:
+    """Return the section of the document: the summary and a table in Markdown."""
+    trials = list(trials)
+    lines = [
+        summary(trials),
+        "",
+        "Error is the largest against float64 over the largest output, of the tensor where ours is "
+        "largest; beside it eager PyTorch's of the same tensor.",
+        "",
+        "| architecture | kind | right | ran | operators | error | eager's |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join(lines + [f"| {' | '.join(_row(trial))} |" for trial in trials])
+
+
+def how_it_ran(trial: Trial) -> str:
+    """Say whether all of it was compiled, and what was not."""
+    if not trial.compiled:
+        return f"eager: {trial.reason}" if trial.reason else "nothing"
+    if trial.bridged:
+        called = ", ".join(f"{count} × {name}" for name, count in sorted(trial.bridged.items()))
+        return f"compiled, bridged {called}"
+    return "compiled"
+
+
+def _verdict(trial: Trial) -> str:
+    return "right" if trial.right else f"wrong: {trial.difference}"
+
+
+def _row(trial: Trial) -> list[str]:
+    ran = trial.compiled or bool(trial.reason)
+    return [
+        trial.name,
+        trial.kind,
+        "yes" if trial.right else f"no: {trial.difference}",
+        how_it_ran(trial),
+        str(trial.operators) if trial.compiled else "",
+        f"{trial.error:.1e}" if ran and trial.right else "",
+        f"{trial.eager_error:.1e}" if ran and trial.right else "",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""One architecture through the decorator, compared with eager."""
+
+from __future__ import annotations
+
+import copy
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from conformance.architectures import Architecture
+from conformance.comparison import Different, compare
+from tvmify import tvmify
+from tvmify.decorator import dispatcher_of
+
+
+@dataclass
+class Trial:
+    """What came of one architecture.
+
+    Attributes
+    ----------
+    right
+        Whether every result was eager's.
+    difference
+        Where it was not, and how; or what went wrong on the way there.
+    compiled
+        Whether all of it was one compiled program.
+    reason
+        Why it was not.
+    bridged
+        How often each operator of the program ran as a call of PyTorch's.
+    operators
+        How many the program has.
+    error, eager_error
+        Against float64 over the largest output, of the tensor where ours is largest.
+    seconds
+        Of the first call.
+    """
+
+    name: str
+    kind: str = ""
+    right: bool = False
+    difference: str = ""
+    compiled: bool = False
+    reason: str = ""
+    bridged: dict[str, int] = field(default_factory=dict)
+    operators: int = 0
+    error: float = 0.0
+    eager_error: float = 0.0
+    seconds: float = 0.0
+
+
+def attempt(name: str, architecture: Architecture) -> Trial:
+    """Build a network, call it three times, the last time with other values, and compare."""
+    torch.manual_seed(0)
+    trial = Trial(name, architecture.kind)
+    network = architecture.build()
+    wide = _in_float64(network)
+    fast: Any = tvmify(network, cache=False, compare=False, progress=False)
+    first, other = architecture.inputs(), architecture.inputs()
+    with torch.inference_mode():
+        try:
+            for inputs in (first, first, other):
+                start = time.perf_counter()
+                result = fast(**inputs)
+                trial.seconds = trial.seconds or time.perf_counter() - start
+                errors = compare(result, network(**inputs), _exact(wide, inputs))
+                if errors.ours >= trial.error:
+                    trial.error, trial.eager_error = errors.ours, errors.eager
+            trial.right = True
+        except Different as difference:
+            trial.difference = str(difference)
+    _note_how_it_ran(fast, trial)
+    return trial
+
+
+def _in_float64(network: nn.Module) -> nn.Module:
+    wide = copy.deepcopy(network).double()
+    for part in wide.modules():
+        # PyTorch's product of groups of rows, which is the default, takes no float64.
+        if getattr(getattr(part, "config", None), "_experts_implementation", None) is not None:
+            part.config._experts_implementation = "eager"  # type: ignore[union-attr]
+    return wide
+
+
+def _exact(wide: nn.Module, inputs: dict[str, Tensor]) -> Any:
+    widened: dict[str, Tensor] = pytree.tree_map(
+        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, inputs
+    )
+    return wide(**widened)
+
+
+def _note_how_it_ran(fast: Any, trial: Trial) -> None:
+    entry = list(dispatcher_of(fast)._memory.values())[-1]
+    if entry.executor is None:
+        trial.reason = entry.reason.reason if entry.reason else "eager PyTorch was faster"
+        return
+    report = entry.executor.artifact.report
+    trial.compiled = True
+    trial.bridged = dict(report.get("bridged", {}))
+    trial.operators = sum(report["operators"].values())
