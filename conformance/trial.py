@@ -59,8 +59,9 @@ def attempt(name: str, architecture: Architecture) -> Trial:
     torch.manual_seed(0)
     trial = Trial(name, architecture.kind)
     network = architecture.build()
+    # copies, for some models of transformers leave hooks in themselves when they are called
     wide = _in_float64(network)
-    fast: Any = tvmify(network, cache=False, compare=False, progress=False)
+    fast: Any = tvmify(copy.deepcopy(network), cache=False, compare=False, progress=False)
     first, other = architecture.inputs(), architecture.inputs()
     with torch.inference_mode():
         try:

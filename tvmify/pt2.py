@@ -26,6 +26,7 @@ from tvmify.capture.carrier import Carrier
 from tvmify.decorator import dispatcher_of, example_call, is_decorated, tvmify
 from tvmify.dispatcher import Dispatcher, TargetOption
 from tvmify.errors import SaveError
+from tvmify.objects import holds_objects
 from tvmify.runtime import compiled_module, embedded
 from tvmify.structure import structure_of
 
@@ -152,6 +153,8 @@ def _exportable(
     }
     description = embedded.description(facts | ({"strict": True} if strict else {}))
     structure = structure_of(artifact.output_structure)
+    if holds_objects(structure):
+        raise SaveError("the result holds objects, and a file has no form for their classes")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))

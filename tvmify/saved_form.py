@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.errors import SaveError
+from tvmify.objects import holds_objects
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
 from tvmify.structure import structure_of
 from tvmify.target import Target
@@ -197,6 +198,8 @@ class _Seen(NamedTuple):
             if is_tensor:
                 outputs.append(value if kind == "tensor" else ~places[id(leaf)])
         structure = structure_of(artifact.output_structure)
+        if holds_objects(structure):
+            raise SaveError("the result holds objects, and a file has no form for their classes")
         value = _plain(pytree.tree_unflatten(markers, structure), form.names)
         return cls(
             arguments=text,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from tvmify.capture import capture
 from tvmify.capture.twin import changed_attribute, twin
 
 
@@ -75,3 +76,30 @@ def test_changes_are_named() -> None:
     copy = twin(module)
     copy.register_buffer("more", torch.zeros(1))
     assert changed_attribute(copy, module) == "_buffers"
+
+
+class Recording(nn.Module):
+    """As transformers' models do: the first forward that needs them installs hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        found: list[Tensor] = []
+        if not hasattr(self, "_output_capturing_hooks_installed"):
+            for layer in self.layers:
+                layer.register_forward_hook(lambda _, __, output: found.append(output))
+            self._output_capturing_hooks_installed = True
+        self.layers(x)
+        return found
+
+
+def test_hooks_that_hand_outputs_on_are_recorded() -> None:
+    module = Recording()
+    program = capture(module, (torch.rand(2, 3),), {})
+    assert not hasattr(module, "_output_capturing_hooks_installed")
+    assert not module.layers[0]._forward_hooks
+    x = torch.rand(2, 3)
+    for ours, eager in zip(program.export((x,), {}).module()(x), module(x), strict=True):
+        torch.testing.assert_close(ours, eager)

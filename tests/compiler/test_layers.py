@@ -147,6 +147,14 @@ def test_pooling_of_other_ranks_and_sizes():
         {str(size): nn.AdaptiveAvgPool2d(size) for size in (1, 5, (7, 3))},
         torch.randn(1, 8, 12, 12),
     )
+    check_each(
+        {
+            "turned line": lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1),
+            "three of a line": lambda x: F.adaptive_avg_pool1d(x, 3),
+            "channels last": lambda x: F.adaptive_avg_pool2d(x[:, None].permute(0, 3, 1, 2), 1),
+        },
+        torch.randn(2, 12, 8),
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,6 +197,7 @@ def test_products():
             "addmm": lambda x, y: torch.addmm(y[0, 0], x[0], y[0], alpha=0.5, beta=2),
             "einsum": lambda x, y: torch.einsum("bij,bjk->bki", x, y),
             "tensordot": lambda x, y: torch.tensordot(x, y[0], 1),
+            "of one constant": lambda x, y: [torch.eye(7, dtype=y.dtype) @ part for part in y],
             "integers": lambda x, y: (x[0] * 9).int() @ (y[0] * 9).int(),
             "double": lambda x, y: x.double() @ y.double(),
         },

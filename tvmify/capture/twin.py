@@ -73,12 +73,15 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
                 same = now[key].keys() == before[key].keys()
             else:
                 same = _same(now.get(key, _MISSING), before.get(key, _MISSING))
-            if not same and key != "_forward_hooks":  # with which we look
+            if not same and key not in _HOOKS:
                 return f"{prefix}.{key}" if prefix else key
     return None
 
 
 _MISSING = object()
+#: We look with a hook; transformers adds its own when a forward first asks for hidden states, which
+#: are then recorded like anything else.
+_HOOKS = ("_forward_hooks", "_output_capturing_hooks_installed")
 #: What torch's recurrent modules write whenever a parameter is assigned, as ``torch.export`` does.
 _OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 

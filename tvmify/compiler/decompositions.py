@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.export import ExportedProgram
 
@@ -43,11 +45,22 @@ RAISING = (
 CHECK = aten._assert_tensor_metadata.default
 
 
+def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """One result on each axis is a mean; torch's own decomposition restrides it, too."""
+    if all(size == 1 for size in sizes):
+        return x.mean(list(range(-len(sizes), 0)), keepdim=True)
+    if len(sizes) == 1:
+        return aten._adaptive_avg_pool2d(x.unsqueeze(-2), [1, *sizes]).squeeze(-2)
+    return aten._adaptive_avg_pool2d(x, sizes)
+
+
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Return the program in core ATen, functional, with the operators of `WHOLE` kept."""
     table = torch.export.default_decompositions()
     for operator in [*WHOLE, *RAISING, *filter(_is_random, table)]:
         table.pop(operator, None)
+    for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
+        table[operator] = _adaptive_mean
     program = program.run_decompositions(table)
     for node in program.graph.find_nodes(op="call_function", target=CHECK):
         program.graph.erase_node(node)
