@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
@@ -46,6 +45,8 @@ class Architecture:
 
     def build(self) -> nn.Module:
         """Return the network with random weights, in evaluation mode."""
+        import transformers
+
         configuration = getattr(transformers, self.configuration)(**self.settings)
         return _with_lively_weights(getattr(transformers, self.network)(configuration)).eval()
 
@@ -192,7 +193,9 @@ ARCHITECTURES = {
         "DistilBert", "ForMaskedLM", **_TOKENS, dim=32, n_layers=2, n_heads=4, hidden_dim=64
     ),
     "albert": _encoder("Albert", **_TEXT, embedding_size=16),
-    "electra": _encoder("Electra", "ForTokenClassification", **_TEXT, embedding_size=16),
+    "electra": _encoder(
+        "Electra", "ForTokenClassification", **_TEXT, embedding_size=16, output_hidden_states=True
+    ),
     "deberta_v2": _encoder(
         "DebertaV2",
         **_TEXT,
@@ -219,7 +222,7 @@ ARCHITECTURES = {
         max_position_embeddings=64,
     ),
     "gptj": _decoder("GPTJ", **_GPT, rotary_dim=4),
-    "gpt_neox": _decoder("GPTNeoX", **_TEXT),
+    "gpt_neox": _decoder("GPTNeoX", **_TEXT, output_hidden_states=True),
     "opt": _decoder("OPT", **_TEXT, ffn_dim=64, word_embed_proj_dim=32),
     "bloom": _decoder("Bloom", **_TOKENS, hidden_size=32, n_layer=2, n_head=4),
     "llama": _decoder("Llama", **_GROUPED),
@@ -237,14 +240,16 @@ ARCHITECTURES = {
     "mixtral": _experts("Mixtral", **_GROUPED, num_local_experts=4),
     "qwen2_moe": _experts("Qwen2Moe", **_EXPERTS, shared_expert_intermediate_size=32),
     "t5": _translator("T5", **_TOKENS, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
-    "bart": _translator("Bart", **_TRANSLATION),
+    "bart": _translator(
+        "Bart", **_TRANSLATION, output_attentions=True, attn_implementation="eager"
+    ),
     "mbart": _translator("MBart", **_TRANSLATION),
     "pegasus": _translator("Pegasus", **_TRANSLATION),
     "marian": _translator("Marian", "MTModel", **_TRANSLATION),
     "m2m_100": _translator("M2M100", **_TRANSLATION),
     "vit": _vision("ViT", **_PATCHES),
     "deit": _vision("DeiT", **_PATCHES),
-    "beit": _vision("Beit", **_PATCHES, use_relative_position_bias=True),
+    "beit": _vision("Beit", **_PATCHES, use_relative_position_bias=True, output_hidden_states=True),
     "dinov2": _vision("Dinov2", **_PATCHES),
     "swin": _vision(
         "Swin",
