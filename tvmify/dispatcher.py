@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from tvmify import keys, options
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
-from tvmify.capture import Program, capture, resolve
+from tvmify.capture import Part, Program, capture, resolve
+from tvmify.driving import TOO_MANY, Driven, is_about_flow
 from tvmify.entry import Entry
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
@@ -62,6 +63,8 @@ class _State:
 
     number: int
     scripted: Program | None = None
+    #: Runs it by regions, where it cannot be one program; or why that is not possible either.
+    driven: Driven | NotCompiled | None = None
 
 
 class Dispatcher:
@@ -121,6 +124,8 @@ class Dispatcher:
         # Tensors of closures and globals that captured programs hold by value.
         self._constants: list[torch.Tensor] = []
         self._constants_guard: Guard | None = None
+        #: Never gives up one signature for another: a region may see a new one in each iteration.
+        self._keeps_all = False
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Run one call.
@@ -131,10 +136,13 @@ class Dispatcher:
             With ``strict=True``, when the call cannot run compiled.
         """
         leaves, entry = self._find(args, kwargs)
-        if entry.run is None:
+        if entry.run is not None:
+            result = entry.run(leaves)
+        elif entry.driven is not None:
+            result = entry.driven(args, kwargs)
+        else:
             self._report(entry)
             return self._eager_call(args, kwargs)()
-        result = entry.run(leaves)
         if entry.differentiable:
             inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             return attach(result, self._eager_call(args, kwargs), inputs, entry.tensors)
@@ -197,13 +205,17 @@ class Dispatcher:
         memory = self._memory
         entries = sum(entry.run is not None for entry in memory.values())
         seconds = dict(self._seconds)
-        return CacheInfo(
-            memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds
-        )
+        own = CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
+        return own.with_regions(info for driven in self._drivens() for info in driven.cache_infos())
 
     def explain(self) -> str:
         """Return what ran where, and why, as text."""
-        return explain(self.name, self._memory.values(), self.cache_info())
+        text = explain(self.name, self._memory.values(), self.cache_info())
+        return "\n".join([text, *(line for driven in self._drivens() for line in driven.explain())])
+
+    def _drivens(self) -> list[Driven]:
+        states = list(self._states.values())
+        return [state.driven for state in states if isinstance(state.driven, Driven)]
 
     # ----------------------------------------------------------------- signature → memory cache
 
@@ -258,6 +270,8 @@ class Dispatcher:
             if entry.executor is not None:
                 entry.tensors = self._tensors(entry.executor.artifact.weights)
                 entry.executor.bind(entry.tensors, weights)
+            elif entry.driven is not None:
+                entry.tensors = entry.driven.bind(self.module())
             entry.weights = weights
 
     def _eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
@@ -275,6 +289,8 @@ class Dispatcher:
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
             place = (self._state.number, signature)
             entry = self._memory.peek(place)
+            if entry is None and self._keeps_all and len(self._memory) >= self.options.cache_size:
+                return Entry("others", reason=TOO_MANY)
             if entry is None:
                 entry = self._make_entry(args, kwargs, stages)
                 self._memory.put(place, entry)
@@ -304,8 +320,32 @@ class Dispatcher:
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
-            entry.reason = reason
+            self._drive(entry, reason, args, kwargs)
         return entry
+
+    def _drive(self, entry: Entry, reason: NotCompiled, args: Args, kwargs: Kwargs) -> None:
+        """Let TorchScript interpret the control flow that stands in the way, if it is that."""
+        state = self._state
+        entry.reason = reason
+        if state.driven is None and is_about_flow(reason):
+            try:
+                state.driven = Driven(self.name, self.captured(), reason, self._region)
+            except NotCompiled as other:
+                state.driven = other
+        if isinstance(state.driven, Driven):
+            try:
+                entry.tensors = state.driven.bind(self.module())
+                eager = self._eager_call(args, kwargs)
+                state.driven.check(eager, args, kwargs, entry.differentiable)
+                entry.driven, entry.reason = state.driven, None
+            except NotCompiled as other:
+                entry.reason = other
+
+    def _region(self, name: str, part: Part, eager: Callable[..., Any]) -> Dispatcher:
+        program, carrier = part.program, part.carrier
+        region = Dispatcher(name, lambda _, *x: eager(*x), lambda _: program, self.options, carrier)
+        region._keeps_all = True
+        return region
 
     def _obtain(
         self, args: Args, kwargs: Kwargs, target: TargetOption, entry: Entry, stages: Stages

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.driving import Driven
 from tvmify.errors import NotCompiled
 from tvmify.runtime import Executor, PackedWeights
 from tvmify.signature import TensorSpec
@@ -22,6 +23,8 @@ class Entry:
     run: Callable[[tuple[Any, ...]], Any] | None = None
     reason: NotCompiled | None = None
     executor: Executor | None = None
+    #: Runs the call by regions, where it cannot be one program.
+    driven: Driven | None = None
     #: The packed weights that the executor was bound to, and the tensors they were made of.
     weights: PackedWeights | None = None
     tensors: list[torch.Tensor] = field(default_factory=list)

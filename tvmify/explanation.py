@@ -42,6 +42,17 @@ class CacheInfo(NamedTuple):
     entries: int
     seconds: Mapping[str, float]
 
+    def with_regions(self, infos: Iterable[CacheInfo]) -> CacheInfo:
+        """Return these counts of calls, with the programs of regions added."""
+        builds, disk_hits, entries, seconds = self[2:5] + (dict(self.seconds),)
+        for info in infos:
+            builds += info.builds
+            disk_hits += info.disk_hits
+            entries += info.entries
+            for stage, value in info.seconds.items():
+                seconds[stage] = seconds.get(stage, 0.0) + value
+        return CacheInfo(self.hits, self.misses, builds, disk_hits, entries, seconds)
+
 
 def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
     """Say what ran where, and why.
@@ -66,6 +77,11 @@ def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
                 f"    runs in eager PyTorch: {entry.reason.reason}",
                 f"      {entry.reason.next_step}",
             ]
+        elif entry.driven is not None:
+            lines.append(
+                "    runs by regions, compiled each for itself, with TorchScript between them: "
+                + entry.driven.reason.reason
+            )
         elif entry.executor is None:
             faster = ", which is faster here" if "compared" in entry.notes else ""
             lines.append(f"    runs in eager PyTorch{faster}")
