@@ -14,7 +14,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from torch.utils import _pytree as pytree
 from tvmify import keys, options
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
-from tvmify.capture import Part, Program, capture, resolve
-from tvmify.driving import TOO_MANY, Driven, is_about_flow
-from tvmify.entry import Entry
+from tvmify.capture import Program, capture, resolve
+from tvmify.driving import TOO_MANY, drive_instead
+from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.obtain import BUILT, LOADED, keep, obtain
@@ -57,16 +56,6 @@ TargetOption = str | Mapping[str, Any] | None
 _MOST_STATES = 32
 
 
-@dataclass
-class _State:
-    """One state of the module (see `tvmify.runtime.watch`) and the program it was scripted to."""
-
-    number: int
-    scripted: Program | None = None
-    #: Runs it by regions, where it cannot be one program; or why that is not possible either.
-    driven: Driven | NotCompiled | None = None
-
-
 class Dispatcher:
     """Runs the calls of one module or function.
 
@@ -83,6 +72,8 @@ class Dispatcher:
         The options of the decorator.
     module
         Whose weights and state the calls depend on; None for a function.
+    keeps_all
+        Run signatures in eager when the memory cache is full, instead of giving up others.
 
     Attributes
     ----------
@@ -99,6 +90,7 @@ class Dispatcher:
         captured: Callable[[Any], Any],
         compile_options: CompileOptions,
         module: nn.Module | None = None,
+        keeps_all: bool = False,
     ) -> None:
         self.name = name
         self.options = compile_options
@@ -117,15 +109,14 @@ class Dispatcher:
         self._builds = self._disk_hits = 0
         self._seconds: dict[str, float] = {}
         self._watched: Watched | None = None
-        self._states: dict[Hashable, _State] = {}
-        self._state = _State(0)
+        self._states: dict[Hashable, State] = {}
+        self._state = State(0)
         self._weights = PackedWeights()
         self._unsettled: Entry | None = None
         # Tensors of closures and globals that captured programs hold by value.
         self._constants: list[torch.Tensor] = []
         self._constants_guard: Guard | None = None
-        #: Never gives up one signature for another: a region may see a new one in each iteration.
-        self._keeps_all = False
+        self._keeps_all = keeps_all
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Run one call.
@@ -139,13 +130,13 @@ class Dispatcher:
         if entry.run is not None:
             result = entry.run(leaves)
         elif entry.driven is not None:
-            result = entry.driven(args, kwargs)
+            result = entry.driven(args, kwargs, self.eager_call(args, kwargs))
         else:
             self._report(entry)
-            return self._eager_call(args, kwargs)()
+            return self.eager_call(args, kwargs)()
         if entry.differentiable:
             inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return attach(result, self._eager_call(args, kwargs), inputs, entry.tensors)
+            return attach(result, self.eager_call(args, kwargs), inputs, entry.tensors)
         return result
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> None:
@@ -191,7 +182,7 @@ class Dispatcher:
             self._watched = None
             self._unsettled = None
             self._states.clear()
-            self._state = _State(self._state.number + 1)
+            self._state = State(self._state.number + 1)
             self._memory.clear()
             self._constants.clear()
             self._constants_guard = None
@@ -206,16 +197,11 @@ class Dispatcher:
         entries = sum(entry.run is not None for entry in memory.values())
         seconds = dict(self._seconds)
         own = CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
-        return own.with_regions(info for driven in self._drivens() for info in driven.cache_infos())
+        return own.with_regions(memory.values())
 
     def explain(self) -> str:
         """Return what ran where, and why, as text."""
-        text = explain(self.name, self._memory.values(), self.cache_info())
-        return "\n".join([text, *(line for driven in self._drivens() for line in driven.explain())])
-
-    def _drivens(self) -> list[Driven]:
-        states = list(self._states.values())
-        return [state.driven for state in states if isinstance(state.driven, Driven)]
+        return explain(self.name, self._memory.values(), self.cache_info())
 
     # ----------------------------------------------------------------- signature → memory cache
 
@@ -249,7 +235,7 @@ class Dispatcher:
             if state is None:
                 self._settle(watched)
                 # Never a number of before, which entries in memory may still carry.
-                state = self._states[watched.state] = _State(self._state.number + 1)
+                state = self._states[watched.state] = State(self._state.number + 1)
             # The guard comes last: a thread that sees it clean must see the weights as stale.
             self._weights = PackedWeights()
             self._state = state
@@ -274,7 +260,8 @@ class Dispatcher:
                 entry.tensors = entry.driven.bind(self.module())
             entry.weights = weights
 
-    def _eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+    def eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+        """Return what computes a call in eager PyTorch."""
         # Holds the module, which the dispatcher does not: a backward may come after its last user.
         module = self.module()
         bound = () if module is None else (module,)
@@ -320,32 +307,9 @@ class Dispatcher:
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
-            self._drive(entry, reason, args, kwargs)
+            entry.reason = reason
+            drive_instead(self, self._state, entry, args, kwargs)
         return entry
-
-    def _drive(self, entry: Entry, reason: NotCompiled, args: Args, kwargs: Kwargs) -> None:
-        """Let TorchScript interpret the control flow that stands in the way, if it is that."""
-        state = self._state
-        entry.reason = reason
-        if state.driven is None and is_about_flow(reason):
-            try:
-                state.driven = Driven(self.name, self.captured(), reason, self._region)
-            except NotCompiled as other:
-                state.driven = other
-        if isinstance(state.driven, Driven):
-            try:
-                entry.tensors = state.driven.bind(self.module())
-                eager = self._eager_call(args, kwargs)
-                state.driven.check(eager, args, kwargs, entry.differentiable)
-                entry.driven, entry.reason = state.driven, None
-            except NotCompiled as other:
-                entry.reason = other
-
-    def _region(self, name: str, part: Part, eager: Callable[..., Any]) -> Dispatcher:
-        program, carrier = part.program, part.carrier
-        region = Dispatcher(name, lambda _, *x: eager(*x), lambda _: program, self.options, carrier)
-        region._keeps_all = True
-        return region
 
     def _obtain(
         self, args: Args, kwargs: Kwargs, target: TargetOption, entry: Entry, stages: Stages
@@ -355,6 +319,8 @@ class Dispatcher:
         entry.signature = str(signature)
         assert self._watched is not None
         entry.differentiable = check_modes(self._watched, args, kwargs)
+        if self._state.driven is not None:
+            raise self._state.driven.reason  # that of an earlier signature
         stages.begin("capture")
         program = self._capture(args, kwargs, entry)
         key = self._key(program, signature, target)
@@ -412,7 +378,7 @@ class Dispatcher:
         if executor is None or run is None or not self.options.compares():
             return False
         leaves = tuple(pytree.tree_leaves((args, kwargs)))
-        eager = self._eager_call(args, kwargs)
+        eager = self.eager_call(args, kwargs)
         verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
         if verdict is not None:
             entry.notes["compared"] = str(verdict)

@@ -7,6 +7,7 @@ seen, and run in eager PyTorch where that is not possible.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import weakref
@@ -17,17 +18,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.capture import REGION_SCHEMA, Driver, Part, drive
+from tvmify.errors import (
+    CaptureError,
+    GradientsNeeded,
+    NotCompiled,
+    UnsupportedInput,
+    UnsupportedOperator,
+)
 from tvmify.explanation import CacheInfo
-from tvmify.errors import CaptureError, GradientsNeeded, NotCompiled, UnsupportedOperator
-
-#: Makes what runs the calls of a region; takes its name, its part and its eager function.
-MakeDispatcher = Callable[[str, Part, Callable[..., Any]], Any]
 
 #: Why a region computes further shapes in eager PyTorch.
 TOO_MANY = NotCompiled(
     "it was called with more signatures than cache_size",
     "Raise cache_size, if there are not many more: each of them is compiled.",
 )
+
+_DIFFERENT = "Look for torch.jit.is_scripting() and for types that TorchScript does not have."
 
 _NUMBERS = itertools.count(1)
 _REGIONS: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
@@ -40,14 +46,10 @@ class Driven:
 
     Parameters
     ----------
-    name
+    dispatcher
         Of the module or function.
-    callable_
-        What `tvmify.capture.drive` takes.
     reason
         Why the whole is not one program.
-    dispatcher
-        Makes the dispatcher of a region.
 
     Attributes
     ----------
@@ -60,27 +62,46 @@ class Driven:
         Nothing of it can run compiled this way.
     """
 
-    def __init__(
-        self, name: str, callable_: Any, reason: NotCompiled, dispatcher: MakeDispatcher
-    ) -> None:
+    def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
         self.reason = reason
+        callable_ = dispatcher.captured()
         self._driver = driver = drive(callable_, _NUMBERS.__next__)
         self._is_scripted = isinstance(
             callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
         )
-        self._regions = []
-        for place, (number, part) in enumerate(driver.parts.items(), 1):
-            region = _Region(f"{name}, region {place}", driver, part, dispatcher)
+        self._regions: list[_Region] = []
+        for number, part in driver.parts.items():
+            name = f"{dispatcher.name}, region {len(self._regions) + 1}"
+            region = _REGIONS[number] = _Region(name, driver, part, dispatcher)
             self._regions.append(region)
-            _REGIONS[number] = region
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
+    ) -> Any:
         """Run one call; what a region raises reaches the caller."""
+        try:
+            values = self._driver.bound(args, kwargs)
+        except UnsupportedInput:
+            return eager()
+        if self._is_scripted:
+            return self._run(values)
+        generator = torch.get_rng_state() if self._driver.is_random else None
+        try:
+            return self._run(values)
+        except NotCompiled:
+            raise
+        except Exception:
+            # nothing has happened yet, and only eager raises what the code says
+            if generator is not None:
+                torch.set_rng_state(generator)
+            return eager()
+
+    def _run(self, values: list[Any]) -> Any:
         _RAISED.error = None
         try:
-            # who wants gradients gets them otherwise: see `check`
+            # gradients, if somebody wants some, come from eager
             with torch.no_grad():
-                return self._driver(args, kwargs)
+                return self._driver.run(values)
         except RuntimeError as text:
             error, _RAISED.error = _RAISED.error, None
             if error is None:
@@ -114,12 +135,16 @@ class Driven:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = eager()
         with torch.random.fork_rng(devices=[]):
-            result = self(args, kwargs)
+            try:
+                result = self._run(self._driver.bound(args, kwargs))
+            except NotCompiled:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"TorchScript raises where eager PyTorch does not: {error}", _DIFFERENT
+                ) from error
         if _kinds(result) != _kinds(expected):
-            raise CaptureError(
-                "TorchScript returns something else than eager PyTorch",
-                "Look for torch.jit.is_scripting() and for types that TorchScript does not have.",
-            )
+            raise CaptureError("TorchScript returns something else than eager PyTorch", _DIFFERENT)
 
     def bind(self, module: Any) -> list[torch.Tensor]:
         """Take the present tensors of the module, and return them."""
@@ -139,16 +164,53 @@ class Driven:
         return lines
 
 
+def drive_instead(
+    dispatcher: Any, state: Any, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Let TorchScript interpret the control flow that keeps an entry from being one program.
+
+    Parameters
+    ----------
+    dispatcher
+        Of the module or function.
+    state
+        Of the module; keeps what runs all of its entries.
+    entry
+        Its ``reason`` says what stands in the way. Where that is neither control flow nor the
+        module's state, and where nothing can be compiled, it stays as it is.
+    """
+    reason = entry.reason
+    is_state = isinstance(reason, UnsupportedOperator) and "prim::SetAttr" in reason.operators
+    if state.driven is None and (is_state or isinstance(reason, CaptureError)):
+        with contextlib.suppress(NotCompiled):  # the reason that there is says more
+            state.driven = Driven(dispatcher, reason)
+    if state.driven is not None:
+        entry.tensors = state.driven.bind(dispatcher.module())
+        eager = dispatcher.eager_call(args, kwargs)
+        try:
+            state.driven.check(eager, args, kwargs, entry.differentiable)
+        except NotCompiled as other:
+            entry.reason = other
+        else:
+            entry.driven, entry.reason = state.driven, None
+
+
 class _Region:
     """Calls of one region."""
 
-    def __init__(
-        self, name: str, driver: Driver, part: Part, dispatcher: MakeDispatcher
-    ) -> None:
+    def __init__(self, name: str, driver: Driver, part: Part, dispatcher: Any) -> None:
         self.operators = part.operators
         self._booleans = part.booleans
-        self._carrier = part.carrier  # which the dispatcher does not keep alive
-        self.dispatcher = dispatcher(name, part, driver.in_eager(part))
+        self._carrier = part.carrier  # which its dispatcher does not keep alive
+        in_eager = driver.in_eager(part)
+        self.dispatcher = type(dispatcher)(
+            name,
+            eager=lambda _, *inputs: in_eager(*inputs),
+            captured=lambda _: part.program,
+            compile_options=dispatcher.options,
+            module=part.carrier,
+            keeps_all=True,
+        )
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], integers: list[Any], floats: Sequence[float]
@@ -169,13 +231,6 @@ def _kinds(result: Any) -> Any:
         (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf)
         for leaf in leaves
     ]
-
-
-def is_about_flow(reason: NotCompiled) -> bool:
-    """Tell whether it is control flow, or state, that keeps the whole from being one program."""
-    if isinstance(reason, UnsupportedOperator):
-        return "prim::SetAttr" in reason.operators
-    return isinstance(reason, CaptureError)
 
 
 def _run_region(

@@ -110,10 +110,10 @@ class Driver:
                 "Write them with torch.where, or decorate the submodules around them.",
             )
         torch._C._jit_pass_dce(self._graph)
-        self._run: Any = torch._C._create_function_from_graph("driver", self._graph)
+        self._function: Any = torch._C._create_function_from_graph("driver", self._graph)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one call.
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return what `run` takes for the arguments of a call.
 
         Raises
         ------
@@ -121,9 +121,11 @@ class Driver:
             The annotations of forward exclude these arguments.
         """
         values = bind(self._parameters, args, kwargs, coerce=not self._is_plain)
-        if self._is_module:
-            values.insert(0, self._scripted)
-        return self._run(*values)
+        return [self._scripted, *values] if self._is_module else values
+
+    def run(self, values: list[Any]) -> Any:
+        """Run one call."""
+        return self._function(*values)
 
     def bind(self, module: Any) -> list[torch.Tensor]:
         """Take the present tensors of the module, in place of which others may have come.

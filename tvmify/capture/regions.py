@@ -97,14 +97,14 @@ class Regions:
 
     def __init__(
         self,
-        graph: torch._C.Graph,
+        graph: Any,
         root: torch._C.ScriptModule | None,
         changing: frozenset[tuple[str, str]],
     ) -> None:
         self._graph = graph
         self._root: Any = root
         self._changing = changing
-        self._aliases = graph.alias_db()
+        self._aliases: Any = graph.alias_db()
         self._outside: set[str] = set()
         while True:
             try:
@@ -222,8 +222,8 @@ class Regions:
         owner = self._root
         for part in path.split(".") if path else ():
             owner = owner.getattr(part)
-        registered = (*torch._C.ParameterDict(owner).items(), *torch._C.BufferDict(owner).items())
-        return any(name == node.s("name") for name, _ in registered)
+        dicts: list[Any] = [torch._C.ParameterDict(owner), torch._C.BufferDict(owner)]
+        return any(name == node.s("name") for found in dicts for name, _ in found.items())
 
     def _known(self, value: torch._C.Value) -> Any:
         node = value.node()
@@ -311,14 +311,13 @@ class Regions:
     def _may_alias_inputs(
         self, value: torch._C.Value, run: list[torch._C.Node], defined: set[str]
     ) -> bool:
-        operands = [operand for node in run for operand in operands(node)]
+        entering = [v for node in run for v in operands(node) if v.debugName() not in defined]
         weights = [
             inner.output()
             for node in run
             for inner in with_nested(node)
             if inner.kind() in ("prim::GetAttr", "prim::Constant")
         ]
-        entering = [v for v in operands if v.debugName() not in defined]
         return any(
             is_tensor(other) and self._aliases.may_contain_alias(value, other)
             for other in (*entering, *weights)
