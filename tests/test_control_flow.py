@@ -1,7 +1,8 @@
-"""Control flow that depends on the values of tensors: regions compile, TorchScript does the rest."""
+"""Control flow that depends on values: regions are compiled, TorchScript does the rest."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any, List, Tuple  # noqa: UP035
 
@@ -97,14 +98,14 @@ def test_branches_and_early_returns_take_the_way_of_eager() -> None:
 @pytest.mark.usefixtures("inference")
 def test_a_region_in_a_loop_is_compiled_once_for_each_shape() -> None:
     net = decorated(Until)
-    for rows, regions in ((3, 1), (3, 1), (5, 2)):
+    for rows, programs in ((3, 2), (3, 2), (5, 4)):
         x = torch.randn(rows, 8)
         result, count = net(x)
         expected, expected_count = eager(net, x)
         assert_close(result, expected)
         assert count == expected_count > 1
-        assert net.cache_info().builds == regions
-        assert net.cache_info().entries == regions
+        assert net.cache_info().builds == programs
+        assert net.cache_info().entries == programs
 
 
 @pytest.mark.usefixtures("inference")
@@ -112,7 +113,7 @@ def test_a_second_process_takes_the_regions_from_disk() -> None:
     x = torch.randn(3, 8)
     first, second = decorated(Until), decorated(Until)
     first(x)
-    assert first.cache_info().builds == 1
+    assert first.cache_info().builds == 2
     second(x)
     assert second.cache_info().builds == 0
 
@@ -145,7 +146,7 @@ def test_changed_weights_are_seen_by_every_region() -> None:
     assert_close(net(x)[0], eager(net, x)[0])
     net.load_state_dict({k: torch.randn_like(v) for k, v in net.state_dict().items()})
     assert_close(net(x)[0], eager(net, x)[0])
-    assert net.cache_info().builds == 1
+    assert net.cache_info().builds == 2
 
 
 def test_gradients_are_those_of_eager() -> None:
@@ -164,7 +165,7 @@ def test_gradients_are_those_of_eager() -> None:
 class Raises(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for i in range(4):
-            x = torch.exp(x) * 0.5 + 1
+            x = torch.exp(x) * 0.25 + 1
             if bool(x.max() > 100):
                 raise ValueError(f"too large after {i}")
         return x
@@ -182,7 +183,7 @@ def test_an_exception_in_a_loop_is_that_of_eager() -> None:
 
 
 def _written_between(x: Tensor, out: Tensor) -> Tensor:
-    y = torch.exp(x) * 2 + 1
+    y = torch.exp(torch.sin(x) * 2) * 2 + 1
     view = y[0]  # taken before the write, used after it
     if bool(y.sum() > 0):
         y.mul_(2)
@@ -263,7 +264,7 @@ class Counts(nn.Module):
 @pytest.mark.usefixtures("inference")
 def test_a_script_module_keeps_its_state() -> None:
     script = torch.jit.script(Counts()).eval()
-    ours, theirs = tvmify(script.copy(), strict=True), script.copy()
+    ours, theirs = tvmify(copy.deepcopy(script), strict=True), copy.deepcopy(script)
     for round_ in range(2):
         for call in range(3):
             x = torch.randn(2, 4)
@@ -310,7 +311,7 @@ def test_threads_share_a_module() -> None:
     assert len(results) == len(inputs)
     for i, x in enumerate(inputs):
         assert_close(results[i][0], eager(net, x)[0])
-    assert net.cache_info().builds == 3
+    assert net.cache_info().builds == 2 * 3
 
 
 class Grows(nn.Module):

@@ -181,7 +181,9 @@ def drive_instead(
     """
     reason = entry.reason
     is_state = isinstance(reason, UnsupportedOperator) and "prim::SetAttr" in reason.operators
-    if state.driven is None and (is_state or isinstance(reason, CaptureError)):
+    if not is_state and not isinstance(reason, CaptureError):
+        return
+    if state.driven is None:
         with contextlib.suppress(NotCompiled):  # the reason that there is says more
             state.driven = Driven(dispatcher, reason)
     if state.driven is not None:
