@@ -14,7 +14,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from tvmify import keys, options
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program, capture, resolve
-from tvmify.entry import Entry
+from tvmify.driving import TOO_MANY, drive_instead
+from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.obtain import BUILT, LOADED, keep, obtain
@@ -56,14 +56,6 @@ TargetOption = str | Mapping[str, Any] | None
 _MOST_STATES = 32
 
 
-@dataclass
-class _State:
-    """One state of the module (see `tvmify.runtime.watch`) and the program it was scripted to."""
-
-    number: int
-    scripted: Program | None = None
-
-
 class Dispatcher:
     """Runs the calls of one module or function.
 
@@ -80,6 +72,8 @@ class Dispatcher:
         The options of the decorator.
     module
         Whose weights and state the calls depend on; None for a function.
+    keeps_all
+        Run signatures in eager when the memory cache is full, instead of giving up others.
 
     Attributes
     ----------
@@ -96,6 +90,7 @@ class Dispatcher:
         captured: Callable[[Any], Any],
         compile_options: CompileOptions,
         module: nn.Module | None = None,
+        keeps_all: bool = False,
     ) -> None:
         self.name = name
         self.options = compile_options
@@ -114,13 +109,14 @@ class Dispatcher:
         self._builds = self._disk_hits = 0
         self._seconds: dict[str, float] = {}
         self._watched: Watched | None = None
-        self._states: dict[Hashable, _State] = {}
-        self._state = _State(0)
+        self._states: dict[Hashable, State] = {}
+        self._state = State(0)
         self._weights = PackedWeights()
         self._unsettled: Entry | None = None
         # Tensors of closures and globals that captured programs hold by value.
         self._constants: list[torch.Tensor] = []
         self._constants_guard: Guard | None = None
+        self._keeps_all = keeps_all
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Run one call.
@@ -131,13 +127,16 @@ class Dispatcher:
             With ``strict=True``, when the call cannot run compiled.
         """
         leaves, entry = self._find(args, kwargs)
-        if entry.run is None:
+        if entry.run is not None:
+            result = entry.run(leaves)
+        elif entry.driven is not None:
+            result = entry.driven(args, kwargs, self.eager_call(args, kwargs))
+        else:
             self._report(entry)
-            return self._eager_call(args, kwargs)()
-        result = entry.run(leaves)
+            return self.eager_call(args, kwargs)()
         if entry.differentiable:
             inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return attach(result, self._eager_call(args, kwargs), inputs, entry.tensors)
+            return attach(result, self.eager_call(args, kwargs), inputs, entry.tensors)
         return result
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> None:
@@ -183,7 +182,7 @@ class Dispatcher:
             self._watched = None
             self._unsettled = None
             self._states.clear()
-            self._state = _State(self._state.number + 1)
+            self._state = State(self._state.number + 1)
             self._memory.clear()
             self._constants.clear()
             self._constants_guard = None
@@ -197,9 +196,8 @@ class Dispatcher:
         memory = self._memory
         entries = sum(entry.run is not None for entry in memory.values())
         seconds = dict(self._seconds)
-        return CacheInfo(
-            memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds
-        )
+        own = CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
+        return own.with_regions(memory.values())
 
     def explain(self) -> str:
         """Return what ran where, and why, as text."""
@@ -237,7 +235,7 @@ class Dispatcher:
             if state is None:
                 self._settle(watched)
                 # Never a number of before, which entries in memory may still carry.
-                state = self._states[watched.state] = _State(self._state.number + 1)
+                state = self._states[watched.state] = State(self._state.number + 1)
             # The guard comes last: a thread that sees it clean must see the weights as stale.
             self._weights = PackedWeights()
             self._state = state
@@ -258,9 +256,12 @@ class Dispatcher:
             if entry.executor is not None:
                 entry.tensors = self._tensors(entry.executor.artifact.weights)
                 entry.executor.bind(entry.tensors, weights)
+            elif entry.driven is not None:
+                entry.tensors = entry.driven.bind(self.module())
             entry.weights = weights
 
-    def _eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+    def eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+        """Return what computes a call in eager PyTorch."""
         # Holds the module, which the dispatcher does not: a backward may come after its last user.
         module = self.module()
         bound = () if module is None else (module,)
@@ -275,6 +276,8 @@ class Dispatcher:
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
             place = (self._state.number, signature)
             entry = self._memory.peek(place)
+            if entry is None and self._keeps_all and len(self._memory) >= self.options.cache_size:
+                return Entry("others", reason=TOO_MANY)
             if entry is None:
                 entry = self._make_entry(args, kwargs, stages)
                 self._memory.put(place, entry)
@@ -305,6 +308,7 @@ class Dispatcher:
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
             entry.reason = reason
+            drive_instead(self, self._state, entry, args, kwargs)
         return entry
 
     def _obtain(
@@ -315,6 +319,8 @@ class Dispatcher:
         entry.signature = str(signature)
         assert self._watched is not None
         entry.differentiable = check_modes(self._watched, args, kwargs)
+        if self._state.driven is not None:
+            raise self._state.driven.reason  # that of an earlier signature
         stages.begin("capture")
         program = self._capture(args, kwargs, entry)
         key = self._key(program, signature, target)
@@ -372,7 +378,7 @@ class Dispatcher:
         if executor is None or run is None or not self.options.compares():
             return False
         leaves = tuple(pytree.tree_leaves((args, kwargs)))
-        eager = self._eager_call(args, kwargs)
+        eager = self.eager_call(args, kwargs)
         verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
         if verdict is not None:
             entry.notes["compared"] = str(verdict)

@@ -1,4 +1,4 @@
-"""What the memory cache keeps for a signature."""
+"""What the dispatcher keeps for a signature, and for a state of its module."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.capture import Program
+from tvmify.driving import Driven
 from tvmify.errors import NotCompiled
 from tvmify.runtime import Executor, PackedWeights
 from tvmify.signature import TensorSpec
@@ -22,6 +24,8 @@ class Entry:
     run: Callable[[tuple[Any, ...]], Any] | None = None
     reason: NotCompiled | None = None
     executor: Executor | None = None
+    #: Runs the call by regions, where it cannot be one program.
+    driven: Driven | None = None
     #: The packed weights that the executor was bound to, and the tensors they were made of.
     weights: PackedWeights | None = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -38,3 +42,13 @@ class Entry:
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a call of this signature, with tensors of zeros."""
         return pytree.tree_map_only(TensorSpec, TensorSpec.example, self._call)
+
+
+@dataclass
+class State:
+    """One state of the module (see `tvmify.runtime.watch`), and what it was captured as."""
+
+    number: int
+    scripted: Program | None = None
+    #: Runs it by regions, where it cannot be one program.
+    driven: Driven | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from tvmify.errors import TvmifyWarning
 
 if TYPE_CHECKING:
+    from tvmify.driving import Driven
     from tvmify.entry import Entry
 
 _INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
@@ -42,8 +43,21 @@ class CacheInfo(NamedTuple):
     entries: int
     seconds: Mapping[str, float]
 
+    def with_regions(self, entries: Iterable[Entry]) -> CacheInfo:
+        """Return these counts of calls, with the programs of the regions of entries added."""
+        builds, disk_hits, compiled = self.builds, self.disk_hits, self.entries
+        seconds = dict(self.seconds)
+        for driven in _drivens(entries):
+            for info in driven.cache_infos():
+                builds += info.builds
+                disk_hits += info.disk_hits
+                compiled += info.entries
+                for stage, value in info.seconds.items():
+                    seconds[stage] = seconds.get(stage, 0.0) + value
+        return CacheInfo(self.hits, self.misses, builds, disk_hits, compiled, seconds)
 
-def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
+
+def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:
     """Say what ran where, and why.
 
     Parameters
@@ -66,6 +80,11 @@ def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
                 f"    runs in eager PyTorch: {entry.reason.reason}",
                 f"      {entry.reason.next_step}",
             ]
+        elif entry.driven is not None:
+            lines.append(
+                "    runs by regions, compiled each for itself, with TorchScript between them: "
+                + entry.driven.reason.reason
+            )
         elif entry.executor is None:
             faster = ", which is faster here" if "compared" in entry.notes else ""
             lines.append(f"    runs in eager PyTorch{faster}")
@@ -78,7 +97,13 @@ def explain(name: str, entries: Iterable[Entry], info: CacheInfo) -> str:
             lines += _report_lines(entry.executor.artifact.report)
     if info.seconds:
         lines += ["", "  seconds: " + _seconds(info.seconds)]
+    for driven in _drivens(entries):
+        lines += driven.explain()
     return "\n".join(lines)
+
+
+def _drivens(entries: Iterable[Entry]) -> list[Driven]:
+    return list(dict.fromkeys(e.driven for e in entries if e.driven is not None))
 
 
 def _report_lines(report: Mapping[str, object]) -> list[str]:

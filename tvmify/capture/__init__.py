@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
+from tvmify.capture.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.program import Program
 from tvmify.capture.state import resolve
 from tvmify.capture.torchscript import CannotScript, ScriptedProgram, script
-from tvmify.errors import UnsupportedOperator
+from tvmify.errors import CaptureError, UnsupportedOperator
 
-__all__ = ["Program", "capture", "resolve"]
+__all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "resolve"]
 
 
 def capture(
-    callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    callable_: Callable[..., Any] | Program, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Program:
     """Turn a module or function into one ATen program.
 
@@ -27,7 +28,7 @@ def capture(
     ----------
     callable_
         A plain module, a plain function, a ScriptModule or a ScriptFunction. It stays as it is,
-        and may be called by other threads meanwhile.
+        and may be called by other threads meanwhile. A program is returned as it is.
     args, kwargs
         Arguments of a call. Only shapes, dtypes and Python values count.
 
@@ -38,6 +39,8 @@ def capture(
     UnsupportedOperator
         The program changes its own state, or uses something that cannot be interpreted.
     """
+    if isinstance(callable_, Program):
+        return callable_
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return ScriptedProgram(callable_)
     try:
@@ -54,3 +57,33 @@ def capture(
     from tvmify.capture.exported import TracedProgram
 
     return TracedProgram(callable_, args, kwargs, reason)
+
+
+def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
+    """Leave the control flow of a module or function to TorchScript, and part the rest in regions.
+
+    Parameters
+    ----------
+    callable_
+        As for `capture`.
+    number
+        Returns a new number for a region.
+
+    Raises
+    ------
+    CaptureError
+        It cannot be scripted, or has no region worth compiling.
+    UnsupportedOperator
+        It is a plain module with effects, which its scripted copy would not pass on.
+    """
+    if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return Driver(callable_, None, number)
+    try:
+        driver = Driver(script(callable_), callable_, number)
+    except CannotScript as error:
+        raise CaptureError(f"it cannot be scripted: {error}", "See docs/regions.md.") from error
+    if driver.has_effects:
+        raise UnsupportedOperator(
+            ["prim::SetAttr"], "forward changes attributes, buffers or arguments"
+        )
+    return driver

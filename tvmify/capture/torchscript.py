@@ -105,14 +105,24 @@ class ScriptedProgram(Program):
         is_module = isinstance(scripted, torch.jit.ScriptModule)
         forward: Any = scripted.forward if is_module else scripted
         self._original = original
-        self._owner = scripted if original is None else original
-        self._graph = forward.inlined_graph
-        self._schema = forward.schema
-        self._is_module = is_module
-        self._state = State(scripted._c if is_module else None)
-        self.fingerprint = fingerprint(self._graph, self._schema, self._state)
+        root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
+        self._read_graph(forward.inlined_graph, forward.schema, root)
+        self._keep_only(scripted if original is None else original)
+
+    def _read_graph(
+        self, graph: torch._C.Graph, schema: Any, root: torch._C.ScriptModule | None
+    ) -> None:
+        self._graph = graph
+        self._schema = schema
+        self._is_module = root is not None
+        self._state = State(root)
+        self.fingerprint = fingerprint(graph, schema, self._state)
         self.weights = tuple(self._state.tensors)
-        self._state.forget_root(self._owner)
+
+    def _keep_only(self, owner: Any) -> None:
+        """Read weights from their owner from now on."""
+        self._owner = owner
+        self._state.forget_root(owner)
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether the annotations of forward admit these arguments."""

@@ -1,0 +1,246 @@
+"""Calls of a module whose control flow TorchScript interprets: each region is dispatched by itself.
+
+The driver (`tvmify.capture.driver`) calls one operator, ``tvmify::region``, with the number of a
+region. What the region computes is then a call like any other: compiled when its shapes are first
+seen, and run in eager PyTorch where that is not possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.capture import REGION_SCHEMA, Driver, Part, drive
+from tvmify.errors import (
+    CaptureError,
+    GradientsNeeded,
+    NotCompiled,
+    UnsupportedInput,
+    UnsupportedOperator,
+)
+from tvmify.explanation import CacheInfo
+
+#: Why a region computes further shapes in eager PyTorch.
+TOO_MANY = NotCompiled(
+    "it was called with more signatures than cache_size",
+    "Raise cache_size, if there are not many more: each of them is compiled.",
+)
+
+_DIFFERENT = "Look for torch.jit.is_scripting() and for types that TorchScript does not have."
+
+_NUMBERS = itertools.count(1)
+_REGIONS: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
+#: The error that a region raised, which TorchScript passes on as nothing but text.
+_RAISED = threading.local()
+
+
+class Driven:
+    """One module or function, run by a driver.
+
+    Parameters
+    ----------
+    dispatcher
+        Of the module or function.
+    reason
+        Why the whole is not one program.
+
+    Attributes
+    ----------
+    reason
+        As given.
+
+    Raises
+    ------
+    NotCompiled
+        Nothing of it can run compiled this way.
+    """
+
+    def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
+        self.reason = reason
+        callable_ = dispatcher.captured()
+        self._driver = driver = drive(callable_, _NUMBERS.__next__)
+        self._is_scripted = isinstance(
+            callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+        )
+        self._regions: list[_Region] = []
+        for number, part in driver.parts.items():
+            name = f"{dispatcher.name}, region {len(self._regions) + 1}"
+            region = _REGIONS[number] = _Region(name, driver, part, dispatcher)
+            self._regions.append(region)
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
+    ) -> Any:
+        """Run one call; what a region raises reaches the caller."""
+        try:
+            values = self._driver.bound(args, kwargs)
+        except UnsupportedInput:
+            return eager()
+        if self._is_scripted:
+            return self._run(values)
+        generator = torch.get_rng_state() if self._driver.is_random else None
+        try:
+            return self._run(values)
+        except NotCompiled:
+            raise
+        except Exception:
+            # nothing has happened yet, and only eager raises what the code says
+            if generator is not None:
+                torch.set_rng_state(generator)
+            return eager()
+
+    def _run(self, values: list[Any]) -> Any:
+        _RAISED.error = None
+        try:
+            # gradients, if somebody wants some, come from eager
+            with torch.no_grad():
+                return self._driver.run(values)
+        except RuntimeError as text:
+            error, _RAISED.error = _RAISED.error, None
+            if error is None:
+                raise
+            raise error from text
+
+    def check(
+        self,
+        eager: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        differentiable: bool,
+    ) -> None:
+        """Refuse a call that would not be the same as in eager PyTorch.
+
+        TorchScript has fewer types than Python, and may take other branches. A plain module is
+        therefore run both ways, once for each signature.
+
+        Raises
+        ------
+        NotCompiled
+            It returns something else than eager does, or somebody might want gradients of effects.
+        """
+        if differentiable and self._driver.has_effects:
+            raise GradientsNeeded(
+                "weights require gradients, and the module changes its state",
+                "Call under torch.no_grad() or torch.inference_mode().",
+            )
+        if self._is_scripted:
+            return
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            expected = eager()
+        with torch.random.fork_rng(devices=[]):
+            try:
+                result = self._run(self._driver.bound(args, kwargs))
+            except NotCompiled:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"TorchScript raises where eager PyTorch does not: {error}", _DIFFERENT
+                ) from error
+        if _kinds(result) != _kinds(expected):
+            raise CaptureError("TorchScript returns something else than eager PyTorch", _DIFFERENT)
+
+    def bind(self, module: Any) -> list[torch.Tensor]:
+        """Take the present tensors of the module, and return them."""
+        return self._driver.bind(module)
+
+    def cache_infos(self) -> list[CacheInfo]:
+        """Return what the caches of each region have done."""
+        return [region.dispatcher.cache_info() for region in self._regions]
+
+    def explain(self) -> list[str]:
+        """Return lines that say what is in each region, and where it runs."""
+        lines = []
+        for region in self._regions:
+            operators = ", ".join(f"{n} {name}" for name, n in sorted(region.operators.items()))
+            lines += ["", f"  a region of {region.operators.total()} operators: {operators}"]
+            lines += [f"  {line}" for line in region.dispatcher.explain().splitlines()]
+        return lines
+
+
+def drive_instead(
+    dispatcher: Any, state: Any, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Let TorchScript interpret the control flow that keeps an entry from being one program.
+
+    Parameters
+    ----------
+    dispatcher
+        Of the module or function.
+    state
+        Of the module; keeps what runs all of its entries.
+    entry
+        Its ``reason`` says what stands in the way. Where that is neither control flow nor the
+        module's state, and where nothing can be compiled, it stays as it is.
+    """
+    reason = entry.reason
+    is_state = isinstance(reason, UnsupportedOperator) and "prim::SetAttr" in reason.operators
+    if not is_state and not isinstance(reason, CaptureError):
+        return
+    if state.driven is None:
+        with contextlib.suppress(NotCompiled):  # the reason that there is says more
+            state.driven = Driven(dispatcher, reason)
+    if state.driven is not None:
+        entry.tensors = state.driven.bind(dispatcher.module())
+        eager = dispatcher.eager_call(args, kwargs)
+        try:
+            state.driven.check(eager, args, kwargs, entry.differentiable)
+        except NotCompiled as other:
+            entry.reason = other
+        else:
+            entry.driven, entry.reason = state.driven, None
+
+
+class _Region:
+    """Calls of one region."""
+
+    def __init__(self, name: str, driver: Driver, part: Part, dispatcher: Any) -> None:
+        self.operators = part.operators
+        self._booleans = part.booleans
+        self._carrier = part.carrier  # which its dispatcher does not keep alive
+        in_eager = driver.in_eager(part)
+        self.dispatcher = type(dispatcher)(
+            name,
+            eager=lambda _, *inputs: in_eager(*inputs),
+            captured=lambda _: part.program,
+            compile_options=dispatcher.options,
+            module=part.carrier,
+            keeps_all=True,
+        )
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], integers: list[Any], floats: Sequence[float]
+    ) -> list[torch.Tensor]:
+        for place in self._booleans:
+            integers[place] = bool(integers[place])
+        try:
+            return list(self.dispatcher((*tensors, *integers, *floats), {}))
+        except BaseException as error:
+            _RAISED.error = error
+            raise
+
+
+def _kinds(result: Any) -> Any:
+    """Return what two results have to have in common: structure, types, shapes and dtypes."""
+    leaves, structure = pytree.tree_flatten(result)
+    return structure, [
+        (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf)
+        for leaf in leaves
+    ]
+
+
+def _run_region(
+    number: int, tensors: list[torch.Tensor], integers: list[int], floats: list[float]
+) -> list[torch.Tensor]:
+    return _REGIONS[number](tensors, integers, floats)
+
+
+_LIBRARY = torch.library.Library("tvmify", "FRAGMENT")
+_LIBRARY.define(REGION_SCHEMA)
+_LIBRARY.impl("region", _run_region, "CompositeExplicitAutograd")
