@@ -174,7 +174,7 @@ class Dispatcher:
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return arguments for each signature that runs compiled, in the order of first calls."""
-        return [entry.example() for entry in self._memory.values() if entry.executor is not None]
+        return [entry.example() for entry in self._memory.values() if entry.is_compiled]
 
     def refresh(self) -> None:
         """Forget what is known of the module; the next call looks at all of it again."""

@@ -180,8 +180,7 @@ def drive_instead(
         module's state, and where nothing can be compiled, it stays as it is.
     """
     reason = entry.reason
-    is_state = isinstance(reason, UnsupportedOperator) and "prim::SetAttr" in reason.operators
-    if not is_state and not isinstance(reason, CaptureError):
+    if not is_about_flow(reason):
         return
     if state.driven is None:
         with contextlib.suppress(NotCompiled):  # the reason that there is says more
@@ -195,6 +194,14 @@ def drive_instead(
             entry.reason = other
         else:
             entry.driven, entry.reason = state.driven, None
+            entry.remember(args, kwargs)
+
+
+def is_about_flow(reason: NotCompiled) -> bool:
+    """Tell whether control flow, or the module's state, keeps the whole from being one program."""
+    if isinstance(reason, UnsupportedOperator):
+        return "prim::SetAttr" in reason.operators
+    return isinstance(reason, CaptureError)
 
 
 class _Region:

@@ -35,6 +35,11 @@ class Entry:
     notes: dict[str, str] = field(default_factory=dict)
     _call: tuple[Any, Any] = ((), {})  # with a `TensorSpec` for each tensor
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the call, or regions of it, run compiled."""
+        return self.executor is not None or self.driven is not None
+
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what `example` makes arguments of."""
         self._call = pytree.tree_map_only(torch.Tensor, TensorSpec.of, (args, kwargs))

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.decorator import dispatcher_of, example_call, is_decorated, tvmify
 from tvmify.dispatcher import Dispatcher, TargetOption
+from tvmify.driving import is_about_flow
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.runtime import write_archive
 from tvmify.saved_form import Call, Compiled, saved_form
@@ -95,17 +96,23 @@ def _compile(
     dispatcher: Dispatcher, calls: Sequence[Call], targets: Sequence[TargetOption]
 ) -> list[Compiled]:
     compiled: list[Compiled] = []
-    refused: list[str] = []
+    refused: list[NotCompiled] = []
     for args, kwargs in calls:
         for target in targets:
             try:
                 artifact = dispatcher.compiled(args, kwargs, target)
                 compiled.append(Compiled((args, kwargs), artifact))
             except NotCompiled as reason:
-                refused.append(str(reason))
+                refused.append(reason)
     if not compiled:
+        if is_about_flow(refused[0]):
+            raise SaveError(
+                f"{dispatcher.name} runs by regions, which are compiled in the process that calls "
+                f"them and cannot be saved, since {refused[0].reason}. Save its submodules, or "
+                "decorate the module where it is loaded"
+            )
         raise SaveError(f"nothing of {dispatcher.name} could be compiled: {refused[0]}")
-    for reason in dict.fromkeys(refused):
+    for reason in dict.fromkeys(map(str, refused)):
         message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
         warnings.warn(message, TvmifyWarning, stacklevel=3)
     return compiled
