@@ -17,7 +17,7 @@ from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
 from tvmify.methods import Decoration, check_methods, decorate_methods, dispatcher_of_method
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER, original
+from tvmify.runtime import DISPATCHER, autocast_text, original
 from tvmify.signature import example_arguments
 
 Subject = TypeVar("Subject")
@@ -223,8 +223,10 @@ def saved_method(subject: Any) -> Dispatcher:
     Raises
     ------
     SaveError
-        It is not among the decorated methods.
+        It is not among the decorated methods; autocast is on, which files know nothing of.
     """
+    if autocast_text():
+        raise SaveError("files hold no casts of autocast: leave torch.autocast to write one")
     try:
         return dispatcher_of(subject, "forward")
     except WarmUpError:

@@ -37,6 +37,7 @@ from tvmify.runtime import (
     PackedWeights,
     Watched,
     attach,
+    autocast_text,
     check_modes,
     cpu_features,
     flatten,
@@ -321,7 +322,7 @@ class Dispatcher:
     ) -> tuple[Key, Program, Executor]:
         """Return what a call leads to, and note on its entry where it came from."""
         signature = Signature.of(args, kwargs)
-        entry.signature = str(signature)
+        entry.signature = f"{signature} {autocast_text()}".rstrip()
         assert self._watched is not None
         entry.differentiable = check_modes(self._watched, args, kwargs)
         if self._state.driven is not None:

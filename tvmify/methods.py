@@ -66,7 +66,7 @@ def decorate_methods(
 
 
 def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
-    method: Any = inspect.getattr_static(cls, name, None)
+    method = inspect.getattr_static(cls, name, None)
     if not callable(method):  # a staticmethod is callable, a property is not
         raise OptionError(f"{cls.__qualname__} has no method {name!r} that could be compiled")
     wrong = isinstance(method, (staticmethod, classmethod)) or any(
@@ -77,8 +77,7 @@ def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
             f"{cls.__qualname__}.{name} cannot be compiled: name plain methods of instances, and "
             "'forward' for what a call of the module runs"
         )
-    eager: Callable[..., Any] = getattr(method, "__tvmify_eager__", method)
-    return eager
+    return getattr(method, "__tvmify_eager__", None) or method  # type: ignore[return-value]
 
 
 def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> Any:
