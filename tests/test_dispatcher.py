@@ -356,14 +356,6 @@ def test_strict_names_the_reason_and_the_next_step(
     assert caught.value.next_step in str(caught.value)
 
 
-def test_autocast_runs_eager() -> None:
-    fast: Any = decorate(Scaled().eval())
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        with pytest.warns(TvmifyWarning, match="autocast"):
-            result = fast(X)
-        assert torch.equal(result, Scaled.forward(fast, X))
-
-
 def test_an_error_of_the_model_is_the_error_of_eager() -> None:
     fast: Any = decorate(Scaled().eval())
     with (

@@ -5,33 +5,29 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, overload
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
-from tvmify.errors import OptionError
+from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
+from tvmify.methods import Decoration, check_methods, decorate_methods, dispatcher_of_method
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER, original
+from tvmify.runtime import DISPATCHER, autocast_text, original
 from tvmify.signature import example_arguments
 
 Subject = TypeVar("Subject")
 
-# Held while a dispatcher is made, so that threads that call first together share one.
-_MAKING = threading.Lock()
-
 
 @overload
-def tvmify(subject: Subject, /, **options: Any) -> Subject: ...
+def tvmify(subject: Subject, /, *, methods: Iterable[str] = ..., **options: Any) -> Subject: ...
 @overload
-def tvmify(**options: Any) -> Callable[[Subject], Subject]: ...
-def tvmify(subject: Any = None, /, **options: Any) -> Any:
+def tvmify(*, methods: Iterable[str] = ..., **options: Any) -> Callable[[Subject], Subject]: ...
+def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **options: Any) -> Any:
     """Make a module or function run through TVM.
 
     Parameters
@@ -40,6 +36,9 @@ def tvmify(subject: Any = None, /, **options: Any) -> Any:
         A subclass of `torch.nn.Module` (decorated in place), an instance (returned as a shallow
         copy that shares parameters, buffers and submodules with the original, which stays eager),
         a TorchScript module, or a function of tensors. Without one, a decorator is returned.
+    methods
+        Of a module: those that run compiled, and no others. Each has signatures of its own; they
+        share the weights. ``forward``, which a call of the module runs, is one only if it is named.
     **options
         The fields of `CompileOptions`: ``target``, ``strict``, ``cache``, ``cache_size``,
         ``progress``.
@@ -53,7 +52,7 @@ def tvmify(subject: Any = None, /, **options: Any) -> Any:
     Raises
     ------
     OptionError
-        An option does not exist or has a wrong value; it is a `ValueError` too.
+        An option, or a method, does not exist or has a wrong value; it is a `ValueError` too.
     TypeError
         The subject cannot be decorated.
 
@@ -65,20 +64,23 @@ def tvmify(subject: Any = None, /, **options: Any) -> Any:
     ...         return torch.relu(x) + 1
     """
     compile_options = CompileOptions.of(options)
+    names = check_methods(methods)
     if subject is None:
-        return functools.partial(_decorate, compile_options=compile_options)
-    return _decorate(subject, compile_options)
+        return functools.partial(_decorate, methods=names, compile_options=compile_options)
+    return _decorate(subject, names, compile_options)
 
 
-def _decorate(subject: Any, compile_options: CompileOptions) -> Any:
+def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOptions) -> Any:
     if inspect.isclass(subject) and issubclass(subject, nn.Module):
         if issubclass(subject, torch.jit.ScriptModule):
             raise TypeError("decorate an instance of a TorchScript class, not the class")
-        return _decorate_class(subject, compile_options)
+        return _decorate_class(subject, methods, compile_options)
+    if isinstance(subject, nn.Module) and not isinstance(subject, torch.jit.ScriptModule):
+        return _decorate_instance(subject, methods, compile_options)
+    if methods != ("forward",):
+        raise OptionError("option 'methods' is for classes and instances of torch.nn.Module")
     if isinstance(subject, torch.jit.ScriptModule):
         return _ScriptedModule(subject, compile_options)
-    if isinstance(subject, nn.Module):
-        return _decorate_instance(subject, compile_options)
     if callable(subject) and not inspect.isclass(subject):
         return TvmifiedFunction(subject, compile_options)
     if isinstance(subject, str):
@@ -93,13 +95,16 @@ def _decorate(subject: Any, compile_options: CompileOptions) -> Any:
 
 
 def cache_info(subject: Any) -> CacheInfo:
-    """Return hits, misses, builds, disk hits, entries and seconds of a decorated object."""
-    return dispatcher_of(subject).cache_info()
+    """Return hits, misses, builds, disk hits, entries and seconds of a decorated object.
+
+    Of one with several methods: the sums.
+    """
+    return CacheInfo.total([d.cache_info() for d in _dispatchers_of(subject)])
 
 
 def explain(subject: Any) -> str:
     """Print, and return, what of a decorated object ran where and why."""
-    text = dispatcher_of(subject).explain()
+    text = "\n\n".join(dispatcher.explain() for dispatcher in _dispatchers_of(subject))
     print(text)
     return text
 
@@ -111,7 +116,8 @@ def refresh(subject: Any) -> None:
     modes are noticed without this. It is for what no call can see cheaply: a list or dict
     attribute edited in place, a write through ``tensor.data``, a changed global variable.
     """
-    dispatcher_of(subject).refresh()
+    for dispatcher in _dispatchers_of(subject):
+        dispatcher.refresh()
 
 
 def warmup(
@@ -119,6 +125,7 @@ def warmup(
     *signatures: Any,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
+    method: str | None = None,
 ) -> CacheInfo:
     """Compile, or load from the cache, ahead of the first call; nothing is run.
 
@@ -131,6 +138,8 @@ def warmup(
         argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments.
     dtype, device
         Of arguments given as bare shapes; the device follows the module's weights by default.
+    method
+        Which one is to be called; may be left out if only one is decorated.
 
     Returns
     -------
@@ -140,14 +149,14 @@ def warmup(
     Raises
     ------
     WarmUpError
-        A signature is of none of these forms.
+        A signature is of none of these forms; which method it is for is not clear.
     NotCompiled
         With ``strict=True``, when a signature cannot be compiled.
     """
-    dispatcher = dispatcher_of(subject)
+    dispatcher = dispatcher_of(subject, method)
     for signature in signatures:
         dispatcher.warm_up(*example_call(subject, signature, dtype, device))
-    return dispatcher.cache_info()
+    return cache_info(subject)
 
 
 def example_call(
@@ -174,74 +183,81 @@ def is_decorated(subject: Any) -> bool:
     return getattr(type(subject), "__tvmify__", None) is not None
 
 
-def dispatcher_of(subject: Any) -> Dispatcher:
-    """Return what runs the calls of a decorated object."""
+def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
+    """Return what runs the calls of a decorated object, or of one of its methods.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+    WarmUpError
+        There is no such method; several are decorated and none is named.
+    """
     if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
         return subject._tvmify_dispatcher
+    decoration = _decoration_of(subject)
+    names = list(decoration.methods)
+    name = method or (names[0] if len(names) == 1 else None)
+    if name not in names:
+        raise WarmUpError(f"give one of the decorated methods as method=: {', '.join(names)}")
+    return dispatcher_of_method(subject, name, decoration)
+
+
+def _dispatchers_of(subject: Any) -> list[Dispatcher]:
+    if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
+        return [subject._tvmify_dispatcher]
+    decoration = _decoration_of(subject)
+    return [dispatcher_of_method(subject, name, decoration) for name in decoration.methods]
+
+
+def _decoration_of(subject: Any) -> Decoration:
     decoration = getattr(type(subject), "__tvmify__", None)
     if decoration is None:
         raise TypeError(f"{type(subject).__qualname__} is not decorated with tvmify")
-    return _dispatcher_of_module(subject, decoration)
+    return decoration
+
+
+def saved_method(subject: Any) -> Dispatcher:
+    """Return what runs ``forward``, the one method that files hold.
+
+    Raises
+    ------
+    SaveError
+        It is not among the decorated methods; autocast is on, which files know nothing of.
+    """
+    if autocast_text():
+        raise SaveError("files hold no casts of autocast: leave torch.autocast to write one")
+    try:
+        return dispatcher_of(subject, "forward")
+    except WarmUpError:
+        raise SaveError(
+            f"{type(subject).__qualname__}.forward is not decorated, and files hold no other "
+            "method: name 'forward' among methods="
+        ) from None
 
 
 # -------------------------------------------------------------------------- classes and instances
 
 
-class _Decoration(NamedTuple):
-    """What the decorator left on a class."""
-
-    eager: Callable[..., Any]  # the forward that the class came with
-    options: CompileOptions
-    attribute: str  # under which an instance keeps its dispatcher
-
-
-def _decorate_class(cls: type[nn.Module], compile_options: CompileOptions) -> type[nn.Module]:
-    eager = getattr(cls.forward, "__tvmify_eager__", cls.forward)
-    # By class, since several classes of one hierarchy may be decorated, each for its own forward.
-    attribute = f"{DISPATCHER}{cls.__module__}.{cls.__qualname__}"
-    decoration = _Decoration(eager, compile_options, attribute)
-
-    @functools.wraps(eager)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # torch.compile looks through us, at the operators
-            return eager(self, *args, **kwargs)
-        dispatcher = self.__dict__.get(attribute)
-        # A shallow copy of a module comes with the dispatcher of the one it was copied from.
-        if dispatcher is None or dispatcher.module() is not self:
-            dispatcher = _dispatcher_of_module(self, decoration)
-        return dispatcher(args, kwargs)
-
-    forward.__tvmify_eager__ = eager  # type: ignore[attr-defined]
-    cls.forward = forward
-    cls.__tvmify__ = decoration  # type: ignore[attr-defined]
-    cls.__prepare_scriptable__ = undecorated  # type: ignore[attr-defined]
+def _decorate_class(
+    cls: type[nn.Module], methods: tuple[str, ...], compile_options: CompileOptions
+) -> type[nn.Module]:
+    decorate_methods(cls, methods, compile_options)
     for method in _METHODS:
         if not hasattr(cls, method.__name__):  # a name of the user's own stays the user's
             setattr(cls, method.__name__, method)
     return cls
 
 
-def _dispatcher_of_module(module: nn.Module, decoration: _Decoration) -> Dispatcher:
-    with _MAKING:
-        dispatcher = module.__dict__.get(decoration.attribute)
-        if dispatcher is None or dispatcher.module() is not module:
-            dispatcher = module.__dict__[decoration.attribute] = Dispatcher(
-                name=type(module).__name__,
-                eager=decoration.eager,
-                captured=lambda module: undecorated(module, decoration.eager),
-                compile_options=decoration.options,
-                module=module,
-            )
-        return dispatcher
-
-
-def _decorate_instance(module: nn.Module, compile_options: CompileOptions) -> nn.Module:
+def _decorate_instance(
+    module: nn.Module, methods: tuple[str, ...], compile_options: CompileOptions
+) -> nn.Module:
     base = type(module)
     if base.__dict__.get("__reduce_ex__") is _reduce_instance:  # decorated before, as an instance
         base = base.__mro__[1]
     members = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     derived: Any = type(base.__name__, (base,), members)
-    decorated = _decorate_class(derived, compile_options)
+    decorated = _decorate_class(derived, methods, compile_options)
     decorated.__reduce_ex__ = _reduce_instance  # type: ignore[assignment]
     shared = decorated.__new__(decorated)
     # The very dicts of parameters, buffers and submodules: what is swapped on one is on the other.
@@ -256,46 +272,15 @@ def _own_attributes(module: nn.Module) -> dict[str, Any]:
 def _reduce_instance(self: nn.Module, protocol: object) -> tuple[Any, ...]:
     # The class of a decorated instance has no name that pickle could look up; the class it was
     # derived from has. copy.copy and copy.deepcopy come this way too.
-    compile_options = type(self).__tvmify__.options  # type: ignore[attr-defined]
-    return _rebuild_instance, (type(self).__mro__[1], compile_options), _own_attributes(self)
+    decoration: Decoration = type(self).__tvmify__  # type: ignore[attr-defined]
+    made_of = type(self).__mro__[1], decoration.options, tuple(decoration.methods)
+    return _rebuild_instance, made_of, _own_attributes(self)
 
 
-def _rebuild_instance(cls: type[nn.Module], compile_options: CompileOptions) -> nn.Module:
-    return _decorate_instance(cls.__new__(cls), compile_options)
-
-
-def undecorated(module: nn.Module, eager: Callable[..., Any] | None = None) -> nn.Module:
-    """Return a twin of a module, without decorators.
-
-    Parameters
-    ----------
-    module
-        Not changed; the twin shares its tensors, and has attributes and submodules of its own.
-    eager
-        The forward that the twin gets; None for the one that its class came with.
-    """
-    copied = twin(module)
-    # They run around the compiled call, with the tensors of the call.
-    copied._forward_hooks.clear()
-    copied._forward_pre_hooks.clear()
-    for part in copied.modules():
-        decoration: _Decoration | None = getattr(type(part), "__tvmify__", None)
-        if decoration is not None:
-            forward = eager if part is copied and eager is not None else decoration.eager
-            part.__dict__.pop(decoration.attribute, None)
-            part.__class__ = _plain_class(type(part), forward)
-    return copied
-
-
-@functools.cache
-def _plain_class(cls: type[nn.Module], eager: Callable[..., Any]) -> type[nn.Module]:
-    members = {
-        "forward": eager,
-        "__tvmify__": None,
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-    }
-    return type(cls.__name__, (cls,), members)
+def _rebuild_instance(
+    cls: type[nn.Module], compile_options: CompileOptions, methods: tuple[str, ...] = ("forward",)
+) -> nn.Module:
+    return _decorate_instance(cls.__new__(cls), methods, compile_options)
 
 
 # ------------------------------------------------------------- functions and TorchScript modules

@@ -37,6 +37,7 @@ from tvmify.runtime import (
     PackedWeights,
     Watched,
     attach,
+    autocast_text,
     check_modes,
     cpu_features,
     flatten,
@@ -74,6 +75,9 @@ class Dispatcher:
         Whose weights and state the calls depend on; None for a function.
     keeps_all
         Run signatures in eager when the memory cache is full, instead of giving up others.
+    calls_itself
+        Whether ``eager`` may call the module, and so run the hooks of the module itself. A forward
+        does not: they run around it.
 
     Attributes
     ----------
@@ -91,11 +95,13 @@ class Dispatcher:
         compile_options: CompileOptions,
         module: nn.Module | None = None,
         keeps_all: bool = False,
+        calls_itself: bool = False,
     ) -> None:
         self.name = name
         self.options = compile_options
         self._eager = eager
         self._captured = captured
+        self._watch = functools.partial(watch, own_hooks=calls_itself)
         self.module: Callable[[], nn.Module | None] = (
             weakref.ref(module) if module is not None else lambda: None
         )
@@ -230,7 +236,7 @@ class Dispatcher:
                 return  # another thread was here first
             if self._constants_guard is not None and self._constants_guard.changed():
                 self.refresh()  # their elements are part of programs
-            watched = watch(self.module(), self._constants)
+            watched = self._watch(self.module(), self._constants)
             state = self._states.get(watched.state)
             if state is None:
                 self._settle(watched)
@@ -316,7 +322,7 @@ class Dispatcher:
     ) -> tuple[Key, Program, Executor]:
         """Return what a call leads to, and note on its entry where it came from."""
         signature = Signature.of(args, kwargs)
-        entry.signature = str(signature)
+        entry.signature = f"{signature} {autocast_text()}".rstrip()
         assert self._watched is not None
         entry.differentiable = check_modes(self._watched, args, kwargs)
         if self._state.driven is not None:
@@ -352,7 +358,7 @@ class Dispatcher:
             if program.constants:
                 self._constants += program.constants
                 self._constants_guard = Guard([], [], self._constants)
-                self._watched = watch(self.module(), self._constants)
+                self._watched = self._watch(self.module(), self._constants)
         entry.notes["captured by"] = program.method
         if program.reason is not None:
             entry.notes["not scripted"] = program.reason

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,6 +56,15 @@ class CacheInfo(NamedTuple):
                 for stage, value in info.seconds.items():
                     seconds[stage] = seconds.get(stage, 0.0) + value
         return CacheInfo(self.hits, self.misses, builds, disk_hits, compiled, seconds)
+
+    @classmethod
+    def total(cls, parts: Sequence[CacheInfo]) -> CacheInfo:
+        """Return the sums over several objects."""
+        seconds: Counter[str] = Counter()
+        for part in parts:
+            seconds.update(part.seconds)
+        counts = [sum(column) for column in zip(*(part[:-1] for part in parts), strict=True)]
+        return cls._make([*counts, dict(seconds)])
 
 
 def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:

@@ -13,6 +13,7 @@ import torch
 from tvmify.artifact import FORMAT_VERSION
 from tvmify.cache import Key
 from tvmify.options import CompileOptions
+from tvmify.runtime import autocast_text
 from tvmify.signature import Signature, TensorSpec
 from tvmify.target import Target
 
@@ -79,7 +80,8 @@ def _modes_text() -> str:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
     }
-    return "\n".join(f"{name}: {value}" for name, value in modes.items())
+    lines = [f"{name}: {value}" for name, value in modes.items()]
+    return "\n".join(filter(None, [*lines, autocast_text()]))
 
 
 @functools.cache

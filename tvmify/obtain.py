@@ -96,4 +96,6 @@ def _build(
     if options.tune is not None:
         database = Measurements(options.cache_directory(), processor(key))
         tuning = Tuning(measure, database, stages.advance)
-    return compile(exported, target, stages.begin, options.accuracy, tuning)
+    # The program casts what autocast would: what the compiler calls is not to cast again.
+    with torch.autocast("cpu", enabled=False):
+        return compile(exported, target, stages.begin, options.accuracy, tuning)

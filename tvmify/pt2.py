@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact import Artifact
 from tvmify.capture import Program, capture
 from tvmify.capture.carrier import Carrier
-from tvmify.decorator import dispatcher_of, example_call, is_decorated, tvmify
+from tvmify.decorator import example_call, is_decorated, saved_method, tvmify
 from tvmify.dispatcher import Dispatcher, TargetOption
 from tvmify.errors import SaveError
 from tvmify.objects import holds_objects
@@ -94,7 +94,7 @@ def export(
     if inspect.isclass(model):
         raise TypeError(f"export an instance of {model.__name__}, not the class")
     subject = model if is_decorated(model) else tvmify(model)
-    dispatcher = dispatcher_of(subject)
+    dispatcher = saved_method(subject)
     with torch.inference_mode(False), torch.no_grad():
         example = example_inputs if signature is None else signature
         args, kwargs = _only_call(dispatcher) if example is None else example_call(subject, example)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.decorator import dispatcher_of, example_call, is_decorated, tvmify
+from tvmify.decorator import example_call, is_decorated, saved_method, tvmify
 from tvmify.dispatcher import Dispatcher, TargetOption
 from tvmify.driving import is_about_flow
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
@@ -32,8 +32,9 @@ def save(
     """Write a model, compiled, to one TorchScript file that runs without the compiler.
 
     The file holds the weights once, the compiled code for each signature and target, and the model
-    in TorchScript, which runs whatever the code does not serve. Load it with `tvmify.load`; with
-    ``torch.jit.load`` after ``import tvmify.runtime``; or in C++, see docs/serving.md.
+    in TorchScript, which runs whatever the code does not serve. Of a module with several decorated
+    methods it holds ``forward`` alone. Load it with `tvmify.load`; with ``torch.jit.load`` after
+    ``import tvmify.runtime``; or in C++, see docs/serving.md.
 
     Parameters
     ----------
@@ -60,8 +61,8 @@ def save(
     Raises
     ------
     SaveError
-        Nothing was called yet and no example is given; nothing could be compiled; the model has no
-        form in TorchScript.
+        Nothing was called yet and no example is given; ``forward`` is not decorated; nothing could
+        be compiled; the model has no form in TorchScript.
 
     Warns
     -----
@@ -69,7 +70,7 @@ def save(
         For some of the calls there is no compiled code in the file, and why.
     """
     subject = model if is_decorated(model) else tvmify(model)
-    dispatcher = dispatcher_of(subject)
+    dispatcher = saved_method(subject)
     calls = [*_examples(subject, example_inputs, signatures)] or dispatcher.examples()
     if not calls:
         raise SaveError(

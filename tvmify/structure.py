@@ -28,13 +28,18 @@ def structure_text(structure: pytree.TreeSpec) -> str:
             )
         _register(cls, name)
     try:
-        return pytree.treespec_dumps(structure)
-    except NotImplementedError as error:
-        raise NotCompiled(
-            f"the structure of the result cannot be stored: {error}",
-            "Return a tuple, list, dict or named tuple, or register the class with "
-            "torch.utils._pytree under a serialized_type_name.",
-        ) from error
+        text = pytree.treespec_dumps(structure)
+        # JSON has no tuples, so that a dict may have other keys, or none at all, when it is back.
+        if structure_of(text) == structure:
+            return text
+        reason = "some of its keys are of a kind that text does not keep"
+    except (NotImplementedError, TypeError) as error:
+        reason = str(error)
+    raise NotCompiled(
+        f"the structure of the result cannot be stored: {reason}",
+        "Return a tuple, list, dict or named tuple with plain keys, or register the class with "
+        "torch.utils._pytree under a serialized_type_name.",
+    )
 
 
 def structure_of(text: str) -> pytree.TreeSpec:

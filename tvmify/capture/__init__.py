@@ -15,6 +15,8 @@ from tvmify.errors import CaptureError, UnsupportedOperator
 
 __all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "resolve"]
 
+_LEAVE_AUTOCAST = "Leave torch.autocast, or convert the module with .to(dtype)."
+
 
 def capture(
     callable_: Callable[..., Any] | Program, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -41,6 +43,11 @@ def capture(
     """
     if isinstance(callable_, Program):
         return callable_
+    if _is_autocast_by_torchscript(callable_):
+        raise CaptureError(
+            "TorchScript code runs under autocast, for which it has rules of its own",
+            _LEAVE_AUTOCAST,
+        )
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return ScriptedProgram(callable_)
     try:
@@ -51,8 +58,8 @@ def capture(
     except CannotScript as error:
         reason = str(error)
     except UnsupportedOperator as error:
-        if "prim::SetAttr" in error.operators:
-            raise  # torch.export would forget the assignment
+        if "prim::SetAttr" in error.operators and "prim::Enter" not in error.operators:
+            raise  # torch.export would refuse the assignment too; `with` makes some of its own
         reason = error.reason
     from tvmify.capture.exported import TracedProgram
 
@@ -76,6 +83,8 @@ def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
     UnsupportedOperator
         It is a plain module with effects, which its scripted copy would not pass on.
     """
+    if _is_autocast():
+        raise CaptureError("TorchScript would drive it under autocast", _LEAVE_AUTOCAST)
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return Driver(callable_, None, number)
     try:
@@ -87,3 +96,14 @@ def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
             ["prim::SetAttr"], "forward changes attributes, buffers or arguments"
         )
     return driver
+
+
+def _is_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def _is_autocast_by_torchscript(callable_: Callable[..., Any]) -> bool:
+    if not _is_autocast():
+        return False
+    parts = callable_.modules() if isinstance(callable_, torch.nn.Module) else [callable_]
+    return any(isinstance(p, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for p in parts)

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
+from tvmify.capture.autocast import uncached_autocast
 from tvmify.capture.exporting import examples, quiet
 from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
@@ -72,7 +73,12 @@ def eager_result(
     if isinstance(callable_, torch.nn.Module):
         callable_ = twin(callable_)  # a forward may set attributes
     inputs = examples((args, kwargs))
-    with quiet(), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with (
+        quiet(),
+        uncached_autocast(),
+        torch.no_grad(),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
         fake = pytree.tree_map(
             lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf,
             inputs,

@@ -19,6 +19,7 @@ from tvmify.capture.exporting import (
 )
 from tvmify.capture.fx_fingerprint import fingerprint
 from tvmify.capture.program import Program
+from tvmify.capture.recorded_call import RecordedCall
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, twin
 from tvmify.errors import UnsupportedInput, UnsupportedOperator
@@ -66,7 +67,9 @@ class TracedProgram(Program):
         else:
             module = FunctionModule(callable_)
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
-        exported = export(module, args, kwargs)
+        call = RecordedCall(args, kwargs)
+        call.attach(module)
+        exported = export(module, call.args, call.kwargs)
         self._exported, constants = name_attributes(exported, names)
         self._call = _call_key(args, kwargs)
         used = {

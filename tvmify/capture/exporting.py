@@ -18,6 +18,7 @@ from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
+from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.errors import CaptureError, NotCompiled, UnsupportedOperator
 
 _DECORATE_AROUND = (
@@ -55,7 +56,7 @@ def export(
         ``torch.export`` cannot handle it.
     """
     args, kwargs = examples((args, kwargs))
-    with RECORDING, quiet(), torch.no_grad():
+    with RECORDING, quiet(), uncached_autocast(), torch.no_grad():
         try:
             program = torch.export.export(module, args, kwargs, strict=False)
         except NotCompiled:
@@ -71,6 +72,7 @@ def export(
                 f"torch.export failed: {line} ({_user_line(error)})",
                 "Run the module in eager PyTorch to see whether it fails there as well.",
             ) from error
+    spell_casts(program)
     _refuse_unknown_shapes(program)
     _simplify(program)
     _refuse_writes(program)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -31,6 +32,13 @@ Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
 _SCRIPTING = threading.RLock()
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Keep TorchScript from writing casts into its graphs, by rules that are not those of eager."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
 class CannotScript(Exception):
     """Why ``torch.jit.script`` refused a module, as one line."""
 
@@ -44,7 +52,7 @@ def script(callable_: Any) -> Scripted:
         With the reason as one line that names the place.
     """
     source = twin(callable_) if isinstance(callable_, torch.nn.Module) else callable_
-    with _SCRIPTING, warnings.catch_warnings():
+    with _SCRIPTING, without_autocast(), warnings.catch_warnings():
         # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
         # warnings are about annotations; eager and torch.export do not read those.
         warnings.simplefilter("ignore")
@@ -106,7 +114,9 @@ class ScriptedProgram(Program):
         forward: Any = scripted.forward if is_module else scripted
         self._original = original
         root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
-        self._read_graph(forward.inlined_graph, forward.schema, root)
+        with without_autocast():
+            graph = forward.inlined_graph
+        self._read_graph(graph, forward.schema, root)
         self._keep_only(scripted if original is None else original)
 
     def _read_graph(

@@ -14,7 +14,12 @@ from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach
 from tvmify.runtime.measuring import measure
-from tvmify.runtime.surroundings import check_modes, is_being_transformed, unusual_signature
+from tvmify.runtime.surroundings import (
+    autocast_text,
+    check_modes,
+    is_being_transformed,
+    unusual_signature,
+)
 from tvmify.runtime.watch import DISPATCHER, Watched, watch
 
 __all__ = [
@@ -26,6 +31,7 @@ __all__ = [
     "PackedWeights",
     "Watched",
     "attach",
+    "autocast_text",
     "check_modes",
     "compiled_module",
     "cpu_features",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,10 @@ class _Recipe:
         self.eager = eager
         self.places = places
         self.outputs: list[torch.Tensor] = outputs
+        self.autocast = {
+            device: (torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+            for device in ("cpu", "cuda")
+        }
         self.weight_count = weight_count
 
 
@@ -72,20 +77,27 @@ class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recipe: _Recipe, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.recipe = recipe
+        ctx.set_materialize_grads(False)  # else weights of outputs that nobody uses get zeros
         ctx.save_for_backward(*tensors)
         outputs, recipe.outputs = recipe.outputs, []  # else each output would keep itself alive
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         # Unpacking also checks that no saved tensor was written to since the forward.
         weights = ctx.saved_tensors[: ctx.recipe.weight_count]
         inputs = ctx.saved_tensors[ctx.recipe.weight_count :]
         create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():
+        with contextlib.ExitStack() as surroundings:
+            surroundings.enter_context(torch.enable_grad())
+            for device, setting in ctx.recipe.autocast.items():
+                surroundings.enter_context(torch.autocast(device, *setting))
             leaves = pytree.tree_leaves(ctx.recipe.eager())
         outputs = [leaves[place] for place in ctx.recipe.places]
-        reached = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+        pairs = zip(outputs, gradients, strict=True)
+        reached = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
+        if not reached:
+            return None, *(None for _ in ctx.saved_tensors)
         found = torch.autograd.grad(
             [output for output, _ in reached],
             weights,

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
-from tvmify.errors import GradientsNeeded, NotCompiled, TrainingMode
+from tvmify.errors import GradientsNeeded, TrainingMode
 from tvmify.runtime.native import flatten
 from tvmify.runtime.watch import Watched
 
@@ -43,22 +43,27 @@ def is_being_transformed() -> bool:
     )
 
 
+def autocast_text() -> str:
+    """Return what autocast does now, as text; empty where it is off."""
+    return ", ".join(
+        f"autocast {device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    )
+
+
 def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Refuse the modes that have no compiled form; return whether gradients are possible.
 
     Raises
     ------
     TrainingMode, GradientsNeeded, NotCompiled
-        The module trains, an input requires a gradient, autocast is on, a hook is in the way.
+        The module trains, an input requires a gradient, a hook is in the way.
     """
     if watched.training is not None:
         where = f"submodule {watched.training!r}" if watched.training else "the module"
         raise TrainingMode(f"{where} is in training mode", "Call .eval() before inference.")
     watched.check_hooks()
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        raise NotCompiled(
-            "autocast is on", "Leave torch.autocast, or convert the module with .to(dtype)."
-        )
     if not torch.is_grad_enabled():
         return False
     for leaf in pytree.tree_leaves((args, kwargs)):

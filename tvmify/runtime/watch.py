@@ -45,7 +45,7 @@ class Watched:
     training
         Dotted name of the first module in training mode ("" is the module itself), or None.
     hooked
-        Dotted name of the first submodule with a forward hook, or None.
+        Dotted name of the first submodule with a forward hook ("" is the module itself), or None.
     requires_grad
         Whether any parameter does.
     """
@@ -65,17 +65,18 @@ class Watched:
         return [n for n in before | now if before.get(n, absent) != now.get(n, absent)]
 
     def check_hooks(self) -> None:
-        """Refuse hooks on submodules, which compiled code would not run.
+        """Refuse hooks that compiled code would not run.
 
         Raises
         ------
         NotCompiled
-            A submodule has a forward hook.
+            A submodule has a forward hook, or the module itself where that is watched.
         """
         if self.hooked is not None:
+            where = f"submodule {self.hooked!r}" if self.hooked else "the module"
             raise NotCompiled(
-                f"submodule {self.hooked!r} has a forward hook",
-                "Remove the hook, or register it on the decorated module itself.",
+                f"{where} has a forward hook",
+                "Remove the hook, or register it on a module whose forward is decorated.",
             )
 
 
@@ -94,7 +95,12 @@ class _ByIdentity:
         return id(self.value)
 
 
-def watch(module: nn.Module | None, constants: Sequence[torch.Tensor] = ()) -> Watched:
+def watch(
+    module: nn.Module | None,
+    constants: Sequence[torch.Tensor] = (),
+    *,
+    own_hooks: bool = False,
+) -> Watched:
     """Take a module's state and a guard over it.
 
     Parameters
@@ -103,6 +109,8 @@ def watch(module: nn.Module | None, constants: Sequence[torch.Tensor] = ()) -> W
         None stands for a function, which has no state.
     constants
         Tensors outside of the module that the guard covers too.
+    own_hooks
+        Watch the hooks of the module itself, too. Those of its submodules always are.
     """
     slots: list[tuple[dict[str, Any], str, Any]] = []
     sizes: list[tuple[dict[Any, Any], int]] = []
@@ -141,7 +149,7 @@ def watch(module: nn.Module | None, constants: Sequence[torch.Tensor] = ()) -> W
                 state.append((prefix + name, _comparable(value)))
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
-        if path:  # the hooks of the module itself run around the compiled call
+        if path or own_hooks:  # else they run around the compiled call
             for name in _HOOKS:
                 sizes.append((attributes[name], len(attributes[name])))
                 state.append((prefix + name, len(attributes[name])))

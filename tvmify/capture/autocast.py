@@ -1,0 +1,248 @@
+"""Autocast, spelt out: programs that cast their tensors themselves.
+
+``torch.export`` records operators above autocast. What it knows of dtypes is right, but the casts
+are missing, and regions of other settings are graphs of their own (``wrap_with_autocast``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tvmify.errors import CaptureError
+
+_REGION = torch.ops.higher_order.wrap_with_autocast
+_CAST = torch.ops.aten._to_copy.default
+
+
+class _Setting(NamedTuple):
+    """What autocast does on the CPU; of other devices compiled code knows nothing."""
+
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def present(cls) -> _Setting:
+        return cls(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+
+    def context(self) -> torch.autocast:
+        # Without the cache, for it would hide the second cast of a weight.
+        return torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False)
+
+
+@contextlib.contextmanager
+def uncached_autocast() -> Iterator[None]:
+    """Keep casts of fake tensors out of autocast's cache, which eager calls read."""
+    is_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
+
+
+def spell_casts(program: ExportedProgram) -> None:
+    """Write the casts of autocast, as it is now, into a program that was recorded under it.
+
+    Regions of other settings are replaced by their operators.
+
+    Raises
+    ------
+    CaptureError
+        An operator does under autocast what no casts of its arguments explain.
+    """
+    settings = _inline_regions(program.graph_module, _Setting.present())
+    if any(setting.enabled for setting in settings.values()):
+        casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+        for node, setting in settings.items():
+            if setting.enabled and isinstance(node.target, torch._ops.OpOverload):
+                _spell(program.graph, node, setting, casts)
+    program.graph_module.recompile()
+
+
+# ------------------------------------------------------------------------------------- regions
+
+
+def _inline_regions(graph_module: fx.GraphModule, present: _Setting) -> dict[fx.Node, _Setting]:
+    """Replace all regions, and return the setting that each operator ran under."""
+    settings: dict[fx.Node, _Setting] = {}
+    # Each operator with the module that its regions are attributes of.
+    todo = [(node, present, graph_module) for node in graph_module.graph.nodes]
+    while todo:
+        node, setting, owner = todo.pop(0)
+        if node.op != "call_function" or node._erased:
+            continue
+        if node.target is not _REGION:
+            settings[node] = setting
+            continue
+        arguments: Any = node.args
+        device, dtype, enabled, _, body, *operands = arguments
+        if device == "cpu":
+            setting = _Setting(bool(enabled), dtype or torch.get_autocast_dtype("cpu"))
+        region = getattr(owner, body.target)
+        inlined = _inline(graph_module.graph, node, region.graph, operands)
+        graph_module.graph.erase_node(body)
+        todo = [(inner, setting, region) for inner in inlined] + todo
+    return settings
+
+
+def _inline(graph: fx.Graph, node: fx.Node, body: fx.Graph, operands: Any) -> list[fx.Node]:
+    """Put a graph in place of a node that returns its results as a tuple, or as they are."""
+    placeholders = body.find_nodes(op="placeholder")
+    values: dict[fx.Node, Any] = dict(zip(placeholders, operands, strict=True))
+    inlined = []
+    with graph.inserting_before(node):
+        for inner in body.nodes:
+            if inner.op not in ("placeholder", "output"):
+                values[inner] = graph.node_copy(inner, values.__getitem__)
+                inlined.append(values[inner])
+    result: Any = fx.map_arg(body.output_node().args[0], values.__getitem__)
+    for user in list(node.users):
+        if user.target is operator.getitem and isinstance(result, (tuple, list)):
+            index: Any = user.args[1]
+            user.replace_all_uses_with(result[index])
+            graph.erase_node(user)
+    if node.users:
+        node.replace_all_uses_with(result)  # type: ignore[arg-type]
+    graph.erase_node(node)
+    return inlined
+
+
+# --------------------------------------------------------------------------------------- casts
+
+
+class _Log(TorchDispatchMode):
+    """Notes which operators run below autocast, and which of the arguments are cast first."""
+
+    def __init__(self, arguments: Collection[Any]) -> None:
+        super().__init__()
+        self.arguments = {id(leaf) for leaf in pytree.tree_leaves(list(arguments))}
+        self.calls: list[str] = []
+        self.casts: list[tuple[torch.Tensor, torch.dtype]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "aten":
+            tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+            self.calls.append(f"{func}{[(t.dtype, tuple(t.shape)) for t in tensors]}")
+            is_first = len(self.casts) == len(self.calls) - 1
+            if func is _CAST and is_first and id(tensors[0]) in self.arguments:
+                self.casts.append((tensors[0], result.dtype))
+        return result
+
+
+def _run(call: _Call, values: dict[fx.Node, Any], setting: _Setting) -> _Log:
+    with setting.context(), _Log(values.values()) as log:
+        call(values)
+    return log
+
+
+def _spell(
+    graph: fx.Graph,
+    node: fx.Node,
+    setting: _Setting,
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node],
+) -> None:
+    values = {argument: argument.meta["val"] for argument in node.all_input_nodes}
+    mode = _fake_mode(values.values())
+    if mode is None:
+        return  # it makes a tensor out of nothing, and autocast casts what there is
+    call = _Call(node)
+    with mode, torch.no_grad():
+        with_casts = _run(call, values, setting)
+        if _does(call, values, with_casts.calls):
+            return
+        if not _has_policy(node.target):
+            _replace_by_parts(graph, node, call, values, setting)
+            return
+        # The last of them may be the operator's own.
+        for count in range(len(with_casts.casts), 0, -1):
+            wanted = {id(tensor): dtype for tensor, dtype in with_casts.casts[:count]}
+            spelt = {n: v.to(wanted.get(id(v), v.dtype)) for n, v in values.items()}
+            if _does(call, spelt, with_casts.calls[count:]):
+                for argument, value in values.items():
+                    dtype = wanted.get(id(value))
+                    if dtype is not None:
+                        cast = _cast(graph, node, argument, dtype, casts)
+                        node.replace_input_with(argument, cast)
+                return
+    raise CaptureError(
+        f"{node.target} does under autocast what casts of its arguments do not explain",
+        "Leave torch.autocast around it, or convert the module with .to(dtype).",
+    )
+
+
+def _does(call: _Call, values: dict[fx.Node, Any], calls: list[str]) -> bool:
+    """Whether, without autocast, a call runs just these operators."""
+    try:
+        return _run(call, values, _Setting(False, torch.bfloat16)).calls == calls
+    except RuntimeError:
+        return False  # it has arguments of two dtypes, which only autocast brings together
+
+
+class _Call:
+    """Calls what a node called when it was made, with other values."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self._target: Any = node.target
+        self._arguments = node.args, node.kwargs
+
+    def __call__(self, values: dict[fx.Node, Any]) -> Any:
+        args, kwargs = fx.map_arg(self._arguments, values.__getitem__)
+        return self._target(*args, **kwargs)
+
+
+def _has_policy(target: Any) -> bool:
+    """Whether autocast casts the arguments of this very operator, and not of others inside it."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "AutocastCPU")
+
+
+def _fake_mode(values: Any) -> FakeTensorMode | None:
+    tensors = (leaf for leaf in pytree.tree_leaves(list(values)))
+    return next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
+
+
+def _cast(
+    graph: fx.Graph,
+    node: fx.Node,
+    argument: fx.Node,
+    dtype: torch.dtype,
+    casts: dict[tuple[fx.Node, torch.dtype], fx.Node],
+) -> fx.Node:
+    # What is computed may be written to between two casts; inputs and weights may not.
+    known = casts.get((argument, dtype)) if argument.op == "placeholder" else None
+    if known is not None:
+        return known
+    with graph.inserting_before(node):
+        cast = graph.call_function(torch.ops.aten.to.dtype, (argument, dtype))
+    cast.meta["val"] = argument.meta["val"].to(dtype)
+    casts[argument, dtype] = cast
+    return cast
+
+
+def _replace_by_parts(
+    graph: fx.Graph,
+    node: fx.Node,
+    call: _Call,
+    values: dict[fx.Node, Any],
+    setting: _Setting,
+) -> None:
+    """Put the operators in place of one that consists of others, with the casts between them."""
+    names = list(values)
+    with setting.context():
+        traced = make_fx(lambda *tensors: call(dict(zip(names, tensors, strict=True))))(
+            *values.values()
+        )
+    _inline(graph, node, traced.graph, names)

@@ -1,0 +1,70 @@
+"""The call that ``torch.export`` records: what it must not see of it, and must not lose."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import CaptureError
+
+#: Values that ``torch.export`` takes for no arguments, although they are ones of operators.
+_HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class RecordedCall:
+    """Arguments of a call, some of them hidden from ``torch.export``.
+
+    Attributes
+    ----------
+    args, kwargs
+        For ``torch.export``, with None in place of each value that it does not take.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self.args, self.kwargs = pytree.tree_map_only(_HIDDEN, lambda _: None, (args, kwargs))
+
+    def attach(self, module: torch.nn.Module) -> None:
+        """Let a module have what is hidden, and see to it that it changes none of its arguments."""
+        cls = type(module)
+        # Of a method that was put in place of forward: whoever calls the module means the latter.
+        own_forward = getattr(cls, "__tvmify_forward__", None)
+        is_running = False
+
+        @functools.wraps(cls.forward)
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_running
+            if is_running:
+                return (own_forward or cls.forward)(module, *args, **kwargs)
+            is_running = True
+            try:
+                return self._run(cls.forward, module, args, kwargs)
+            finally:
+                is_running = False
+
+        module.__class__ = type(cls.__name__, (cls,), {"forward": forward})
+
+    def _run(
+        self,
+        forward: Callable[..., Any],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        # torch.export may have put keyword arguments into another order.
+        found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
+        pairs = zip(found, self._leaves, strict=True)
+        leaves = [hidden if isinstance(hidden, _HIDDEN) else leaf for leaf, hidden in pairs]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        result = forward(module, *args, **kwargs)
+        now = pytree.tree_leaves((args, kwargs))
+        if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
+            raise CaptureError(
+                "forward changes a list, dict or object that is one of its arguments",
+                "Return what is new instead.",
+            )
+        return result
