@@ -2,6 +2,7 @@
 # make test             the tests
 # make fuzz             damaged and forged saved files, MUTANTS=100000 of them
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
+# make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
@@ -13,7 +14,8 @@
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
 # TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
 # CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, and THREADS="1 2"
-# how many threads it may use.
+# how many threads it may use. For `make opinfo`, JOBS=2 is how many processes run at a time, and
+# SAMPLES=2 how many samples of each operator (0: all).
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -38,8 +40,10 @@ CONTENDERS ?= *
 ROUNDS ?= 7
 THREADS ?= 2
 MUTANTS ?= 100000
+JOBS ?= 2
+SAMPLES ?= 0
 
-.PHONY: demo install test fuzz soak-serving lint format bench bench-overhead bench-heuristic wheel clean
+.PHONY: demo install test fuzz soak-serving opinfo lint format bench bench-overhead bench-heuristic wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -52,6 +56,11 @@ fuzz: install
 
 soak-serving: install
 	$(BIN)/python -m benchmarks.serving
+
+# Goes on where the last run was stopped; the results so far are in build/opinfo.
+opinfo: install
+	$(BIN)/python -m conformance.opinfo run --jobs $(JOBS) --samples $(SAMPLES)
+	$(BIN)/python -m conformance.opinfo report
 
 lint: install
 	$(BIN)/ruff check .
