@@ -131,7 +131,7 @@ class Operator:
                 difference = self.difference(_outcome(compiled, tensors), expected)
                 if difference:
                     return Result(WRONG, reason=call + difference)
-        return _where(compiled)
+        return where_it_ran(compiled)
 
     def difference(self, actual: Any, expected: Any) -> str:
         """Say how a result, or an error, is not the expected one; nothing if it is."""
@@ -227,8 +227,8 @@ def _brief(outcome: Any) -> str:
     return repr(outcome) if isinstance(outcome, Exception) else "a result"
 
 
-def _where(compiled: nn.Module) -> Result:
-    """Return where the last call ran."""
+def where_it_ran(compiled: Any) -> Result:
+    """Return where the last call of a decorated module ran, and why."""
     entries = list(dispatcher_of(compiled)._memory.values())
     if not entries:
         return Result(EAGER, "UnsupportedInput", "its arguments have no signature")
@@ -238,5 +238,5 @@ def _where(compiled: nn.Module) -> Result:
         return Result(BRIDGED if bridged else COMPILED, operators=bridged)
     assert entry.reason is not None
     reason = entry.reason
-    names = list(getattr(reason, "operators", ()))
+    names: list[str] = list(getattr(reason, "operators", ()))
     return Result(EAGER, type(reason).__name__, getattr(reason, "detail", reason.reason), names)
