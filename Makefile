@@ -3,6 +3,8 @@
 # make fuzz             damaged and forged saved files, MUTANTS=100000 of them
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
+# make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
+# make programs         2,000 random programs against eager, into docs/coverage.md
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
@@ -14,7 +16,8 @@
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
 # TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
 # CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, and THREADS="1 2"
-# how many threads it may use.
+# how many threads it may use. For `make opinfo`, JOBS=2 is how many processes run at a time, and
+# SAMPLES=2 how many samples of each operator (0: all); for `make programs`, SEED=1 draws others.
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -39,8 +42,13 @@ CONTENDERS ?= *
 ROUNDS ?= 7
 THREADS ?= 2
 MUTANTS ?= 100000
+JOBS ?= 2
+SAMPLES ?= 0
+PROGRAMS ?= 2000
+SEED ?= 0
 
-.PHONY: demo install test fuzz soak-serving models lint format bench bench-overhead bench-heuristic wheel clean
+.PHONY: demo install test fuzz soak-serving opinfo models programs lint format \
+	bench bench-overhead bench-heuristic wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -53,6 +61,14 @@ fuzz: install
 
 soak-serving: install
 	$(BIN)/python -m benchmarks.serving
+
+# Goes on where the last run was stopped; the results so far are in build/opinfo.
+opinfo: install
+	$(BIN)/python -m conformance.opinfo run --jobs $(JOBS) --samples $(SAMPLES)
+	$(BIN)/python -m conformance.opinfo report
+
+programs: install
+	$(BIN)/python -m conformance.programs --programs $(PROGRAMS) --seed $(SEED)
 
 # What was tried before stays as it was; remove build/models to begin anew.
 models: install

@@ -396,6 +396,19 @@ def test_inside_of_a_pipeline(tmp_path: Path, small: nn.Module, way: str) -> Non
     assert torch.equal(again(pixels), expected)
 
 
+class Anonymous(nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        first, second = tensors
+        return nn.functional.pad(first, [1, 1]) - nn.functional.silu(second).sum()
+
+
+def test_a_trace_with_two_parameters_of_one_name(tmp_path: Path) -> None:
+    args = torch.rand(3), torch.rand(3)
+    traced: Any = torch.jit.trace(Anonymous().eval(), args)
+    loaded = saved(traced, tmp_path, [args])
+    torch.testing.assert_close(loaded(*args), traced(*args))
+
+
 def test_saved_again_and_loaded_again(tmp_path: Path, small: nn.Module) -> None:
     loaded = saved(small, tmp_path, [image()])
     torch.jit.save(loaded, tmp_path / "again.pt")

@@ -212,6 +212,20 @@ def test_traced_modules(loaded: bool) -> None:
     assert not any("item" in target or "_convolution" in target for target in targets)
 
 
+class _Anonymous(nn.Module):
+    def forward(self, *tensors: Tensor) -> Tensor:
+        first, second = tensors
+        return nn.functional.pad(first, [1, 1]) - nn.functional.silu(second).sum()
+
+
+def test_parameters_of_one_name_are_told_apart() -> None:
+    """A trace calls both what ``torch.nn.functional`` calls its parameter."""
+    args = torch.rand(3), torch.rand(3)
+    traced = torch.jit.trace(_Anonymous().eval(), args)
+    assert [parameter.name for parameter in traced.forward.schema.arguments[1:]] == ["input"] * 2
+    _check(traced, args, {}, "torchscript")
+
+
 def test_a_tensor_constant_of_a_traced_file_is_a_literal() -> None:
     table = torch.rand(4)
     traced = _saved_and_loaded(torch.jit.trace(lambda x: x * table, torch.rand(*X)))

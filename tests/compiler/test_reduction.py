@@ -34,6 +34,10 @@ def test_reductions_of_everything():
     check_each({name: getattr(torch, name) for name in names}, torch.randn(5, 33))
 
 
+def test_truth_over_no_axes_is_that_of_each_element():
+    check(lambda x: torch.any(x, []), torch.tensor([[0.0, 2.0], [-0.0, float("nan")]]))
+
+
 def test_extrema_keep_nan_and_infinity():
     functions = {
         f"{name}_{axis}": partial(getattr(torch, name), dim=axis)

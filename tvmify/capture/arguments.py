@@ -32,6 +32,7 @@ def bind(
     UnsupportedInput
         An argument is missing, unknown, or of another type than the parameter.
     """
+    # Names are for keywords only: a traced forward may have two parameters of one name.
     names = [parameter.name for parameter in parameters]
     unknown = kwargs.keys() - set(names[len(args) :])
     if len(args) > len(parameters) or unknown:
@@ -40,15 +41,15 @@ def bind(
             f"The scripted forward takes ({', '.join(names)}), not {surplus}",
             "Call it with these arguments.",
         )
-    given = dict(zip(names, args, strict=False)) | kwargs
     values = []
-    for parameter in parameters:
-        if parameter.name in given:
+    for position, parameter in enumerate(parameters):
+        if position < len(args) or parameter.name in kwargs:
+            given = args[position] if position < len(args) else kwargs[parameter.name]
             try:
-                value = _converted(given[parameter.name], parameter.type, coerce)
+                value = _converted(given, parameter.type, coerce)
             except _Mismatch:
                 raise UnsupportedInput(
-                    f"Argument {parameter.name} is a {type(given[parameter.name]).__name__} where "
+                    f"Argument {parameter.name} is a {type(given).__name__} where "
                     f"TorchScript expects {parameter.type.annotation_str}",
                     "Annotate the parameter in forward.",
                 ) from None

@@ -133,13 +133,18 @@ def define(
 
 def _signature(schema: Any, names: dict[str, Any], skip: int = 1) -> tuple[list[str], list[str]]:
     parameters, arguments = [], []
+    taken: set[str] = set()
     for argument in list(schema.arguments)[skip:]:
+        name = argument.name
+        while name in taken:  # a traced forward may have two parameters of one name
+            name += "_"
+        taken.add(name)
         if argument.kwarg_only and "*" not in parameters:
             parameters.append("*")
         default = f"={_literal(argument)}" if argument.has_default_value() else ""
-        parameters.append(f"{argument.name}: {_annotation(argument.type, names)}{default}")
+        parameters.append(f"{name}: {_annotation(argument.type, names)}{default}")
         prefix = f"{argument.name}=" if argument.kwarg_only else ""
-        arguments.append(prefix + argument.name)
+        arguments.append(prefix + name)
     return parameters, arguments
 
 

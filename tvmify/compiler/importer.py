@@ -22,7 +22,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from tvmify.compiler import operators
 from tvmify.compiler.bridge import bridge, can_bridge, is_complex
-from tvmify.compiler.constants import fold_constants
+from tvmify.compiler.constants import constant_of, fold_constants
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.messages import first_line
@@ -167,6 +167,7 @@ class Importer(ExportedProgramImporter):
             self._drawn = next(iter(inputs.values()), None)
             try:
                 with self.block_builder.dataflow():
+                    self._bind_constants()
                     for node in operators.calls(self.program.graph):
                         self.env[node] = self._translate(node)
                     tensors, outputs = self._outputs()
@@ -201,19 +202,25 @@ class Importer(ExportedProgramImporter):
             if not any(user.op != "output" or not is_input for user in node.users):
                 continue  # not read; what is only handed back never enters the program
             if spec.kind is InputKind.CONSTANT_TENSOR:
-                self.env[node] = self._constant(self.program.constants[str(spec.target)])
-                continue
+                continue  # see `_bind_constants`
             var = relax.Var(node.name, _tensor_type(node.meta["val"], node.name))
             self.env[node] = var
             if is_input:
                 inputs[leaf] = var
             else:
                 weights[node.name] = var
-        for node in self.program.graph.find_nodes(op="get_attr"):
-            self.env[node] = self._constant(getattr(self.program.graph_module, str(node.target)))
         return inputs, weights
 
+    def _bind_constants(self) -> None:
+        for node in self.program.graph.nodes:
+            constant = constant_of(self.program, node)
+            if constant is not None and node.users:
+                self.env[node] = self._constant(constant)
+
     def _constant(self, tensor: torch.Tensor) -> relax.Expr:
+        if tensor.numel() == 0:
+            # Computed, since TVM can store a constant without elements but not load it again.
+            return self.emit(relax.op.zeros(list(tensor.shape), dtype_name(tensor.dtype)))
         # A copy: the constant's memory must not change when the caller's tensor does.
         copy = tensor.detach().cpu().contiguous().clone()
         _tensor_type(copy, "a tensor constant")
@@ -222,9 +229,7 @@ class Importer(ExportedProgramImporter):
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor) and expected.numel() == 0:
-            # Computed, since TVM can store a constant without elements but not load it again.
-            shape, dtype = list(expected.shape), dtype_name(expected.dtype)
-            return self.emit(relax.op.zeros(shape, dtype))
+            return self._constant(expected)
         name = operators.short_name(node)
         if name != "getitem" and (is_complex(node) or operators.is_random(node)):
             return self._bridge(node)

@@ -36,6 +36,31 @@ def test_chain_with_broadcast(target, shape):
     )
 
 
+def test_a_chain_that_reads_everything_twice_is_not_written_out():
+    """Thirty lines of it would be an expression of a thousand million terms."""
+
+    def doubled(builder, x):
+        for _ in range(30):
+            x = builder.emit(op.subtract(builder.emit(op.add(x, x)), x))
+        return x
+
+    check(doubled, lambda x: x, [random(3, 8)], rule="elementwise")
+
+
+def test_functions_of_long_expressions_are_not_written_out():
+    def each(builder, x):
+        for _ in range(4):
+            x = builder.emit(op.subtract(builder.emit(op.multiply(x, x)), x))
+        return op.log(builder.emit(op.add(builder.emit(op.exp(x)), relax.const(1.0))))
+
+    def expected(x):
+        for _ in range(4):
+            x = x * x - x
+        return np.log(np.exp(x) + 1)
+
+    check(each, expected, [random(3)], rule="elementwise")
+
+
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [((2, 5, 3, 16), [0, 2, 1, 3]), ((3, 20, 33), [0, 2, 1]), ((1, 3, 10, 10), [0, 2, 3, 1])],

@@ -89,7 +89,8 @@ def _extremum(
 def truth(importer: Importer, node: fx.Node) -> relax.Expr:
     """The extremum of the truths."""
     x = relax.op.astype(importer.tensor(node.args[0], torch.bool), "int8")
-    if not importer.shape(node.args[0]):
+    over_none = str(node.target).endswith(".dims") and importer.argument(node, 1, "dim") == []
+    if over_none or not importer.shape(node.args[0]):
         return x
     keep = bool(importer.argument(node, 2, "keepdim", False))
     reduce = relax.op.max if ".any." in str(node.target) else relax.op.min

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, TensorRegion
+from tvm.ir import Call, TensorLoad, TensorRegion
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule.loops import (
@@ -61,32 +61,52 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 
 def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether the block computes an exponential or the like: tens of instructions an element."""
-    return _nesting(sch.get(block).body) > 0
+    return _calls_function(sch.get(block).body)
 
 
 def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether a consumer, with this block inlined, has functions of functions of functions.
+    """Whether a consumer, with this block inlined, would be too long an expression.
 
-    TVM's code generator writes every named value out again in those that follow, and our functions
-    name many: the third within each other takes it a minute.
+    What is read twice is written out twice, so that ``x = x + x / 2`` doubles with every line.
+    And TVM's code generator writes every named value out again in those that follow, and our
+    functions name many: the third within each other takes it a minute.
     """
-    consumers = sch.get_consumers(block)
-    own = _nesting(sch.get(block).body)
-    return own > 0 and own + max(_nesting(sch.get(c).body) for c in consumers) > _DEEPEST
+    own = sch.get(block)
+    length, _ = _written_out(own.body, None)
+    for consumer in sch.get_consumers(block):
+        rest, times = _written_out(sch.get(consumer).body, own.writes[0].source)
+        if times * length > 1 and rest + times * length > _LONGEST:
+            return True
+    return False
 
 
-def _nesting(node: object) -> int:
-    """Count how many functions of an expression, or statement, are within each other."""
+def _written_out(node: object, tensor: tirx.Var | None) -> tuple[int, int]:
+    """Return the length of an expression, or statement, and how often it reads a tensor."""
+    if isinstance(node, TensorLoad):
+        return 1, int(tensor is not None and node.source.same_as(tensor))
+    parts = [getattr(node, name, None) for name in _PARTS]
+    if isinstance(node, Call):
+        parts += node.args
+    below = [_written_out(part, tensor) for part in parts if part is not None]
+    length, times = 1 + sum(part[0] for part in below), sum(part[1] for part in below)
+    name = getattr(getattr(node, "op", None), "name", "")
+    factor = _PER_FUNCTION if name.rpartition(".")[2] in _FUNCTIONS else 1
+    return factor * length, factor * times
+
+
+def _calls_function(node: object) -> bool:
     parts = [getattr(node, name, None) for name in _PARTS]
     if isinstance(node, Call):
         parts += node.args
     name = getattr(getattr(node, "op", None), "name", "")
-    below = max((_nesting(part) for part in parts if part is not None), default=0)
-    return below + (name.rpartition(".")[2] in _FUNCTIONS)
+    is_function = name.rpartition(".")[2] in _FUNCTIONS
+    return is_function or any(_calls_function(part) for part in parts if part is not None)
 
 
-#: How many functions may be within each other, and where expressions have their operands.
-_DEEPEST = 2
+#: How long an expression may be, for how many a function of it counts, and where expressions have
+#: their operands.
+_LONGEST = 4000
+_PER_FUNCTION = 20
 _PARTS = ("value", "a", "b", "condition", "true_value", "false_value")
 _FUNCTIONS = (
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "

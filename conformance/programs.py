@@ -1,0 +1,251 @@
+"""Random small programs through the decorator.
+
+    python -m conformance.programs [--programs 2000] [--seed 0]
+
+Hypothesis draws programs of a dozen steps over inputs of all kinds of shapes and strides; compiled
+code has to give what eager gives. Several programs make one module, so that a compilation covers
+them all. The counts go into docs/coverage.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from conformance.document import replace_section
+from conformance.operations import OPERATIONS, Draw, Value, largest, result_of
+from conformance.operators import Result, where_it_ran
+from tvmify import tvmify
+
+#: Programs in one module.
+TOGETHER = 8
+MOST_STEPS = 12
+#: Of the largest magnitude in the whole program: what one step rounds, later ones carry on.
+TOLERANCE = 2e-5
+LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a program takes.
+
+    Attributes
+    ----------
+    layout
+        One of `LAYOUTS`: how it lies in memory.
+    seed
+        Of its elements.
+    special
+        Whether some floats are NaN, infinite or a negative zero.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: str
+    seed: int
+    special: bool
+
+    def tensor(self) -> Tensor:
+        """Make it: floats are multiples of a quarter, so that sums of few are exact."""
+        shape = list(self.shape)
+        if self.layout == "transposed":
+            shape.reverse()
+        elif self.layout == "sliced":
+            shape = [2 * extent + 1 for extent in shape]
+        elif self.layout == "expanded":
+            shape[:1] = [1] * len(shape[:1])
+        elements = torch.randint(-16, 17, shape, generator=torch.Generator().manual_seed(self.seed))
+        if self.dtype is torch.float32:
+            tensor = elements / 4
+            if self.special:
+                for position, value in enumerate((torch.nan, torch.inf, -torch.inf, -0.0)):
+                    tensor.view(-1)[position::7] = value
+        else:
+            tensor = elements > 0 if self.dtype is torch.bool else elements
+        if self.layout == "transposed":
+            return tensor.permute(tuple(reversed(range(tensor.dim()))))
+        if self.layout == "sliced":
+            return tensor[tuple(slice(1, None, 2) for _ in self.shape)]
+        return tensor.expand(self.shape)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation on values before it, which are counted with the inputs first."""
+
+    operation: str
+    operands: tuple[int, ...]
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order; its results are all values that no step reads.
+
+    Attributes
+    ----------
+    scale
+        The largest magnitude of a value on the way.
+    """
+
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    scale: float
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Compute the results."""
+        values = list(tensors)
+        for step in self.steps:
+            operands = [values[index] for index in step.operands]
+            values.append(OPERATIONS[step.operation].function(*operands, *step.arguments))
+        read = {index for step in self.steps for index in step.operands}
+        return [value for index, value in enumerate(values) if index not in read]
+
+
+class Together(nn.Module):
+    """Several programs as one module, so that one compilation covers them."""
+
+    def __init__(self, programs: list[Program]) -> None:
+        super().__init__()
+        self.programs = tuple(programs)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the results of all programs on their tensors, which follow each other."""
+        rest = iter(tensors)
+        results: list[Tensor] = []
+        for program in self.programs:
+            results += program.run([next(rest) for _ in program.inputs])
+        return tuple(results)
+
+
+_INPUTS = st.builds(
+    Input,
+    shape=st.lists(st.sampled_from([0, 1, 1, 2, 3, 3, 5, 8]), max_size=4).map(tuple),
+    dtype=st.sampled_from([torch.float32, torch.float32, torch.int64, torch.bool]),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.integers(0, 999),
+    special=st.sampled_from([False, False, True]),
+)
+
+
+@st.composite
+def programs(draw: Draw) -> Program:
+    """Draw a program whose every step eager accepts."""
+    inputs = draw(st.lists(_INPUTS, min_size=1, max_size=3))
+    values = [Value(given.tensor(), exact=True) for given in inputs]
+    steps: list[Step] = []
+    for _ in range(draw(st.integers(1, MOST_STEPS))):
+        name = draw(st.sampled_from(sorted(OPERATIONS)))
+        operation = OPERATIONS[name]
+        fitting = [[i for i, v in enumerate(values) if fits(v)] for fits in operation.fits]
+        if not all(fitting):
+            continue
+        indices = tuple(draw(st.sampled_from(choice)) for choice in fitting)
+        operands = [values[index] for index in indices]
+        arguments = operation.arguments(draw, operands)
+        value = result_of(operation, operands, arguments)
+        if value is not None:
+            values.append(value)
+            steps.append(Step(name, indices, arguments))
+    return Program(tuple(inputs), tuple(steps), max(largest(value.tensor) for value in values))
+
+
+MODULES = st.lists(programs(), min_size=TOGETHER, max_size=TOGETHER)
+
+
+def check(drawn: list[Program], traced: bool) -> Result:
+    """Run programs in eager and compiled, and compare; return where they ran.
+
+    Parameters
+    ----------
+    drawn
+        They make one module.
+    traced
+        Whether ``torch.jit.trace`` captures it, and not ``torch.export``.
+
+    Raises
+    ------
+    AssertionError
+        A result is not eager's.
+    """
+    module = Together(drawn).eval()
+    tensors = [given.tensor() for program in drawn for given in program.inputs]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = module(*tensors)
+        subject: Any = torch.jit.trace(module, tensors, check_trace=False) if traced else module
+        compiled = tvmify(subject, compare=False, cache=False, progress=False)
+        for _ in ("compiled by this call", "from the memory cache"):
+            actual = compiled(*tensors)
+            assert len(actual) == len(expected)
+            for got, want in zip(actual, expected, strict=True):
+                scale = max(program.scale for program in drawn)
+                torch.testing.assert_close(
+                    got, want, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True
+                )
+    return where_it_ran(compiled)
+
+
+def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
+    """Draw and check so many programs; count them by where they ran and why.
+
+    Parameters
+    ----------
+    number
+        Of programs.
+    seed
+        None for the same programs every time.
+
+    Raises
+    ------
+    AssertionError
+        A result is not eager's; a note has the smallest such program that was found.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+
+    @hypothesis.settings(
+        max_examples=-(-number // TOGETHER),
+        derandomize=seed is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=tuple(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(MODULES, st.booleans())
+    def agrees(drawn: list[Program], traced: bool) -> None:
+        result = check(drawn, traced)
+        names = ", ".join(result.operators)
+        counts[result.outcome, f"{names} {result.reason}".strip()] += len(drawn)
+
+    (agrees if seed is None else hypothesis.seed(seed)(agrees))()
+    return counts
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check programs, and write how many ran where."""
+    parser = argparse.ArgumentParser(description="Random programs through tvmify.")
+    parser.add_argument("--programs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    counts = explore(given.programs, given.seed)
+    lines = [
+        f"{sum(counts.values()):,} programs of up to {MOST_STEPS} steps, {TOGETHER} to a module: "
+        "all agree with eager.",
+        "",
+        "| where | why | programs |",
+        "| --- | --- | ---: |",
+        *(f"| {where} | {why} | {count:,} |" for (where, why), count in counts.most_common()),
+    ]
+    replace_section("programs", "\n".join(lines))
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
