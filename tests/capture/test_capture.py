@@ -222,7 +222,7 @@ def test_parameters_of_one_name_are_told_apart() -> None:
     """A trace calls both what ``torch.nn.functional`` calls its parameter."""
     args = torch.rand(3), torch.rand(3)
     traced = torch.jit.trace(_Anonymous().eval(), args)
-    assert [parameter.name for parameter in traced.forward.schema.arguments[1:]] == ["input"] * 2
+    assert [parameter.name for parameter in traced.forward.schema.arguments[1:]] == ["input"] * 2  # type: ignore[attr-defined]
     _check(traced, args, {}, "torchscript")
 
 

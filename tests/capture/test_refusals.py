@@ -56,6 +56,19 @@ def test_a_program_that_writes_state_or_inputs_is_refused(module: nn.Module, wor
     assert not getattr(module, "total", x * 0).any()
 
 
+class Seeding(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(42)
+        return x + torch.rand(3)
+
+
+def test_a_forward_that_seeds_is_refused() -> None:
+    """Recorded, it would be seeded once, and not in the program."""
+    with pytest.raises(CaptureError, match=r"manual_seed.*before the call"):
+        capture(Seeding().eval(), (torch.rand(3),), {})
+    torch.manual_seed(1)  # here it may
+
+
 def test_a_list_that_was_given_is_not_written() -> None:
     def grow(items: list[Tensor]) -> Tensor:
         items.append(items[0])

@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from tvmify.capture.autocast import spell_casts, uncached_autocast
+from tvmify.capture.seeding import refusing_seeds
 from tvmify.errors import CaptureError, NotCompiled, UnsupportedOperator
 
 _DECORATE_AROUND = (
@@ -56,7 +57,7 @@ def export(
         ``torch.export`` cannot handle it.
     """
     args, kwargs = examples((args, kwargs))
-    with RECORDING, quiet(), uncached_autocast(), torch.no_grad():
+    with RECORDING, quiet(), uncached_autocast(), refusing_seeds(), torch.no_grad():
         try:
             program = torch.export.export(module, args, kwargs, strict=False)
         except NotCompiled:
