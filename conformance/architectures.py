@@ -73,9 +73,9 @@ def _with_lively_weights(network: nn.Module) -> nn.Module:
 
 
 def text() -> Inputs:
-    """Draw two sentences, of which one is shorter and padded."""
+    """Draw two sentences, of which one is shorter, by no, one or several tokens, and padded."""
     mask = torch.ones(2, TOKENS, dtype=torch.int64)
-    mask[1, -4:] = 0
+    mask[1, TOKENS - int(torch.randint(6, ())) :] = 0
     return {"input_ids": torch.randint(3, VOCABULARY, (2, TOKENS)), "attention_mask": mask}
 
 

@@ -98,7 +98,7 @@ def _exact(wide: nn.Module, inputs: dict[str, Tensor]) -> Any:
 def _note_how_it_ran(fast: Any, trial: Trial) -> None:
     entry = list(dispatcher_of(fast)._memory.values())[-1]
     if entry.executor is None:
-        trial.reason = entry.reason.reason if entry.reason else "eager PyTorch was faster"
+        trial.reason = entry.reason.reason if entry.reason else "by regions"
         return
     report = entry.executor.artifact.report
     trial.compiled = True

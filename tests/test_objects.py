@@ -98,6 +98,9 @@ def test_what_is_more_than_its_attributes_stays() -> None:
     twice = Layer(x)
     for value in (Slotted(x), nn.ReLU(), Cache(twice, twice), object(), lambda: x):
         assert describe_objects(value, set) is value
+    constant = Layer(x)
+    del constant.keys
+    assert describe_objects(constant, set) is constant
     kept = Layer(x)
     assert describe_objects([kept], lambda: reachable([{"any": (kept,)}])) == [kept]
 

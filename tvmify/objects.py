@@ -60,8 +60,8 @@ pytree.register_pytree_node(
 def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
     """Replace the plain objects in a result that pytree takes for leaves.
 
-    An object that cannot be described stays, and so does one that outlives the call: a copy would
-    not be the same.
+    An object that cannot be described stays, and so does one that outlives the call, for a copy
+    would not be the same: one that is held, or that no tensor shows to be made by the call.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
             text = json.dumps(description.of(leaf))
         except CannotDescribe:
             return leaf
-        return Described(text, description.tensors)
+        return Described(text, description.tensors) if description.tensors else leaf
 
     return pytree.tree_map(replace, result)
 
