@@ -203,3 +203,7 @@ def test_a_division_by_zero_raises_as_in_eager():
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         executed(artifact, lambda x, y: x // y, ones, zeros)
     assert executed(artifact, lambda x, y: x // y, ones, ones).tolist() == [1, 1]
+
+
+def test_remainders_of_known_divisors():
+    check(lambda x: x % torch.tensor([3, -2]), torch.arange(-4, 4).view(4, 2))

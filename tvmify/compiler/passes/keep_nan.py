@@ -1,8 +1,8 @@
 """Lowerings that treat NaN as eager does, in place of TVM's own.
 
 TVM's maximum, minimum, ReLU and pooling turn NaN into a number, its ``x * 0`` and ``x - x`` are 0,
-its ``(x + y) - y`` is x, and its simplifier takes ``not (a < b)`` for ``a >= b``. A NaN fails every comparison, so each function here
-asks the question whose "no" keeps it; in SIMD that costs nothing.
+its ``(x + y) - y`` is x, and its simplifier takes ``not (a < b)`` for ``a >= b``. A NaN fails every
+comparison, so each function here asks the question whose "no" keeps it; in SIMD that costs nothing.
 """
 
 from __future__ import annotations
