@@ -120,6 +120,10 @@ def _exact_not_empty(value: Value) -> bool:
     return value.exact and _not_empty(value)
 
 
+def _indices(value: Value) -> bool:
+    return _int(value) and value.tensor.dim() > 0
+
+
 def _matrix(value: Value) -> bool:
     return value.is_float and value.tensor.dim() >= 2
 
@@ -307,10 +311,10 @@ OPERATIONS: dict[str, Operation] = {
     "halves": Operation(_halves, (_dims,), _one_dim),
     "cat": Operation(lambda x, y, dim: torch.cat([x, y], dim), (_dims, _dims), _one_dim),
     "stack": Operation(lambda x, y, dim: torch.stack([x, y], dim), (_any, _any), _place),
-    "index_select": Operation(_index_select, (_not_empty, _int), _one_dim),
+    "index_select": Operation(_index_select, (_not_empty, _indices), _one_dim),
     "gather": Operation(_gather, (_not_empty,), _one_dim),
-    "rows": Operation(_rows, (_not_empty, _int)),
-    "columns": Operation(_columns, (_not_empty, _int)),
+    "rows": Operation(_rows, (_not_empty, _indices)),
+    "columns": Operation(_columns, (_not_empty, _indices)),
 }
 
 

@@ -405,7 +405,7 @@ class Anonymous(nn.Module):
 def test_a_trace_with_two_parameters_of_one_name(tmp_path: Path) -> None:
     args = torch.rand(3), torch.rand(3)
     traced: Any = torch.jit.trace(Anonymous().eval(), args)
-    loaded = saved(traced, tmp_path, [args])
+    loaded = saved(traced, tmp_path, list(args))
     torch.testing.assert_close(loaded(*args), traced(*args))
 
 

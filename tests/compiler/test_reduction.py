@@ -34,6 +34,19 @@ def test_reductions_of_everything():
     check_each({name: getattr(torch, name) for name in names}, torch.randn(5, 33))
 
 
+@pytest.mark.parametrize(
+    "shape", [(8, 8, 1, 3), (8, 8, 3, 1), (2, 8, 5, 1, 3), (1, 8, 1, 37)], ids=str
+)
+def test_reductions_of_rows_with_axes_of_one_element(shape: tuple[int, ...]):
+    """Rows that are no whole number of vectors end where they end."""
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    check(lambda x: (x.sum(axes), x.amax(axes)), torch.randn(shape))
+
+
+def test_the_mean_of_nothing_is_nan():
+    check(lambda x: (x.mean(), x.mean(1, keepdim=True), x.mean(0)), torch.ones(3, 0))
+
+
 def test_truth_over_no_axes_is_that_of_each_element():
     check(lambda x: torch.any(x, []), torch.tensor([[0.0, 2.0], [-0.0, float("nan")]]))
 

@@ -15,6 +15,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 from tvm import relax, tirx
 
+from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters import scalar
 from tvmify.compiler.converters.registry import converts, dtype_of
 from tvmify.compiler.converters.scalar import elementwise
@@ -159,7 +160,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     default = "floor" if _base(node) == "floor_divide" else None
     mode = node.kwargs.get("rounding_mode", default)
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
-    _refuse_zero_divisor(node)
+    _refuse_zero_divisor(importer, node)
     x, y = promoted(importer, node, node.args[:2], kind)
     if mode is None:
         return relax.op.divide(x, y)
@@ -178,7 +179,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("remainder.Tensor", "remainder.Scalar")
 def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the divisor."""
-    _refuse_zero_divisor(node)
+    _refuse_zero_divisor(importer, node)
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
     return importer.emit_te(elementwise(scalar.remainder if _is_float(x) else tirx.floormod), x, y)
 
@@ -186,7 +187,7 @@ def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("fmod.Tensor", "fmod.Scalar")
 def fmod(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the dividend."""
-    _refuse_zero_divisor(node)
+    _refuse_zero_divisor(importer, node)
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
     return importer.emit_te(elementwise(scalar.fmod if _is_float(x) else tirx.truncmod), x, y)
 
@@ -336,9 +337,13 @@ def _is_float(x: relax.Expr) -> bool:
     return "float" in dtype_of(x)
 
 
-def _refuse_zero_divisor(node: fx.Node) -> None:
+def _refuse_zero_divisor(importer: Importer, node: fx.Node) -> None:
     # The processor's integer division ends the process on a zero where eager raises an error.
     divisor = node.args[1]
-    exact = not node.meta["val"].dtype.is_floating_point
-    if exact and (isinstance(divisor, fx.Node) or not divisor):
+    if isinstance(divisor, fx.Node):
+        constant = constant_of(importer.program, divisor)
+        never_zero = constant is not None and bool((constant != 0).all())
+    else:
+        never_zero = bool(divisor)
+    if not (never_zero or node.meta["val"].dtype.is_floating_point):
         raise UnsupportedOperator([str(node.target)], "an integer division that may be by zero")

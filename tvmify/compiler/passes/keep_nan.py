@@ -1,8 +1,8 @@
 """Lowerings that treat NaN as eager does, in place of TVM's own.
 
-TVM's maximum, minimum, ReLU and pooling turn NaN into a number, its ``x * 0`` is 0, and its
-simplifier takes ``not (a < b)`` for ``a >= b``. A NaN fails every comparison, so each function here
-asks the question whose "no" keeps it; in SIMD that costs nothing.
+TVM's maximum, minimum, ReLU and pooling turn NaN into a number, its ``x * 0`` and ``x - x`` are 0,
+its ``(x + y) - y`` is x, and its simplifier takes ``not (a < b)`` for ``a >= b``. A NaN fails every
+comparison, so each function here asks the question whose "no" keeps it; in SIMD that costs nothing.
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ def _bit(x: Scalar) -> Scalar:
 
 def _flag(bit: Scalar) -> Scalar:
     return tirx.Cast("bool", bit)
+
+
+def _subtract(a: Scalar, b: Scalar) -> Scalar:
+    # LLVM makes a subtraction of it, and the simplifier nothing.
+    return a + b * tirx.const(-1, str(b.ty.dtype)) if _is_float(a) else a - b
 
 
 def _multiply(a: Scalar, b: Scalar) -> Scalar:
@@ -239,4 +244,5 @@ KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
     "relax.nn.max_pool3d": _legalize_max_pool,
     "relax.nn.relu": _legalize(_relu),
     "relax.not_equal": _legalize(_not_equal),
+    "relax.subtract": _legalize(_subtract),
 }

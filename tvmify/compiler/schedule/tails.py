@@ -91,9 +91,14 @@ def _with_bound(realize: s_tir.SBlockRealize) -> Expr:
     kinds = [int(variable.iter_type) for variable in block.iter_vars]
     if _BOUND not in block.annotations or tirx.IterVar.CommReduce not in kinds:
         return realize.predicate
-    # The lane comes first among the variables of such a block, its step along the row last.
+    # The lane comes first among the variables of such a block. Its step along the row is the one
+    # sum; axes of one element are others, which TVM leaves out of the loops that it fuses.
     width = block.iter_vars[0].dom.extent
-    step = realize.iter_values[len(kinds) - 1 - kinds[::-1].index(tirx.IterVar.CommReduce)]
+    (step,) = (
+        value
+        for value, variable, kind in zip(realize.iter_values, block.iter_vars, kinds, strict=True)
+        if kind == tirx.IterVar.CommReduce and int(variable.dom.extent) > 1
+    )
     within = step * width + realize.iter_values[0] < block.annotations[_BOUND]
     return _conjunction([*_conjuncts(realize.predicate), within])
 
