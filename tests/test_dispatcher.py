@@ -571,7 +571,6 @@ def test_odd_tensors_are_right(name: str, inference: None) -> None:
         (lambda x: (x, 3), "computes no tensor"),
         (lambda x: x.to_sparse().to_dense(), "aten._to_sparse"),
         (lambda x: x[x > 0], "depends on the values of tensors"),
-        (lambda x: x.add_(0), "aten.add_"),
     ],
 )
 def test_what_cannot_be_compiled_says_why_and_runs_eager(

@@ -33,7 +33,9 @@ class Guard:
         slots: list[tuple[dict[Any, Any], Any, Any]],
         sizes: list[tuple[dict[Any, Any], int]],
         tensors: list[torch.Tensor],
-    ) -> Guard: ...
+        written: list[torch.Tensor] = ...,
+    ) -> Guard:
+        """Watch these; ``written`` are tensors whose elements may change."""
     def changed(self) -> int:
         """Return 0 if all is as it was, 1 if a tensor was written to, 2 if anything else changed.
 
@@ -53,5 +55,12 @@ class Call:
         inputs: tuple[int, ...],
         outputs: list[tuple[str, Any]],
         rebuild: Callable[[list[Any]], Any] | None,
+        writes: tuple[tuple[str, int, int], ...] = ...,
+        needs_contiguous: bool = ...,
     ) -> Call: ...
-    def __call__(self, leaves: tuple[Any, ...], /) -> Any: ...
+    def __call__(self, leaves: tuple[Any, ...], /) -> Any:
+        """Return the result, or ``NotImplemented`` if the call is for eager: nothing was done."""
+    def bind(self, state: list[torch.Tensor], weights: list[torch.Tensor], /) -> None:
+        """Take the tensors of ``Artifact.state``, and the weights that calls read packed."""
+    def obstacle(self, leaves: tuple[Any, ...], /) -> str | None:
+        """Return why a call with these leaves is for eager PyTorch, or None."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Artifact:
     """One compiled program: a shared library and the description of how to call it.
 
     The library exports two functions of TVM's Relax virtual machine. ``main`` takes the tensors of
-    ``inputs`` followed by the packed weights, and returns the tensors of the program, in order.
-    ``pack`` takes the tensors of ``weights`` and returns the packed weights; it exists only
+    ``inputs``, those of ``state`` and the packed weights; it returns the tensors of the program, in
+    order. ``pack`` takes the tensors of ``weights`` and returns the packed weights; it exists only
     when ``packed`` is not empty.
 
     Attributes
@@ -36,10 +36,20 @@ class Artifact:
         same weights in the same way, so that one copy serves both.
     outputs
         For each leaf of the result: ``["tensor", i]`` (the i-th tensor ``main`` returns),
-        ``["argument", i]`` (the i-th leaf of the arguments, returned as it came) or
-        ``["constant", value]``.
+        ``["argument", i]`` (the i-th leaf of the arguments, returned as it came), ``["state", i]``
+        (the same of ``state``), ``["constant", value]``, ``["same", i]`` (the i-th leaf of the
+        result again), or ``["view", [kind, i, sizes, strides, offset]]`` of one of the first three
+        kinds, in elements from its first one.
     output_structure
         The pytree of the result, as `tvmify.structure.structure_text` writes it.
+    state
+        Dotted names of the tensors of the module that a call takes as they are at that moment,
+        because the program writes to them or returns them.
+    writes
+        ``[kind, i, j]``: when ``main`` has run, its j-th tensor is copied into the i-th leaf of the
+        arguments (``"argument"``) or of ``state`` (``"state"``).
+    needs_contiguous
+        Which memory results share, or what is written to, is so only for contiguous arguments.
     verdicts
         For each number of threads, as a text, the seconds of a call when compiled and in eager
         PyTorch (see `tvmify.verdict`), as far as they were compared.
@@ -55,8 +65,26 @@ class Artifact:
     packed: tuple[str, ...]
     outputs: tuple[tuple[str, Any], ...]
     output_structure: str
+    state: tuple[str, ...] = ()
+    writes: tuple[tuple[str, int, int], ...] = ()
+    needs_contiguous: bool = False
     verdicts: dict[str, tuple[float, float]] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+
+    def written_names(self) -> str:
+        """Return what a call writes to, for messages; empty if it only computes."""
+        return ", ".join(
+            repr(self.state[i]) if kind == "state" else f"leaf {i} of the arguments"
+            for kind, i, _ in self.writes
+        )
+
+    def effects(self) -> str:
+        """Return what a file cannot do for a call yet, as a text; empty if there is nothing."""
+        if self.writes:
+            return f"forward writes to {self.written_names()}"
+        if self.state:
+            return f"forward returns {', '.join(map(repr, self.state))}, or a view of it"
+        return ""
 
     def description(self) -> dict[str, Any]:
         """Return every field but the library as values that JSON can hold."""
@@ -73,11 +101,16 @@ class Artifact:
             A field is missing, unknown or of the wrong kind.
         """
         fields = dict(description)
-        for name in ("inputs", "weights", "packed"):
+        for name in ("inputs", "weights", "packed", "state"):
             fields[name] = tuple(fields[name])
-        fields["outputs"] = tuple((kind, value) for kind, value in fields["outputs"])
+        fields["writes"] = tuple((kind, i, j) for kind, i, j in fields["writes"])
+        fields["outputs"] = tuple((kind, _frozen(value)) for kind, value in fields["outputs"])
         return cls(library=library, **fields)
 
     def metadata(self) -> str:
         """Return `description` with the format version, as canonical JSON."""
         return json.dumps({"format": FORMAT_VERSION} | self.description(), sort_keys=True)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from tvmify import keys, options
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
-from tvmify.capture import Program, capture, resolve
+from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
@@ -39,15 +38,12 @@ from tvmify.runtime import (
     attach,
     autocast_text,
     check_modes,
-    cpu_features,
     flatten,
     is_being_transformed,
     unusual_signature,
     watch,
 )
-from tvmify.signature import Signature, check_tensor
-from tvmify.target import target_for
-from tvmify.verdict import judge
+from tvmify.signature import Signature
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -119,6 +115,8 @@ class Dispatcher:
         self._state = State(0)
         self._weights = PackedWeights()
         self._unsettled: Entry | None = None
+        # Names of tensors of the module that its calls write to.
+        self._written: set[str] = set()
         # Tensors of closures and globals that captured programs hold by value.
         self._constants: list[torch.Tensor] = []
         self._constants_guard: Guard | None = None
@@ -140,9 +138,14 @@ class Dispatcher:
         else:
             self._report(entry)
             return self.eager_call(args, kwargs)()
+        if result is NotImplemented:  # and nothing was written to yet
+            self._report(entry.refused(leaves))
+            return self.eager_call(args, kwargs)()
         if entry.differentiable:
             inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            return attach(result, self.eager_call(args, kwargs), inputs, entry.tensors)
+            eager = self.eager_call(args, kwargs)
+            outputs = entry.executor.artifact.outputs if entry.executor is not None else None
+            return attach(result, eager, inputs, entry.tensors, outputs)
         return result
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> None:
@@ -188,6 +191,7 @@ class Dispatcher:
             self._watched = None
             self._unsettled = None
             self._states.clear()
+            self._written.clear()
             self._state = State(self._state.number + 1)
             self._memory.clear()
             self._constants.clear()
@@ -236,7 +240,7 @@ class Dispatcher:
                 return  # another thread was here first
             if self._constants_guard is not None and self._constants_guard.changed():
                 self.refresh()  # their elements are part of programs
-            watched = self._watch(self.module(), self._constants)
+            watched = self._watch_now()
             state = self._states.get(watched.state)
             if state is None:
                 self._settle(watched)
@@ -260,11 +264,16 @@ class Dispatcher:
         with self._lock:
             weights = self._weights
             if entry.executor is not None:
-                entry.tensors = self._tensors(entry.executor.artifact.weights)
-                entry.executor.bind(entry.tensors, weights)
+                artifact = entry.executor.artifact
+                tensors, state = self._tensors(artifact.weights), self._tensors(artifact.state)
+                entry.executor.bind(tensors, weights, state)
+                entry.tensors = tensors + state
             elif entry.driven is not None:
                 entry.tensors = entry.driven.bind(self.module())
             entry.weights = weights
+
+    def _watch_now(self) -> Watched:
+        return self._watch(self.module(), self._constants, present(self.module(), self._written))
 
     def eager_call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
         """Return what computes a call in eager PyTorch."""
@@ -303,13 +312,18 @@ class Dispatcher:
                     f"code for this target cannot run here: {executor.refusal}",
                     "Leave target= out, or save() the module for a machine of that kind.",
                 )
+            if executor.artifact.writes and entry.notes["code"] == BUILT:
+                keep(key, executor.artifact, self.options)  # calls in another mode may use it
             entry.remember(args, kwargs)
-            entry.executor = executor
+            entry.take(executor)
+            self._admit_writes(executor.artifact)
             stages.begin("bind")
             self._bind(entry)
             entry.run = executor.call()
             stages.begin("compare")
-            if self._judge(entry, args, kwargs) or entry.notes["code"] == BUILT:
+            eager = self.eager_call(args, kwargs)
+            is_news = self.options.compares() and entry.compare(args, kwargs, eager)
+            if is_news or entry.notes["code"] == BUILT:
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
@@ -329,12 +343,27 @@ class Dispatcher:
             raise self._state.driven.reason  # that of an earlier signature
         stages.begin("capture")
         program = self._capture(args, kwargs, entry)
-        key = self._key(program, signature, target)
-        executor, source = obtain(key, program, args, kwargs, self.options, stages)
+        weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
+        resolved = keys.target_of_call(signature, weights, target)
+        written = {id(tensor) for tensor in present(self.module(), self._written)}
+        volatile = {name for name, weight in weights.items() if id(weight) in written}
+        key_of = functools.partial(
+            keys.key, program.fingerprint, signature, weights, resolved, self.options
+        )
+        call = (program, args, kwargs)
+        key, executor, source = obtain(key_of, volatile, *call, self.options, stages)
         self._builds += source == BUILT
         self._disk_hits += source == LOADED
         entry.notes |= {"key": key.digest, "code": source}
         return key, program, executor
+
+    def _admit_writes(self, artifact: Artifact) -> None:
+        """Let the guard overlook what the module's own calls write to."""
+        written = {artifact.state[i] for kind, i, _ in artifact.writes if kind == "state"}
+        if not written <= self._written:
+            self._written |= written
+            self._watched = self._watch_now()
+            self._memory.clear()  # of programs that may have packed what now changes
 
     def _outside(self, args: Args, kwargs: Kwargs) -> Entry:
         """Return the entry of a call whose arguments, or surroundings, have no signature."""
@@ -358,39 +387,11 @@ class Dispatcher:
             if program.constants:
                 self._constants += program.constants
                 self._constants_guard = Guard([], [], self._constants)
-                self._watched = self._watch(self.module(), self._constants)
+                self._watched = self._watch_now()
         entry.notes["captured by"] = program.method
         if program.reason is not None:
             entry.notes["not scripted"] = program.reason
         return program
-
-    def _key(self, program: Program, signature: Signature, target: TargetOption) -> Key:
-        weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
-        for name, weight in weights.items():
-            check_tensor(f"weight {name!r}", weight)
-        devices = signature.devices | {weight.device for weight in weights.values()}
-        if len(devices) > 1:
-            raise UnsupportedTarget(
-                f"inputs and weights are on {', '.join(sorted(map(str, devices)))}",
-                "Move them to one device.",
-            )
-        device = devices.pop() if devices else torch.get_default_device()
-        resolved = target_for(target, device.type, cpu_features())
-        return keys.key(program.fingerprint, signature, weights, resolved, self.options)
-
-    def _judge(self, entry: Entry, args: Args, kwargs: Kwargs) -> bool:
-        """Leave to eager PyTorch what it computes faster; return whether that is news."""
-        executor, run = entry.executor, entry.run
-        if executor is None or run is None or not self.options.compares():
-            return False
-        leaves = tuple(pytree.tree_leaves((args, kwargs)))
-        eager = self.eager_call(args, kwargs)
-        verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
-        if verdict is not None:
-            entry.notes["compared"] = str(verdict)
-            if not verdict.is_for_compiled:
-                entry.run = entry.executor = None
-        return is_new
 
     def _report(self, entry: Entry) -> None:
         """Say why a call does not run compiled: an error if strict, else a warning, once."""

@@ -11,9 +11,10 @@ from torch.utils import _pytree as pytree
 
 from tvmify.capture import Program
 from tvmify.driving import Driven
-from tvmify.errors import NotCompiled
-from tvmify.runtime import Executor, PackedWeights
+from tvmify.errors import GradientsNeeded, NotCompiled
+from tvmify.runtime import Call, Executor, PackedWeights
 from tvmify.signature import TensorSpec
+from tvmify.verdict import judge
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Entry:
     """What a signature leads to: an executor, or the reason why there is none."""
 
     signature: str
-    run: Callable[[tuple[Any, ...]], Any] | None = None
+    run: Call | None = None
     reason: NotCompiled | None = None
     executor: Executor | None = None
     #: Runs the call by regions, where it cannot be one program.
@@ -40,9 +41,49 @@ class Entry:
         """Whether the call, or regions of it, run compiled."""
         return self.executor is not None or self.driven is not None
 
+    def take(self, executor: Executor) -> None:
+        """Keep an executor.
+
+        Raises
+        ------
+        GradientsNeeded
+            The program writes to tensors, which autograd would have to know of.
+        """
+        if writes := executor.artifact.written_names():
+            self.notes["writes to"] = writes
+            if self.differentiable:
+                raise GradientsNeeded(
+                    f"forward writes to {writes}, and weights require gradients",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+        self.executor = executor
+
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what `example` makes arguments of."""
         self._call = pytree.tree_map_only(torch.Tensor, TensorSpec.of, (args, kwargs))
+
+    def refused(self, leaves: tuple[Any, ...]) -> Entry:
+        """Return why compiled code left a call to eager; no reason if it failed, as eager will."""
+        assert self.run is not None
+        obstacle = self.run.obstacle(leaves)
+        if obstacle is None:
+            return Entry(self.signature)
+        next_step = "Give it memory of its own: clone it before the call."
+        return Entry(self.signature, reason=NotCompiled(obstacle, next_step))
+
+    def compare(self, args: Any, kwargs: Any, eager: Callable[[], Any]) -> bool:
+        """Leave to eager PyTorch what it computes faster; return whether that is news."""
+        executor, run = self.executor, self.run
+        leaves = tuple(pytree.tree_leaves((args, kwargs)))
+        # Nothing may be written twice, nor measured what is not for compiled code.
+        if executor is None or run is None or executor.artifact.writes or run.obstacle(leaves):
+            return False
+        verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
+        if verdict is not None:
+            self.notes["compared"] = str(verdict)
+            if not verdict.is_for_compiled:
+                self.run = self.executor = None
+        return is_new
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a call of this signature, with tensors of zeros."""

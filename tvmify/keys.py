@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tvmify.artifact import FORMAT_VERSION
 from tvmify.cache import Key
+from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
-from tvmify.runtime import autocast_text
-from tvmify.signature import Signature, TensorSpec
-from tvmify.target import Target
+from tvmify.runtime import autocast_text, cpu_features
+from tvmify.signature import Signature, TensorSpec, check_tensor
+from tvmify.target import Target, target_for
 
 
 def key(
@@ -24,6 +26,7 @@ def key(
     weights: Mapping[str, torch.Tensor],
     target: Target,
     options: CompileOptions,
+    unpacked: Sequence[str] = (),
 ) -> Key:
     """Return the key of a program for one signature.
 
@@ -40,12 +43,15 @@ def key(
         Resolved for the device of the call.
     options
         Those that can change the code count.
+    unpacked
+        Names of weights that calls write to, of which the program may not keep packed copies.
     """
     return Key(
         {
             "program": fingerprint,
             "inputs": signature.key_text(),
             "weights": _weights_text(weights),
+            "unpacked": "\n".join(unpacked),
             "target": str(target),
             "options": options.key_text(),
             "modes": _modes_text(),
@@ -56,6 +62,30 @@ def key(
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
         }
     )
+
+
+def target_of_call(
+    signature: Signature, weights: Mapping[str, torch.Tensor], option: Any
+) -> Target:
+    """Return what to build for: the option ``target``, resolved for the one device of a call.
+
+    Raises
+    ------
+    UnsupportedInput
+        A weight is not a plain dense tensor.
+    UnsupportedTarget
+        The tensors are on several devices, or no code can be built for theirs.
+    """
+    for name, weight in weights.items():
+        check_tensor(f"weight {name!r}", weight)
+    devices = signature.devices | {weight.device for weight in weights.values()}
+    if len(devices) > 1:
+        raise UnsupportedTarget(
+            f"inputs and weights are on {', '.join(sorted(map(str, devices)))}",
+            "Move them to one device.",
+        )
+    device = devices.pop() if devices else torch.get_default_device()
+    return target_for(option, device.type, cpu_features())
 
 
 def processor(key: Key) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,19 +28,22 @@ _BUILDING = threading.RLock()
 
 
 def obtain(
-    key: Key,
+    key_of: Callable[[Sequence[str]], Key],
+    volatile: Collection[str],
     program: Program,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     options: CompileOptions,
     stages: Stages,
-) -> tuple[Executor, str]:
-    """Return the executor of a key, without weights, and where it came from.
+) -> tuple[Key, Executor, str]:
+    """Return the key of a program, its executor without weights, and where that came from.
 
     Parameters
     ----------
-    key
-        Of the program and its signature.
+    key_of
+        Returns the key of the program and its signature; takes ``unpacked`` of `tvmify.keys.key`.
+    volatile
+        Names of weights that other calls write to: the program may not keep packed copies of them.
     program, args, kwargs
         Built, for these arguments, if no cache has the key.
     options
@@ -53,16 +57,24 @@ def obtain(
         The program cannot be exported or built.
     """
     with _BUILDING:
-        stages.begin("load")
-        loaded = _LOADED.get(key.digest)
-        if loaded is not None:
-            return loaded.share(), SHARED
-        disk = _disk(options)
-        artifact, source = disk.load(key) if disk is not None else None, LOADED
-        if artifact is None:
-            artifact, source = _build(key, program, args, kwargs, options, stages), BUILT
-        executor = _LOADED[key.digest] = Executor(artifact)
-        return executor, source
+        unpacked: list[str] = []
+        while True:
+            key = key_of(unpacked)
+            stages.begin("load")
+            loaded = _LOADED.get(key.digest)
+            if loaded is not None:
+                executor, source = loaded.share(), SHARED
+            else:
+                disk = _disk(options)
+                artifact, source = disk.load(key) if disk is not None else None, LOADED
+                if artifact is None:
+                    artifact = _build(key, program, args, kwargs, options, stages, unpacked)
+                    source = BUILT
+                executor = _LOADED[key.digest] = Executor(artifact)
+            stale = [name for name in executor.artifact.weights if name in volatile]
+            if not stale:
+                return key, executor, source
+            unpacked = stale
 
 
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
@@ -84,6 +96,7 @@ def _build(
     kwargs: dict[str, Any],
     options: CompileOptions,
     stages: Stages,
+    unpacked: Sequence[str],
 ) -> Artifact:
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
@@ -98,4 +111,4 @@ def _build(
         tuning = Tuning(measure, database, stages.advance)
     # The program casts what autocast would: what the compiler calls is not to cast again.
     with torch.autocast("cpu", enabled=False):
-        return compile(exported, target, stages.begin, options.accuracy, tuning)
+        return compile(exported, target, stages.begin, options.accuracy, tuning, unpacked)

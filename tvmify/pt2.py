@@ -101,12 +101,27 @@ def export(
         # Tensors of our own: examples get into the file, and none may be the same as another.
         args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         artifact = dispatcher.compiled(args, kwargs, target)
+        _check_effects(dispatcher.name, artifact)
         program = capture(dispatcher.captured(), args, kwargs)
         module = _exportable(subject, artifact, program, args, kwargs, strict)
         exported = _record(module, args, kwargs)
         if path is not None:
             torch.export.save(exported, path)
     return exported
+
+
+def _check_effects(name: str, artifact: Artifact) -> None:
+    effects = artifact.effects()
+    bases = {
+        value[1] for kind, value in artifact.outputs if kind == "view" and value[0] == "tensor"
+    }
+    if bases - {value for kind, value in artifact.outputs if kind == "tensor"}:
+        effects = effects or "forward returns views of a tensor that is not contiguous"
+    if effects:
+        raise SaveError(
+            f"{name} cannot be exported: {effects}, which compiled code does in this process only. "
+            "Take that tensor as an argument, and return its new value"
+        )
 
 
 def _only_call(dispatcher: Dispatcher) -> tuple[Args, Kwargs]:
@@ -165,10 +180,16 @@ def _exportable(
             [module.carried(name) for name in names],
             [leaves[i] for i in tensors],
         )
-        made = {"tensor": results, "argument": leaves}
-        outputs = [
-            value if kind == "constant" else made[kind][value] for kind, value in artifact.outputs
-        ]
+        made = {"tensor": results, "argument": leaves, "same": (outputs := [])}
+        for kind, value in artifact.outputs:
+            if kind == "view":
+                base, index, sizes, strides, offset = value
+                whole = made[base][index]
+                if base == "argument":  # which need not be contiguous
+                    whole = whole.clone(memory_format=torch.contiguous_format)
+                outputs.append(whole.as_strided(sizes, strides, whole.storage_offset() + offset))
+            else:
+                outputs.append(value if kind == "constant" else made[kind][value])
         return pytree.tree_unflatten(outputs, structure)
 
     forward.__signature__ = _signature(subject)  # type: ignore[attr-defined]  # of names

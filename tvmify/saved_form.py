@@ -192,9 +192,15 @@ class _Seen(NamedTuple):
             )
         outputs, markers = [], []
         for kind, value in artifact.outputs:
+            if kind == "same":
+                kind, value = artifact.outputs[value]
+            marker: Any = _TENSOR
+            if kind == "view":
+                kind, value, *geometry = value
+                marker = _View(*geometry)
             leaf = leaves[value] if kind == "argument" else value
             is_tensor = kind == "tensor" or isinstance(leaf, torch.Tensor)
-            markers.append(_TENSOR if is_tensor else leaf)
+            markers.append(marker if is_tensor else leaf)
             if is_tensor:
                 outputs.append(value if kind == "tensor" else ~places[id(leaf)])
         structure = structure_of(artifact.output_structure)
@@ -207,7 +213,9 @@ class _Seen(NamedTuple):
             weights=[known[name] for name in artifact.weights],
             outputs=outputs,
             result=_Result(
-                _annotation(value), _Writer("_tensors").write(value), _Writer("_eager").write(value)
+                _annotation(value),
+                _Writer("_tensors", views=True).write(value),
+                _Writer("_eager", views=False).write(value),
             ),
             state=state,
         )
@@ -218,17 +226,33 @@ _TENSOR = torch.empty(0)
 _SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "NoneType"}
 
 
+class _View(NamedTuple):
+    """Stands for a view of a tensor; of a contiguous copy where the tensor is not."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def write(self, base: str) -> str:
+        sizes, strides = list(self.sizes), list(self.strides)
+        base = f"{base}.contiguous()"
+        offset = f"{base}.storage_offset() + {self.offset}"
+        return f"torch.as_strided({base}, {sizes}, {strides}, {offset})"
+
+
 class _Writer:
     """Writes a result as an expression of its tensors, which it numbers."""
 
-    def __init__(self, tensors: str) -> None:
+    def __init__(self, tensors: str, views: bool) -> None:
         self._tensors = tensors
+        self._views = views
         self._count = 0
 
     def write(self, value: Any) -> str:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, _View)):
             self._count += 1
-            return f"{self._tensors}[{self._count - 1}]"
+            text = f"{self._tensors}[{self._count - 1}]"
+            return value.write(text) if isinstance(value, _View) and self._views else text
         if type(value) in _SCALARS:
             is_number = type(value) is not float or math.isfinite(value)
             return repr(value) if is_number else f"float({str(value)!r})"
@@ -245,7 +269,7 @@ class _Writer:
 
 def _annotation(value: Any) -> str:
     """Annotate a result by its value."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, _View)):
         return "Tensor"
     if type(value) in _SCALARS:
         return _SCALARS[type(value)]
@@ -266,14 +290,14 @@ def _plain(value: Any, names: dict[str, Any]) -> Any:
     """Make containers of other classes those that TorchScript has; remember named tuples."""
     from tvmify.capture.interpretable import resolved_class
 
-    if isinstance(value, torch.Tensor) or type(value) in _SCALARS:
+    if isinstance(value, (torch.Tensor, _View)) or type(value) in _SCALARS:
         return value
     if type(value) is list:
         return [_plain(item, names) for item in value]
     if isinstance(value, Mapping):
         items = {key: _plain(item, names) for key, item in value.items()}
         is_dict = type(value) in (dict, OrderedDict)
-        is_dict |= all(isinstance(item, torch.Tensor) for item in items.values())
+        is_dict |= all(isinstance(item, (torch.Tensor, _View)) for item in items.values())
         return items if is_dict else tuple(items.values())
     children, _ = pytree.SUPPORTED_NODES[pytree._get_node_type(value)].flatten_fn(value)
     items = [_plain(item, names) for item in children]

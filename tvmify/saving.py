@@ -62,7 +62,7 @@ def save(
     ------
     SaveError
         Nothing was called yet and no example is given; ``forward`` is not decorated; nothing could
-        be compiled; the model has no form in TorchScript.
+        be compiled; the model has no form in TorchScript, or writes to its buffers or arguments.
 
     Warns
     -----
@@ -102,6 +102,12 @@ def _compile(
         for target in targets:
             try:
                 artifact = dispatcher.compiled(args, kwargs, target)
+                if effects := artifact.effects():
+                    raise SaveError(
+                        f"{dispatcher.name} cannot be saved: {effects}, which compiled code does "
+                        "in this process only. Take that tensor as an argument, and return its new "
+                        "value"
+                    )
                 compiled.append(Compiled((args, kwargs), artifact))
             except NotCompiled as reason:
                 refused.append(reason)

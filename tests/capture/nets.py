@@ -248,22 +248,10 @@ class Accumulator(nn.Module):
         return self.total
 
 
-class InPlaceAccumulator(Accumulator):
-    def forward(self, x: Tensor) -> Tensor:
-        view = self.total.view(-1)
-        view[:2].add_(x[:2])
-        return x + view
-
-
 class UnscriptableAccumulator(Accumulator):
     def forward(self, *tensors: Tensor) -> Tensor:
         self.total = self.total + tensors[0]
         return self.total
-
-
-class WritesInput(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.add(x, x, out=x)
 
 
 class WritesCopy(nn.Module):

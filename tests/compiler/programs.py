@@ -50,7 +50,8 @@ def executed(artifact: Artifact, program: Callable[..., Any], *args: Any, **kwar
     tensors = dict(module.named_parameters(remove_duplicate=False))
     tensors |= dict(module.named_buffers(remove_duplicate=False))
     executor = Executor(artifact)
-    executor.bind([tensors[name] for name in artifact.weights], PackedWeights())
+    weights, state = ([tensors[n] for n in names] for names in (artifact.weights, artifact.state))
+    executor.bind(weights, PackedWeights(), state)
     leaves, _ = flatten(args, kwargs)
     return executor.call()(leaves)
 

@@ -46,7 +46,7 @@ def test_results_of_every_kind():
     assert ("argument", 0) in artifact.outputs
     assert ("argument", 2) in artifact.outputs
     assert {("constant", None), ("constant", 7), ("constant", "text")} <= set(artifact.outputs)
-    assert sorted(artifact.weights) == ["buffer", "weight"]
+    assert (artifact.weights, artifact.state) == (("buffer",), ("weight",))
     assert artifact.inputs == (0,)
     with torch.no_grad():
         check(Holder(), *args, **kwargs)
@@ -58,8 +58,9 @@ def test_results_do_not_share_memory_with_what_the_program_keeps():
     artifact = compiled(module, *args, **kwargs)
     with torch.no_grad():
         result = executed(artifact, module, *args, **kwargs)
-        for name in ("clone", "weight", "buffer", "constant"):
+        for name in ("clone", "buffer", "constant"):
             result[name].fill_(float("nan"))
+        assert result["weight"].data_ptr() == module.weight.data_ptr()
     assert not any(p.isnan().any() for p in (args[0], module.weight, module.buffer))
     again = executed(artifact, module, *args, **kwargs)
     assert torch.equal(again["constant"], torch.ones(3))
@@ -97,14 +98,19 @@ class Counter(nn.Module):
         return x + self.calls
 
 
-def test_a_buffer_that_changes_is_refused_by_name():
-    with pytest.raises(UnsupportedOperator, match=r"aten\.add_\.Tensor.*buffer 'calls'"):
-        compiled(Counter(), torch.randn(3))
+def test_what_a_program_writes_to_is_said():
+    artifact = compiled(Counter(), torch.randn(3))
+    assert (artifact.state, artifact.writes) == (("calls",), (("state", 0, 1),))
+    artifact = compiled(lambda x: x.add_(1), torch.randn(3))
+    assert (artifact.outputs, artifact.writes) == ((("argument", 0),), (("argument", 0, 0),))
+    assert not artifact.needs_contiguous
 
 
-def test_an_input_that_changes_is_refused():
-    with pytest.raises(UnsupportedOperator, match="in place"):
-        compiled(lambda x: x.add_(1), torch.randn(3))
+def test_what_the_program_holds_by_value_is_neither_written_nor_returned():
+    held = torch.ones(3)
+    for program in (lambda x: x + held.add_(1), lambda x: (x + 1, held)):
+        with pytest.raises(UnsupportedOperator, match="closure"):
+            compiled(program, torch.randn(3))
 
 
 def test_dtypes_that_end_the_process_are_refused():

@@ -9,11 +9,11 @@ import torch
 
 from tvmify.capture.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.program import Program
-from tvmify.capture.state import resolve
+from tvmify.capture.state import present, resolve
 from tvmify.capture.torchscript import CannotScript, ScriptedProgram, script
 from tvmify.errors import CaptureError, UnsupportedOperator
 
-__all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "resolve"]
+__all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "present", "resolve"]
 
 _LEAVE_AUTOCAST = "Leave torch.autocast, or convert the module with .to(dtype)."
 

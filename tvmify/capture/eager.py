@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from tvmify.capture.autocast import uncached_autocast
-from tvmify.capture.exporting import examples, quiet
+from tvmify.capture.exporting import NoRealWrites, examples, quiet
 from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
 
@@ -70,8 +70,6 @@ def eager_result(
     callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EagerResult | None:
     """Run the module on fake tensors; None where that is not possible."""
-    if isinstance(callable_, torch.nn.Module):
-        callable_ = twin(callable_)  # a forward may set attributes
     inputs = examples((args, kwargs))
     with (
         quiet(),
@@ -79,14 +77,28 @@ def eager_result(
         torch.no_grad(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
+        if isinstance(callable_, torch.nn.Module):
+            callable_ = twin(callable_)  # a forward may set attributes
+            _take_elements(callable_, mode)
         fake = pytree.tree_map(
             lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf,
             inputs,
         )
         try:
-            result = callable_(*fake[0], **fake[1])
+            with NoRealWrites():
+                result = callable_(*fake[0], **fake[1])
         except Exception:
             # such as reading a number from a constant: no reason to refuse what was recorded
             return None
     leaves, structure = pytree.tree_flatten(result)
     return EagerResult(structure, leaves)
+
+
+def _take_elements(module: torch.nn.Module, mode: FakeTensorMode) -> None:
+    """Put tensors without elements in the place of a twin's own: its forward may write to them."""
+    for part in module.modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            for tensors in (part._parameters, part._buffers, vars(part)):
+                for name, tensor in list(tensors.items()):
+                    if isinstance(tensor, torch.Tensor):
+                        tensors[name] = mode.from_tensor(tensor)

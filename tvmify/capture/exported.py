@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.capture.exporting import (
     FunctionModule,
+    NoRealWrites,
     TensorIdentity,
     export,
     name_attributes,
@@ -21,7 +23,7 @@ from tvmify.capture.fx_fingerprint import fingerprint
 from tvmify.capture.program import Program
 from tvmify.capture.recorded_call import RecordedCall
 from tvmify.capture.state import resolve, tensor_names
-from tvmify.capture.twin import changed_attribute, twin
+from tvmify.capture.twin import changed_attribute, make_buffers, twin
 from tvmify.errors import UnsupportedInput, UnsupportedOperator
 from tvmify.objects import describe_objects, reachable
 
@@ -62,8 +64,9 @@ class TracedProgram(Program):
             module = twin(callable_)
             for name, tensor in tensor_names(callable_):
                 names.setdefault(tensor_identity(tensor), name)
-            # inside of the call, for torch.export puts the attributes back afterwards
-            module.register_forward_hook(partial(_refuse_changes, callable_))
+            for part in module.modules():
+                make_buffers(part)  # else recording would write to them for real
+            _watch_call(module, callable_)
         else:
             module = FunctionModule(callable_)
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
@@ -103,8 +106,32 @@ class TracedProgram(Program):
         return [resolve(self._owner, name) for name in self.weights]
 
 
-def _refuse_changes(original: torch.nn.Module, module: torch.nn.Module, *_: Any) -> None:
+def _watch_call(module: torch.nn.Module, original: torch.nn.Module) -> None:
+    """Refuse what a recorded forward may not do.
+
+    Looked at inside of the call: ``torch.export`` puts the attributes back afterwards.
+    """
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        buffers = dict(module.named_buffers())
+        with NoRealWrites():
+            result = forward(*args, **kwargs)
+        _refuse_changes(original, module, buffers)
+        return result
+
+    module.forward = watched
+
+
+def _refuse_changes(
+    original: torch.nn.Module, module: torch.nn.Module, buffers: dict[str, Any]
+) -> None:
     name = changed_attribute(module, original)
+    for other, buffer in module.named_buffers():
+        # one in its place, which torch.export would take for a write to it
+        if name is None and buffers[other] is not buffer:
+            name = other
     if name is not None:
         raise UnsupportedOperator(["prim::SetAttr"], f"forward sets the attribute {name}")
 

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
@@ -42,7 +44,32 @@ class FunctionModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        return self.function(*args, **kwargs)
+        with NoRealWrites():
+            return self.function(*args, **kwargs)
+
+
+class NoRealWrites(TorchDispatchMode):
+    """Refuse to write to tensors with elements while a program is recorded without any.
+
+    PyTorch computes for real with what is no input or buffer, such as a tensor of a closure:
+    recording would change it.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call an operator."""
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
+            given |= kwargs
+            for argument in func._schema.arguments:
+                written = pytree.tree_leaves(given.get(argument.name)) if argument.is_write else ()
+                if any(isinstance(x, torch.Tensor) and not is_fake(x) for x in written):
+                    raise UnsupportedOperator(
+                        [str(func)], "it writes into a tensor that is neither argument nor buffer"
+                    )
+        return func(*args, **kwargs)
 
 
 def export(
@@ -76,7 +103,6 @@ def export(
     spell_casts(program)
     _refuse_unknown_shapes(program)
     _simplify(program)
-    _refuse_writes(program)
     return program
 
 
@@ -139,30 +165,6 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
                 )
 
 
-def _refuse_writes(program: ExportedProgram) -> None:
-    """Refuse programs that write into their inputs or weights; temporary tensors may be written."""
-    owners: dict[int, str] = {}
-    for node, spec in zip(program.graph.nodes, program.graph_signature.input_specs, strict=False):
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and not _is_fresh_literal(node):
-            owners[_storage(value)] = spec.target or "one of its arguments"
-    for node in program.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable:
-            continue
-        values = dict(zip((a.name for a in schema.arguments), node.args, strict=False))
-        values |= node.kwargs
-        for argument in schema.arguments:
-            for written in pytree.tree_leaves(values[argument.name]) if argument.is_write else ():
-                owner = owners.get(_storage(written.meta["val"]))
-                if owner is not None:
-                    raise UnsupportedOperator([str(node.target)], f"it writes into {owner}")
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
 def _simplify(program: ExportedProgram) -> None:
     """Remove checks of dtype and device, which a call's signature settles, and ``detach_``."""
     for module in program.graph_module.modules():
@@ -170,10 +172,15 @@ def _simplify(program: ExportedProgram) -> None:
             for node in list(module.graph.nodes):
                 if node.target is torch.ops.aten._assert_tensor_metadata.default:
                     module.graph.erase_node(node)
-                elif node.target is torch.ops.aten.detach_.default:
+                elif node.target is torch.ops.aten.detach_.default and not _is_argument(node):
                     node.replace_all_uses_with(node.args[0])
                     module.graph.erase_node(node)
             module.recompile()
+
+
+def _is_argument(node: torch.fx.Node) -> bool:
+    (tensor,) = node.args
+    return isinstance(tensor, torch.fx.Node) and tensor.op == "placeholder"
 
 
 def _first_line(stack_trace: str | None) -> str:

@@ -178,6 +178,8 @@ class _Walk:
         if kind == "prim::If" and isinstance(known[0], bool):
             self._taken(list(node.blocks())[0 if known[0] else 1], outputs, indent)
             return
+        if kind == "prim::SetAttr" and _is_written_in_place(node, known):
+            return
         operation = qualified_name(node)
         if not interprets(node):
             place = where(node)
@@ -196,6 +198,8 @@ class _Walk:
             self._lines.append(f"{indent}    yield {results}")
         results = ", ".join(f"{self._number(o)}: {type_text(o.type())}" for o in outputs)
         self._lines[position] = f"{indent}{results} = {operation}({operands}){extra}"
+        if kind.endswith("_") and not kind.endswith("__") and isinstance(known[0], WeightName):
+            self._known[outputs[0].debugName()] = known[0]  # itself, written to
 
     def _taken(self, block: Any, outputs: list[Any], indent: str) -> None:
         """Describe the branch that an attribute selects as if there were no condition."""
@@ -232,6 +236,14 @@ _CONDITIONS = {
 
 def _is_weight_and_none(known: list[Any]) -> bool:
     return isinstance(known[0], WeightName) and known[1] is None
+
+
+def _is_written_in_place(node: torch._C.Node, known: list[Any]) -> bool:
+    """Tell ``self.calls += 1``, after which the attribute is the same tensor, from assignments."""
+    owner, value = known
+    if not isinstance(owner, ModulePath) or not isinstance(value, WeightName):
+        return False
+    return value.name == owner.attribute(node.s("name"))
 
 
 def _node_attribute(node: torch._C.Node, name: str) -> str:

@@ -69,6 +69,8 @@ class Interpreter:
             results = self._run_loop(node, inputs, values)
         elif kind in ("prim::TupleUnpack", "prim::ListUnpack"):
             results = list(inputs[0])
+        elif kind == "prim::SetAttr":
+            results = []  # of a tensor that was written in place: `fingerprint` refuses others
         elif kind in _STRUCTURE:
             results = [_STRUCTURE[kind](self, node, inputs)]
         elif kind in _IDENTITIES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,17 @@ def resolve(root: Any, name: str) -> Any:
         else:
             value = getattr(value, part)
     return value
+
+
+def present(root: Any, names: Iterable[str]) -> list[Any]:
+    """Return the present values of those dotted names that still have one."""
+    values = []
+    for name in names:
+        try:
+            values.append(resolve(root, name))
+        except (AttributeError, LookupError, ValueError):
+            continue  # taken away since
+    return values
 
 
 def tensor_names(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -53,6 +53,20 @@ def _rebind(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> None
             attributes[key] = types.MethodType(value.__func__, copies[id(value.__self__)])
 
 
+def make_buffers(module: torch.nn.Module) -> None:
+    """Make the tensors that a twin has as plain attributes non-persistent buffers."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    for name, value in list(vars(module).items()):
+        if type(value) is torch.Tensor:
+            del vars(module)[name]
+            module.register_buffer(name, value, persistent=False)
+
+
+def _buffer_names(module: torch.nn.Module) -> set[str]:
+    return module._buffers.keys() | {n for n, x in vars(module).items() if type(x) is torch.Tensor}
+
+
 def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str | None:
     """Return the dotted name of an attribute that differs between a module and its twin.
 
@@ -66,10 +80,15 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
     )
     for (prefix, ours), (_, theirs) in pairs:
         now, before = vars(ours), vars(theirs)
+        tensors = _buffer_names(theirs)
         for key in now.keys() | before.keys():
             if isinstance(ours, torch.nn.RNNBase) and key in _OF_PARAMETERS:
                 continue
-            if key in ("_parameters", "_buffers", "_modules"):
+            if key == "_non_persistent_buffers_set":
+                continue
+            if key == "_buffers" or key in tensors:
+                same = tensors == _buffer_names(ours)
+            elif key in ("_parameters", "_modules"):
                 same = now[key].keys() == before[key].keys()
             else:
                 same = _same(now.get(key, _MISSING), before.get(key, _MISSING))
@@ -79,9 +98,9 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
 
 
 _MISSING = object()
-#: We look with a hook; transformers adds its own when a forward first asks for hidden states, which
-#: are then recorded like anything else.
-_HOOKS = ("_forward_hooks", "_output_capturing_hooks_installed")
+#: We look from a forward of our own; transformers adds hooks when a forward first asks for hidden
+#: states, which are then recorded like anything else.
+_HOOKS = ("forward", "_forward_hooks", "_output_capturing_hooks_installed")
 #: What torch's recurrent modules write whenever a parameter is assigned, as ``torch.export`` does.
 _OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -34,6 +34,7 @@ def compile(
     on_stage: Callable[[str], object] = lambda name: None,
     accuracy: str = "default",
     tuning: Tuning | None = None,
+    unpacked: Sequence[str] = (),
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
@@ -50,6 +51,8 @@ def compile(
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
     tuning
         How to measure which kernels are the fastest; None leaves that to the rules.
+    unpacked
+        Names of weights that may change between any two calls: they become `Artifact.state`.
 
     Raises
     ------
@@ -65,7 +68,7 @@ def compile(
         # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
         warnings.simplefilter("ignore")
         try:
-            return _compile(program, target, stages, accuracy, tuning)
+            return _compile(program, target, stages, accuracy, tuning, unpacked)
         except NotCompiled:
             raise
         except Exception as error:
@@ -82,6 +85,7 @@ def _compile(
     stages: _Stages,
     accuracy: str,
     tuning: Tuning | None,
+    unpacked: Sequence[str],
 ) -> Artifact:
     # Imported here: TVM costs seconds, and a warm process must not load its compiler.
     with stages("import"):
@@ -95,7 +99,7 @@ def _compile(
 
         tvm_target = pipeline.tvm_target(target)
         with tvm_target:
-            imported = import_program(program)
+            imported = import_program(program, unpacked)
     choices = choice.Choices(accuracy)
     report: dict[str, object] = {}
     if tuning is not None:
@@ -117,9 +121,12 @@ def _compile(
         library=library,
         target=str(target),
         inputs=imported.inputs,
+        state=imported.state,
         weights=imported.weights if packed else (),
         packed=packed,
+        writes=imported.writes,
         outputs=imported.outputs,
+        needs_contiguous=imported.needs_contiguous,
         output_structure=imported.output_structure,
         report=report
         | {

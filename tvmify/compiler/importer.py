@@ -2,13 +2,14 @@
 
 TVM's own importer is the base. It is driven node by node from here because, as it stands, it binds
 buffers as constants, drops mutations silently, and gets shapes and dtypes of some operators wrong;
-here buffers stay arguments, effects are refused, and every translated value is compared with the
-shape and dtype that torch recorded for it.
+here buffers stay arguments, what the program writes in place becomes results, and every translated
+value is compared with the shape and dtype that torch recorded for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +27,20 @@ from tvmify.compiler.constants import constant_of, fold_constants
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.refusals import refuse, refuse_effects
+from tvmify.compiler.refusals import refuse
+from tvmify.compiler.sharing import Sharing, sharing, written_bases
 from tvmify.compiler.spelt_attention import recognise_attention
 from tvmify.compiler.stock import STOCK
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
 from tvmify.structure import structure_text
 
+Outputs = tuple[tuple[str, Any], ...]
+Writes = tuple[tuple[str, int, int], ...]
+
 
 @dataclass(frozen=True)
 class Imported:
-    """A Relax module with one function, ``main(*inputs, *weights)``, and how it is called.
+    """A Relax module with one function, ``main(*inputs, *state, *weights)``, and how it is called.
 
     Attributes
     ----------
@@ -44,9 +49,9 @@ class Imported:
     inputs
         Index, among the flattened arguments of the call, of each tensor that ``main`` takes.
     weights
-        Dotted name of each parameter or buffer that ``main`` takes after the inputs.
-    outputs
-        See `tvmify.artifact.Artifact.outputs`.
+        Dotted name of each parameter or buffer that ``main`` takes last.
+    state, writes, outputs, needs_contiguous
+        See `tvmify.artifact.Artifact`.
     output_structure
         The pytree of the result as text.
     operators
@@ -57,45 +62,45 @@ class Imported:
 
     ir_mod: tvm.IRModule
     inputs: tuple[int, ...]
+    state: tuple[str, ...]
     weights: tuple[str, ...]
-    outputs: tuple[tuple[str, Any], ...]
+    writes: Writes
+    outputs: Outputs
+    needs_contiguous: bool
     output_structure: str
     operators: dict[str, int]
     bridged: dict[str, int]
 
 
-def import_program(program: ExportedProgram) -> Imported:
+def import_program(program: ExportedProgram, unpacked: Sequence[str] = ()) -> Imported:
     """Translate an exported program into Relax.
 
     Parameters
     ----------
     program
         Not decomposed, with static shapes.
+    unpacked
+        Names of weights that become state.
 
     Raises
     ------
     UnsupportedOperator
         The program contains operators that neither TVM nor PyTorch can compute inside of it (all of
-        them are named), or changes its buffers or inputs.
+        them are named), or writes to or returns memory in a way that has no compiled form.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
     """
-    mutating = [
-        operators.name(node)
-        for node in operators.calls(program.graph)
-        if operators.is_mutating(node)
-    ]
+    shared = sharing(program)
     program = decompose(program)
     fold_constants(program)
     recognise_attention(program)
-    refuse_effects(program, mutating)
     known = CONVERTERS.keys() | STOCK
     refuse(
         node
         for node in operators.calls(program.graph)
         if operators.short_name(node) not in known and not can_bridge(node, DTYPES)
     )
-    return Importer(program).run()
+    return Importer(program, shared, unpacked).run()
 
 
 class Importer(ExportedProgramImporter):
@@ -108,9 +113,21 @@ class Importer(ExportedProgramImporter):
         results).
     """
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, shared: Sharing, unpacked: Sequence[str]) -> None:
         super().__init__()
         self.program = program
+        self.shared = shared
+        self.written = written_bases(program)
+        lost = shared.written - self.written.keys()
+        if lost:
+            raise UnsupportedOperator(
+                ["aten.copy_.default"], f"what it writes to {sorted(map(str, lost))} was lost"
+            )
+        bases = [*self.written, *(place.base for place in shared.places if place)]
+        names = [str(name) for kind, name in bases if kind == "state"]
+        read = {str(spec.target) for spec in program.graph_signature.input_specs}
+        # In this order `Artifact.state` has them; the program reads these unpacked.
+        self.state = list(dict.fromkeys([*names, *(name for name in unpacked if name in read)]))
         self.block_builder = relax.BlockBuilder()
         self._bridged: list[fx.Node] = []
         self._drawn: relax.Expr | None = None  # after the last random operator
@@ -160,38 +177,46 @@ class Importer(ExportedProgramImporter):
 
     def run(self) -> Imported:
         """Translate the whole program."""
-        inputs, weights = self._declare()
-        signature = self.program.graph_signature
-        params = [*inputs.values(), *weights.values()]
-        with self.block_builder.function("main", params, attrs={"num_input": len(inputs)}):
-            self._drawn = next(iter(inputs.values()), None)
+        inputs, state, weights = self._declare()
+        params = [*inputs.values(), *state.values(), *weights.values()]
+        given = len(inputs) + len(state)
+        with self.block_builder.function("main", params, attrs={"num_input": given}):
+            self._drawn = next(iter([*inputs.values(), *state.values()]), None)
             try:
                 with self.block_builder.dataflow():
                     self._bind_constants()
                     for node in operators.calls(self.program.graph):
                         self.env[node] = self._translate(node)
-                    tensors, outputs = self._outputs()
+                    tensors, outputs, writes = self._outputs()
                     result = self.block_builder.emit_output(relax.Tuple(tensors))
                 self.block_builder.emit_func_output(result)
             except Exception:
                 self.block_builder._end_block()  # else it complains on the terminal when it dies
                 raise
-        targets = {spec.arg.name: spec.target for spec in signature.input_specs}
         return Imported(
             ir_mod=self.block_builder.finalize(),
             inputs=tuple(inputs),
-            weights=tuple(str(targets[name]) for name in weights),
+            state=tuple(self.state),
+            weights=tuple(weights),
+            writes=writes,
             outputs=outputs,
+            needs_contiguous=self.shared.depends_on_strides,
             output_structure=structure_text(self.program.call_spec.out_spec),
             operators=operators.count(self.program.graph.nodes),
             bridged=operators.count(self._bridged),
         )
 
-    def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var]]:
+    def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var], dict[str, relax.Var]]:
         """Make a parameter of ``main`` for each tensor that the program reads."""
         placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
         inputs: dict[int, relax.Var] = {}
+        state: dict[str, relax.Var | None] = dict.fromkeys(self.state)
         weights: dict[str, relax.Var] = {}
+        # Of these another tensor takes the elements.
+        copied = set(self.written.values())
+        for (_, node), place in zip(self._returned(), self.shared.places, strict=True):
+            if place is None and isinstance(node, fx.Node):
+                copied.add(node)
         leaf = -1
         for spec in self.program.graph_signature.input_specs:
             is_input = spec.kind is InputKind.USER_INPUT
@@ -199,17 +224,21 @@ class Importer(ExportedProgramImporter):
             if not isinstance(spec.arg, TensorArgument):
                 continue
             node = placeholders[spec.arg.name]
-            if not any(user.op != "output" or not is_input for user in node.users):
-                continue  # not read; what is only handed back never enters the program
+            is_state = not is_input and spec.target in state
+            is_read = any(user.op != "output" or not is_input for user in node.users)
+            if not (is_read or is_state or node in copied):
+                continue  # what is only handed back never enters the program
             if spec.kind is InputKind.CONSTANT_TENSOR:
                 continue  # see `_bind_constants`
             var = relax.Var(node.name, _tensor_type(node.meta["val"], node.name))
             self.env[node] = var
             if is_input:
                 inputs[leaf] = var
+            elif is_state:
+                state[str(spec.target)] = var
             else:
-                weights[node.name] = var
-        return inputs, weights
+                weights[str(spec.target)] = var
+        return inputs, {name: var for name, var in state.items() if var is not None}, weights
 
     def _bind_constants(self) -> None:
         for node in self.program.graph.nodes:
@@ -284,37 +313,64 @@ class Importer(ExportedProgramImporter):
         dtype = dtype_name(expected.dtype)
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
 
-    def _outputs(self) -> tuple[list[relax.Expr], tuple[tuple[str, Any], ...]]:
-        signature = self.program.graph_signature
-        leaves = {
-            spec.arg.name: index
-            for index, spec in enumerate(
-                s for s in signature.input_specs if s.kind is InputKind.USER_INPUT
-            )
-        }
-        (results,) = self.program.graph.output_node().args
+    def _outputs(self) -> tuple[list[relax.Expr], Outputs, Writes]:
+        """Return what ``main`` returns, what of it the results are, and what is written where."""
+        returned = self._returned()
         tensors: list[relax.Expr] = []
-        position: dict[fx.Node, int] = {}
-        outputs: list[tuple[str, Any]] = []
-        for spec, node in zip(signature.output_specs, results, strict=True):  # type: ignore[arg-type]
-            if spec.kind is not OutputKind.USER_OUTPUT:
-                continue
-            if isinstance(spec.arg, ConstantArgument):
-                outputs.append(("constant", spec.arg.value))
-            elif spec.arg.name in leaves:
-                outputs.append(("argument", leaves[spec.arg.name]))
-            else:
+        position: dict[Any, int] = {}
+
+        def stored(result: int) -> int:
+            _, node = returned[result]
+            if result not in position:
+                order = self.shared.orders.get(result)
                 _tensor_type(node.meta["val"], node.name)  # refuses complex ones
-                if node not in position:
-                    position[node] = len(tensors)
-                    tensors.append(self.env[node])
-                outputs.append(("tensor", position[node]))
+                value = self.env[node]
+                position[result] = len(tensors)
+                if order is None:
+                    position.setdefault(node, len(tensors))
+                elif order != tuple(range(len(order))):
+                    value = self.emit(relax.op.permute_dims(value, order))
+                tensors.append(value)
+            return position[result]
+
+        def output(result: int) -> tuple[str, Any]:
+            arg, _ = returned[result]
+            place = self.shared.places[result]
+            if isinstance(arg, ConstantArgument):
+                return "constant", arg.value
+            if place is None:
+                return "tensor", stored(result)
+            kind, which = place.base
+            if place.geometry is None:
+                return ("same" if kind == "result" else kind), self._index(kind, which)
+            if kind == "result":
+                kind, which = "tensor", stored(which)
+            sizes, strides, offset = dataclasses.astuple(place.geometry)
+            return "view", (kind, self._index(kind, which), sizes, strides, offset)
+
+        outputs = tuple(output(result) for result in range(len(returned)))
+        writes = []
+        for (kind, which), node in self.written.items():
+            if node not in position:
+                position[node] = len(tensors)
+                tensors.append(self.env[node])
+            writes.append((kind, self._index(kind, which), position[node]))
         if not tensors:
             raise BuildError(
                 "the program computes no tensor, it returns arguments or constants only",
                 "Nothing would be faster: run it in eager PyTorch.",
             )
-        return tensors, tuple(outputs)
+        return tensors, outputs, tuple(writes)
+
+    def _returned(self) -> list[tuple[Any, Any]]:
+        """Return the specification and the value of each result of the user's."""
+        (results,) = self.program.graph.output_node().args
+        specs = self.program.graph_signature.output_specs
+        pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
+        return [(spec.arg, node) for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
+
+    def _index(self, kind: str, which: Any) -> int:
+        return self.state.index(which) if kind == "state" else int(which)
 
 
 def _lacks_results(node: fx.Node, value: Any) -> bool:

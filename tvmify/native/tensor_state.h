@@ -14,11 +14,13 @@ enum Change : long { kNothing = 0, kWeights = 1, kStructure = 2 };
 
 class TensorState {
  public:
-  explicit TensorState(const at::Tensor& tensor)
-      : storage_(storage_of(tensor)),
+  // With `counts_writes` false, writes to the elements of the tensor are no change.
+  explicit TensorState(const at::Tensor& tensor, bool counts_writes = true)
+      : counts_writes_(counts_writes),
+        storage_(storage_of(tensor)),
         start_(start_of(tensor)),
-        version_(version_of(tensor)),
-        sample_(sample_of(tensor)),
+        version_(counts_writes ? version_of(tensor) : 0),
+        sample_(counts_writes ? sample_of(tensor) : 0),
         requires_grad_(tensor.requires_grad()),
         dtype_(tensor.scalar_type()),
         device_(tensor.device()),
@@ -30,13 +32,17 @@ class TensorState {
         sizes_of(tensor) != sizes_) {
       return kStructure;
     }
-    const bool equal = start_of(tensor) == start_ && version_of(tensor) == version_ &&
-                       tensor.requires_grad() == requires_grad_ && strides_of(tensor) == strides_ &&
-                       storage_of(tensor) == storage_ && sample_of(tensor) == sample_;
+    const bool equal = start_of(tensor) == start_ && tensor.requires_grad() == requires_grad_ &&
+                       strides_of(tensor) == strides_ && storage_of(tensor) == storage_ &&
+                       !(counts_writes_ && is_written(tensor));
     return equal ? kNothing : kWeights;
   }
 
  private:
+  bool is_written(const at::Tensor& tensor) const {
+    return version_of(tensor) != version_ || sample_of(tensor) != sample_;
+  }
+
   // Held weakly: the memory of replaced weights is freed, but another storage cannot take the
   // address of this one and pass for it.
   using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
@@ -84,6 +90,7 @@ class TensorState {
     return sample;
   }
 
+  bool counts_writes_;
   Storage storage_;
   const void* start_;
   uint32_t version_;

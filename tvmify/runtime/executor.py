@@ -81,6 +81,8 @@ class Executor:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
+        self._call: Call | None = None
+        self._bound: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.compiled = compiled_module(artifact)
         self.refusal: str = self.compiled.refusal()
 
@@ -88,11 +90,17 @@ class Executor:
         """Return an executor of the same loaded library without weights, for another instance."""
         shared = object.__new__(Executor)
         shared.artifact = self.artifact
+        shared._call, shared._bound = None, ([], [])
         shared.compiled = self.compiled.share()
         shared.refusal = self.refusal
         return shared
 
-    def bind(self, tensors: Sequence[torch.Tensor], store: PackedWeights) -> None:
+    def bind(
+        self,
+        tensors: Sequence[torch.Tensor],
+        store: PackedWeights,
+        state: Sequence[torch.Tensor] = (),
+    ) -> None:
         """Let all calls from now on read these weights.
 
         Parameters
@@ -102,6 +110,8 @@ class Executor:
             as it is shares its memory with the store.
         store
             Of the module instance; what it has is not packed again, what it lacks is added.
+        state
+            The tensors that ``artifact.state`` names: calls read and write these themselves.
 
         Raises
         ------
@@ -111,20 +121,35 @@ class Executor:
             A weight has not the shape or dtype that the artifact was compiled for, or the bytes are
             not a library that TVM can load.
         """
-        if not self.artifact.packed:
-            return  # the program reads no weights, and its library has no function to pack them
-        detached = [tensor.detach() for tensor in tensors]
-        self.compiled.bind(store.take(self.artifact.packed, lambda: self.compiled.pack(detached)))
+        if self.artifact.packed:  # else the library has no function to pack weights
+            detached = [tensor.detach() for tensor in tensors]
+            packed = store.take(self.artifact.packed, lambda: self.compiled.pack(detached))
+            self.compiled.bind(packed)
+        # What is written to may share memory with a weight, as the source of a packed one, too.
+        sources = list(tensors) if self.artifact.writes else []
+        self._bound = list(state), sources
+        if self._call is not None:
+            self._call.bind(*self._bound)
 
     def call(self) -> Call:
         """Return the callable that takes the leaves of the arguments and returns the result.
 
-        An argument that the program returns comes back as the caller's own tensor. All other
-        outputs own their memory, also where eager would return a view: no later call writes to it.
+        An argument or a buffer that the program returns comes back as the caller's own tensor, and
+        views share its memory, as in eager. All other outputs own their memory: no later call
+        writes to it.
         """
-        structure = structure_of(self.artifact.output_structure)
-        outputs = list(self.artifact.outputs)
-        return Call(self.compiled, self.artifact.inputs, outputs, _rebuild(structure))
+        artifact = self.artifact
+        rebuild = _rebuild(structure_of(artifact.output_structure))
+        self._call = Call(
+            self.compiled,
+            artifact.inputs,
+            list(artifact.outputs),
+            rebuild,
+            artifact.writes,
+            artifact.needs_contiguous,
+        )
+        self._call.bind(*self._bound)
+        return self._call
 
 
 def _rebuild(structure: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:

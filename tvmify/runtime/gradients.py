@@ -15,6 +15,7 @@ def attach(
     eager: Callable[[], Any],
     inputs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
+    outputs: Sequence[tuple[str, Any]] | None,
 ) -> Any:
     """Make a compiled result differentiable by the weights.
 
@@ -33,6 +34,9 @@ def attach(
         changed them before the backward covers them.
     weights
         The tensors that a gradient may flow to.
+    outputs
+        ``Artifact.outputs``. What is an argument, a tensor of the module or a view of these knows
+        its gradients itself. None if all leaves were computed.
 
     Returns
     -------
@@ -41,16 +45,44 @@ def attach(
         ``result``.
     """
     leaves, structure = pytree.tree_flatten(result)
-    places = [i for i, leaf in enumerate(leaves) if _is_differentiable(leaf)]
+    if outputs is None:
+        outputs = [("tensor", i) for i in range(len(leaves))]
+    whole = _whole(outputs, leaves)
+    places = [i for i in dict.fromkeys(whole.values()) if _is_differentiable(leaves[i])]
     if not places:
         return result
     wanted = [weight for weight in weights if weight.requires_grad]
-    outputs = _Recompute.apply(
-        _Recipe(eager, places, [leaves[i] for i in places], len(wanted)), *wanted, *inputs
-    )
-    for place, output in zip(places, outputs, strict=True):
-        leaves[place] = output
+    # Detached: to autograd, a result is no view of another.
+    kept = [leaves[i].detach() if leaves[i]._is_view() else leaves[i] for i in places]
+    attached = _Recompute.apply(_Recipe(eager, places, kept, len(wanted)), *wanted, *inputs)
+    found = dict(zip(places, attached, strict=True))
+    for i, (kind, value) in enumerate(outputs):
+        if kind == "same":
+            leaves[i] = leaves[value]
+        elif i in found:
+            leaves[i] = found[i]
+        elif whole.get(i) in found:
+            base = found[whole[i]]
+            if kind == "tensor":
+                leaves[i] = base
+            else:
+                *_, sizes, strides, offset = value
+                leaves[i] = base.as_strided(sizes, strides, base.storage_offset() + offset)
     return pytree.tree_unflatten(leaves, structure)
+
+
+def _whole(outputs: Sequence[tuple[str, Any]], leaves: Sequence[Any]) -> dict[int, int]:
+    """Return, for each leaf that the program computed, the leaf that shows all of its memory."""
+    computed: dict[int, list[int]] = {}
+    for i, (kind, value) in enumerate(outputs):
+        if kind == "tensor" or (kind == "view" and value[0] == "tensor"):
+            computed.setdefault(value if kind == "tensor" else value[1], []).append(i)
+    whole: dict[int, int] = {}
+    for group in computed.values():
+        # A view comes second, unless it is the tensor in another order of its axes.
+        first = max(group, key=lambda i: (outputs[i][0] == "tensor", leaves[i].numel(), -i))
+        whole |= dict.fromkeys(group, first)
+    return whole
 
 
 class _Recipe:

@@ -98,6 +98,7 @@ class _ByIdentity:
 def watch(
     module: nn.Module | None,
     constants: Sequence[torch.Tensor] = (),
+    written: Sequence[torch.Tensor] = (),
     *,
     own_hooks: bool = False,
 ) -> Watched:
@@ -109,6 +110,9 @@ def watch(
         None stands for a function, which has no state.
     constants
         Tensors outside of the module that the guard covers too.
+    written
+        Tensors of the module that its own calls write to. They are read at every call, so their
+        elements may change.
     own_hooks
         Watch the hooks of the module itself, too. Those of its submodules always are.
     """
@@ -156,12 +160,22 @@ def watch(
                 if hooked is None and attributes[name]:
                     hooked = path
     return Watched(
-        guard=Guard(slots, sizes, tensors),
+        guard=Guard(slots, sizes, *_parted(tensors, written)),
         state=tuple(value for _, value in state),
         names=tuple(name for name, _ in state),
         training=training,
         hooked=hooked,
         requires_grad=any(tensor.requires_grad for tensor in tensors),
+    )
+
+
+def _parted(
+    tensors: list[torch.Tensor], written: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    identities = {id(tensor) for tensor in written}
+    return (
+        [tensor for tensor in tensors if id(tensor) not in identities],
+        [tensor for tensor in tensors if id(tensor) in identities],
     )
 
 

@@ -158,25 +158,27 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
 def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
     source, indices, values = node.args[:3]
     add = bool(importer.argument(node, 3, "accumulate", False))
-    if any(index is None for index in indices):  # type: ignore[union-attr]
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    first, last = indexed[0], indexed[-1] + 1
+    if indexed != list(range(first, last)):
         raise UnsupportedOperator(
-            [str(node.target)], "an axis before an indexed one is not indexed"
+            [str(node.target)], "an axis between two indexed ones is not indexed"
         )
     shape, dtype = importer.shape(source), node.meta["val"].dtype
-    count = len(indices)  # type: ignore[arg-type]
-    at = [positions(importer, i, e, wrap=True) for i, e in zip(indices, shape, strict=False)]  # type: ignore[arg-type]
-    common = list(torch.broadcast_shapes(*(importer.shape(i) for i in indices)))  # type: ignore[union-attr]
+    chosen = [indices[axis] for axis in indexed]  # type: ignore[index]
+    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
+    common = list(torch.broadcast_shapes(*(importer.shape(index) for index in chosen)))
 
     def offsets(*where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
-            return _flat(shape[:count], tuple(_broadcast(w, i) for w in where))
+            places = (_broadcast(w, i[first:]) for w in where)
+            return _flat(shape[:last], (*i[:first], *places))
 
-        return te.compute(common, element, name="offsets")
+        return te.compute([*shape[:first], *common], element, name="offsets")
 
-    part = importer.emit(
-        relax.op.broadcast_to(importer.tensor(values, dtype), [*common, *shape[count:]])
-    )
-    inner = prod(shape[count:])
+    written = [*shape[:first], *common, *shape[last:]]
+    part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
+    inner = prod(shape[last:])
     return _write(importer, source, importer.emit_te(offsets, *at), part, inner, add)
 
 

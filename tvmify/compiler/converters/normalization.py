@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 
 from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts, dtype_of
+from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.importer import Importer
@@ -145,6 +146,41 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
     deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))
     result = importer.emit(relax.op.divide(centred, deviation))
     return _per_channel(importer, result, weight, bias, dtype), None, None
+
+
+@converts("_native_batch_norm_legit_functional.default")
+def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr | None, ...]:
+    """By the statistics of the batch; returns the new running statistics as well."""
+    source, weight, bias, mean, variance, training, momentum, eps = node.args
+    if not training:
+        raise UnsupportedOperator([str(node.target)], "it is not training")
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    axes = [0, *range(2, len(shape))]
+    count = prod(shape) // shape[1]
+    number = dtype_of(x)
+    center = importer.emit(relax.op.mean(x, axes, True))
+    centred = importer.emit(relax.op.subtract(x, center))
+    spread = importer.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, True))
+    deviation = relax.op.sqrt(relax.op.add(spread, relax.const(float(eps), number)))  # type: ignore[arg-type]
+    result = importer.emit(relax.op.divide(centred, deviation))
+
+    def moved(old: Any, new: relax.Expr, factor: float) -> relax.Expr:
+        # as ATen: the running variance is the unbiased one
+        new = importer.emit(relax.op.reshape(new, [shape[1]]))
+        rate = relax.const(float(momentum) * factor, number)  # type: ignore[arg-type]
+        rest = relax.const(1 - float(momentum), number)  # type: ignore[arg-type]
+        kept = importer.emit(relax.op.multiply(importer.tensor(old, dtype), rest))
+        return importer.emit(relax.op.add(kept, importer.emit(relax.op.multiply(new, rate))))
+
+    return (
+        _per_channel(importer, result, weight, bias, dtype),
+        None,
+        None,
+        moved(mean, center, 1.0),
+        moved(variance, spread, count / max(count - 1, 1)),
+    )
 
 
 def _per_channel(

@@ -1,7 +1,8 @@
 """Copy what the program returns where it would be memory of an argument, weight or constant.
 
-A result belongs to the caller, who may write to it. ``RewriteDataflowReshape``, which runs
-before, turns every reshape into a view.
+So is the second of two results that would be the same memory: `tvmify.compiler.sharing` says which
+of them are. A result belongs to the caller, who may write to it. ``RewriteDataflowReshape``, which
+runs before, turns every reshape into a view.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ from tvm.ir.expr import GenericConst
 
 @tvm.transform.module_pass(opt_level=0, name="OwnOutputs")
 class OwnOutputs:
-    """Copy the results of ``main`` that are views of memory that it does not own."""
+    """Copy the results of ``main`` that are views of memory that is not theirs alone."""
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
         """Rewrite ``main``."""
         main = ir_mod["main"]
         values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
         outputs = values[main.body.body].fields
-        foreign = [x for x in dict.fromkeys(outputs) if not _is_computed(_root(x, values))]
-        if not foreign:
+        seen: set[relax.Expr] = set()
+        copied = []
+        for position, x in enumerate(outputs):
+            root = _root(x, values)
+            if _has_memory(root) and (not _is_computed(root) or root in seen):
+                copied.append(position)
+            seen.add(root)
+        if not copied:
             return ir_mod
         builder = relax.BlockBuilder(ir_mod)
-        copies = {x: relax.DataflowVar("copy", x.ty) for x in foreign}
-        bindings = [relax.VarBinding(copies[x], _call_copy(builder, x)) for x in foreign]
-        result = relax.Tuple([copies.get(x, x) for x in outputs])
+        copies = {i: relax.DataflowVar("copy", outputs[i].ty) for i in copied}
+        bindings = [relax.VarBinding(copies[i], _call_copy(builder, outputs[i])) for i in copied]
+        result = relax.Tuple([copies.get(i, x) for i, x in enumerate(outputs)])
         bindings.append(relax.VarBinding(main.body.body, result))
         blocks = [
             type(block)([b for b in block.bindings if b.var != main.body.body])
@@ -59,6 +66,9 @@ def _root(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
             return expr
 
 
+def _has_memory(root: relax.Expr) -> bool:
+    return 0 not in [int(extent) for extent in root.ty.shape]
+
+
 def _is_computed(root: relax.Expr) -> bool:
-    empty = 0 in [int(extent) for extent in root.ty.shape]  # has no memory to share
-    return empty or not isinstance(root, (relax.Var, GenericConst))
+    return not isinstance(root, (relax.Var, GenericConst))

@@ -24,6 +24,7 @@ struct Size {
 struct Watched {
   PyObject* object;
   TensorState state;
+  bool counts_writes;
 
   const at::Tensor& tensor() const { return THPVariable_Unpack(object); }
 };
@@ -101,22 +102,23 @@ void add_sizes(Guard& guard, PyObject* sizes) {
   }
 }
 
-void add_tensors(Guard& guard, PyObject* tensors) {
+void add_tensors(Guard& guard, PyObject* tensors, bool counts_writes) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* object = PyList_GET_ITEM(tensors, i);
     TORCH_CHECK_TYPE(THPVariable_Check(object), "Guard watches tensors, not ",
                      Py_TYPE(object)->tp_name);
-    guard.tensors.push_back({Py_NewRef(object), TensorState(THPVariable_Unpack(object))});
+    guard.tensors.push_back(
+        {Py_NewRef(object), TensorState(THPVariable_Unpack(object), counts_writes), counts_writes});
   }
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
-  static const char* names[] = {"slots", "sizes", "tensors", nullptr};
-  PyObject *slots, *sizes, *tensors;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!:Guard", const_cast<char**>(names),
+  static const char* names[] = {"slots", "sizes", "tensors", "written", nullptr};
+  PyObject *slots, *sizes, *tensors, *written = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|O!:Guard", const_cast<char**>(names),
                                    &PyList_Type, &slots, &PyList_Type, &sizes, &PyList_Type,
-                                   &tensors)) {
+                                   &tensors, &PyList_Type, &written)) {
     return nullptr;
   }
   Owned self(type->tp_alloc(type, 0));
@@ -127,7 +129,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&guard->tensors) std::vector<Watched>();
   add_slots(*guard, slots);
   add_sizes(*guard, sizes);
-  add_tensors(*guard, tensors);
+  add_tensors(*guard, tensors, true);
+  if (written != nullptr) add_tensors(*guard, written, false);
   return self.release();
   END_HANDLE_TH_ERRORS
 }
@@ -158,7 +161,7 @@ PyObject* changed(PyObject* self, PyObject*) {
 PyObject* refresh_tensors(PyObject* self, PyObject*) {
   HANDLE_TH_ERRORS
   for (Watched& watched : Guard::from(self)->tensors) {
-    watched.state = TensorState(watched.tensor());
+    watched.state = TensorState(watched.tensor(), watched.counts_writes);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

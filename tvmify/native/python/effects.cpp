@@ -1,0 +1,120 @@
+#include "effects.h"
+
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace tvmify::python {
+namespace {
+
+constexpr const char* kShared =
+    "a tensor that forward writes to shares memory with another argument, parameter or buffer";
+constexpr const char* kStrided =
+    "an argument or buffer is not contiguous, and what results share with it depends on that";
+constexpr const char* kInternal = "forward writes to a tensor whose elements share memory";
+constexpr const char* kInference = "forward writes to an inference tensor outside of that mode";
+
+// Whether each element surely has a place of its own: axes nest without reaching into one another.
+bool is_spread(const at::Tensor& tensor) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 8> axes;  // stride and size
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
+    if (tensor.size(axis) > 1) axes.emplace_back(tensor.stride(axis), tensor.size(axis));
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t reach = 1;
+  for (const auto& [stride, size] : axes) {
+    if (stride < reach) return false;
+    reach += stride * (size - 1);
+  }
+  return true;
+}
+
+const char* unfit_target(const at::Tensor& tensor) {
+  if (tensor.is_inference() && !c10::InferenceMode::is_enabled()) return kInference;
+  return tensor.is_contiguous() || is_spread(tensor) ? nullptr : kInternal;
+}
+
+}  // namespace
+
+void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>& weights) {
+  std::vector<MemoryRange> all, written;
+  lasting_obstacle_ = nullptr;
+  for (size_t i = 0; i < state.size(); ++i) {
+    const MemoryRange range = range_of(state[i]);
+    if (is_written(false, i)) {
+      written.push_back(range);
+    } else {
+      all.push_back(range);
+    }
+    if (needs_contiguous_ && !state[i].is_contiguous()) lasting_obstacle_ = kStrided;
+  }
+  for (const at::Tensor& weight : weights) all.push_back(range_of(weight));
+  // Written ones last, each compared with all that came before.
+  for (const MemoryRange& range : written) {
+    const bool is_shared = std::any_of(all.begin(), all.end(), [&](const MemoryRange& other) {
+      return overlap(range, other);
+    });
+    if (is_shared) lasting_obstacle_ = kShared;
+    all.push_back(range);
+  }
+  bound_ = MemoryRanges(std::move(all));
+  written_ = MemoryRanges(std::move(written));
+  state_ = std::move(state);
+}
+
+bool Effects::is_written(bool is_argument, size_t target) const {
+  return std::any_of(writes_.begin(), writes_.end(), [&](const Write& write) {
+    return write.is_argument == is_argument && write.target == target;
+  });
+}
+
+const char* Effects::find_obstacle(PyObject* leaves) const {
+  if (lasting_obstacle_ != nullptr) return lasting_obstacle_;
+  const auto count = static_cast<size_t>(PyTuple_GET_SIZE(leaves));
+  c10::SmallVector<std::pair<MemoryRange, bool>, 8> seen;
+  for (size_t i = 0; i < count; ++i) {
+    PyObject* leaf = PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(i));
+    if (!THPVariable_Check(leaf)) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(leaf);
+    if (needs_contiguous_ && !tensor.is_contiguous()) return kStrided;
+    if (!writes()) continue;
+    const bool written = is_written(true, i);
+    const MemoryRange range = range_of(tensor);
+    if (written) {
+      if (const char* unfit = unfit_target(tensor)) return unfit;
+    }
+    if ((written ? bound_ : written_).overlaps(range)) return kShared;
+    for (const auto& [other, other_written] : seen) {
+      if ((written || other_written) && overlap(range, other)) return kShared;
+    }
+    seen.emplace_back(range, written);
+  }
+  for (const Write& write : writes_) {
+    if (write.is_argument) {
+      if (write.target >= count) return "the call lacks an argument that forward writes to";
+    } else if (write.target >= state_.size()) {
+      return "the module lacks a tensor that forward writes to";
+    } else if (const char* unfit = unfit_target(state_[write.target])) {
+      return unfit;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<std::pair<at::Tensor, size_t>> Effects::targets(PyObject* leaves) const {
+  std::vector<std::pair<at::Tensor, size_t>> targets;
+  targets.reserve(writes_.size());
+  for (const Write& write : writes_) {
+    const at::Tensor& target =
+        write.is_argument
+            ? THPVariable_Unpack(
+                  PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(write.target)))
+            : state_[write.target];
+    targets.emplace_back(target, write.tensor);
+  }
+  return targets;
+}
+
+}  // namespace tvmify::python

@@ -1,0 +1,52 @@
+// What a call does to memory that others see: tensors that it writes to.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/python_headers.h>
+
+#include <vector>
+
+#include "../memory_ranges.h"
+
+namespace tvmify::python {
+
+// A tensor of the program that is to be copied into a leaf of the arguments, or of the state.
+struct Write {
+  bool is_argument;
+  size_t target, tensor;
+};
+
+// Used with the GIL held. A call that has no effects pays for one comparison.
+class Effects {
+ public:
+  Effects(std::vector<Write> writes, bool needs_contiguous)
+      : writes_(std::move(writes)), needs_contiguous_(needs_contiguous) {}
+
+  // Takes the tensors of the module that the program writes to or returns, and those besides which
+  // it reads in packed form.
+  void bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>& weights);
+  const std::vector<at::Tensor>& state() const { return state_; }
+
+  bool writes() const { return !writes_.empty(); }
+
+  // Why compiled code would do something else than eager with these leaves; null if it would not.
+  const char* obstacle(PyObject* leaves) const {
+    return writes() || needs_contiguous_ ? find_obstacle(leaves) : nullptr;
+  }
+
+  // Where each write goes; the leaves have passed `obstacle`.
+  std::vector<std::pair<at::Tensor, size_t>> targets(PyObject* leaves) const;
+
+ private:
+  const char* find_obstacle(PyObject* leaves) const;
+  bool is_written(bool is_argument, size_t target) const;
+
+  std::vector<Write> writes_;
+  bool needs_contiguous_;
+  std::vector<at::Tensor> state_;
+  const char* lasting_obstacle_ = nullptr;
+  MemoryRanges bound_, written_;  // of state and weights; of state that is written
+};
+
+}  // namespace tvmify::python
