@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.capture import Program
+from tvmify.children import Children
 from tvmify.driving import Driven
 from tvmify.errors import NotCompiled
 from tvmify.runtime import Executor, PackedWeights
@@ -25,7 +26,7 @@ class Entry:
     reason: NotCompiled | None = None
     executor: Executor | None = None
     #: Runs the call by regions, where it cannot be one program.
-    driven: Driven | None = None
+    driven: Driven | Children | None = None
     #: The packed weights that the executor was bound to, and the tensors they were made of.
     weights: PackedWeights | None = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -56,4 +57,4 @@ class State:
     number: int
     scripted: Program | None = None
     #: Runs it by regions, where it cannot be one program.
-    driven: Driven | None = None
+    driven: Driven | Children | None = None
