@@ -314,6 +314,7 @@ class Dispatcher:
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
             entry.reason = reason
+            stages.end()  # regions count their own
             drive_instead(self, self._state, entry, args, kwargs)
         return entry
 
