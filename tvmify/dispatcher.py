@@ -77,7 +77,7 @@ class Dispatcher:
 
     Attributes
     ----------
-    name, options
+    name, eager, options
         As given.
     module
         Returns the module, which is held weakly.
@@ -95,7 +95,7 @@ class Dispatcher:
     ) -> None:
         self.name = name
         self.options = compile_options
-        self._eager = eager
+        self.eager = eager
         self._captured = captured
         self._watch = functools.partial(watch, own_hooks=calls_itself)
         self.module: Callable[[], nn.Module | None] = (
@@ -280,7 +280,7 @@ class Dispatcher:
         # Holds the module, which the dispatcher does not: a backward may come after its last user.
         module = self.module()
         bound = () if module is None else (module,)
-        return functools.partial(self._eager, *bound, *args, **kwargs)
+        return functools.partial(self.eager, *bound, *args, **kwargs)
 
     def _tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
         return [resolve(self.module(), name) for name in names]
@@ -328,6 +328,7 @@ class Dispatcher:
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
             entry.reason = reason
+            stages.end()  # regions count their own
             drive_instead(self, self._state, entry, args, kwargs)
         return entry
 

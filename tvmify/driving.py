@@ -18,14 +18,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.capture import REGION_SCHEMA, Driver, Part, drive
+from tvmify.children import Children
 from tvmify.errors import (
     CaptureError,
+    DependsOnValues,
     GradientsNeeded,
     NotCompiled,
     UnsupportedInput,
     UnsupportedOperator,
 )
 from tvmify.explanation import CacheInfo
+from tvmify.runtime import autocast_text
 
 #: Why a region computes further shapes in eager PyTorch.
 TOO_MANY = NotCompiled(
@@ -55,6 +58,8 @@ class Driven:
     ----------
     reason
         As given.
+    has_effects
+        Whether a call may change more than its result.
 
     Raises
     ------
@@ -62,10 +67,13 @@ class Driven:
         Nothing of it can run compiled this way.
     """
 
+    how = "control flow runs in TorchScript, and regions between are compiled each for itself"
+
     def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
         self.reason = reason
         callable_ = dispatcher.captured()
         self._driver = driver = drive(callable_, _NUMBERS.__next__)
+        self.has_effects = driver.has_effects
         self._is_scripted = isinstance(
             callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
         )
@@ -109,11 +117,7 @@ class Driven:
             raise error from text
 
     def check(
-        self,
-        eager: Callable[[], Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        differentiable: bool,
+        self, eager: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Refuse a call that would not be the same as in eager PyTorch.
 
@@ -123,12 +127,12 @@ class Driven:
         Raises
         ------
         NotCompiled
-            It returns something else than eager does, or somebody might want gradients of effects.
+            It returns something else than eager does.
         """
-        if differentiable and self._driver.has_effects:
-            raise GradientsNeeded(
-                "weights require gradients, and the module changes its state",
-                "Call under torch.no_grad() or torch.inference_mode().",
+        if autocast_text():
+            raise CaptureError(
+                "TorchScript would run the control flow, which has rules of its own for autocast",
+                "Leave torch.autocast, or convert the module with .to(dtype).",
             )
         if self._is_scripted:
             return
@@ -183,13 +187,18 @@ def drive_instead(
     if not is_about_flow(reason):
         return
     if state.driven is None:
-        with contextlib.suppress(NotCompiled):  # the reason that there is says more
-            state.driven = Driven(dispatcher, reason)
+        state.driven = _driven(dispatcher, reason)
     if state.driven is not None:
         entry.tensors = state.driven.bind(dispatcher.module())
         eager = dispatcher.eager_call(args, kwargs)
         try:
-            state.driven.check(eager, args, kwargs, entry.differentiable)
+            if entry.differentiable and state.driven.has_effects:
+                raise GradientsNeeded(
+                    "weights require gradients, and forward may have effects, which a backward "
+                    "must not repeat",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+            state.driven.check(eager, args, kwargs)
         except NotCompiled as other:
             entry.reason = other
         else:
@@ -197,11 +206,21 @@ def drive_instead(
             entry.remember(args, kwargs)
 
 
+def _driven(dispatcher: Any, reason: NotCompiled) -> Driven | Children | None:
+    with contextlib.suppress(NotCompiled):  # the reason that there is says more
+        return Driven(dispatcher, reason)
+    # with `strict`, nothing runs in Python unsaid
+    if isinstance(reason, DependsOnValues) and not dispatcher.options.strict:
+        with contextlib.suppress(NotCompiled):
+            return Children(dispatcher, reason)
+    return None
+
+
 def is_about_flow(reason: NotCompiled) -> bool:
     """Tell whether control flow, or the module's state, keeps the whole from being one program."""
     if isinstance(reason, UnsupportedOperator):
         return "prim::SetAttr" in reason.operators
-    return isinstance(reason, CaptureError)
+    return isinstance(reason, DependsOnValues)
 
 
 class _Region:

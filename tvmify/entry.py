@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.capture import Program
+from tvmify.children import Children
 from tvmify.driving import Driven
 from tvmify.errors import GradientsNeeded, NotCompiled
 from tvmify.runtime import Call, Executor, PackedWeights
@@ -26,7 +27,7 @@ class Entry:
     reason: NotCompiled | None = None
     executor: Executor | None = None
     #: Runs the call by regions, where it cannot be one program.
-    driven: Driven | None = None
+    driven: Driven | Children | None = None
     #: The packed weights that the executor was bound to, and the tensors they were made of.
     weights: PackedWeights | None = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -97,4 +98,4 @@ class State:
     number: int
     scripted: Program | None = None
     #: Runs it by regions, where it cannot be one program.
-    driven: Driven | None = None
+    driven: Driven | Children | None = None

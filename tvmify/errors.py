@@ -76,6 +76,10 @@ class CaptureError(NotCompiled):
     """Neither TorchScript nor ``torch.export`` could turn the module into one ATen program."""
 
 
+class DependsOnValues(CaptureError):
+    """Control flow, a shape or a number depends on the values of tensors."""
+
+
 class BuildError(NotCompiled):
     """TVM failed while lowering, scheduling or building a program that was captured."""
 

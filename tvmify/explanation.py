@@ -14,6 +14,7 @@ import torch
 from tvmify.errors import TvmifyWarning
 
 if TYPE_CHECKING:
+    from tvmify.children import Children
     from tvmify.driving import Driven
     from tvmify.entry import Entry
 
@@ -91,10 +92,10 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:
                 f"      {entry.reason.next_step}",
             ]
         elif entry.driven is not None:
-            lines.append(
-                "    runs by regions, compiled each for itself, with TorchScript between them: "
-                + entry.driven.reason.reason
-            )
+            lines += [
+                f"    runs by regions: {entry.driven.how}",
+                f"      {entry.driven.reason.reason}",
+            ]
         elif entry.executor is None:
             faster = ", which is faster here" if "compared" in entry.notes else ""
             lines.append(f"    runs in eager PyTorch{faster}")
@@ -112,7 +113,7 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:
     return "\n".join(lines)
 
 
-def _drivens(entries: Iterable[Entry]) -> list[Driven]:
+def _drivens(entries: Iterable[Entry]) -> list[Driven | Children]:
     return list(dict.fromkeys(e.driven for e in entries if e.driven is not None))
 
 

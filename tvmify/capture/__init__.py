@@ -83,14 +83,12 @@ def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
     UnsupportedOperator
         It is a plain module with effects, which its scripted copy would not pass on.
     """
-    if _is_autocast():
-        raise CaptureError("TorchScript would drive it under autocast", _LEAVE_AUTOCAST)
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return Driver(callable_, None, number)
     try:
         driver = Driver(script(callable_), callable_, number)
     except CannotScript as error:
-        raise CaptureError(f"it cannot be scripted: {error}", "See docs/regions.md.") from error
+        raise CaptureError(f"it cannot be scripted: {error}", "Change that place.") from error
     if driver.has_effects:
         raise UnsupportedOperator(
             ["prim::SetAttr"], "forward changes attributes, buffers or arguments"

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
-from tvmify.errors import CaptureError, NotCompiled, UnsupportedOperator
+from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
 
 _DECORATE_AROUND = (
     "Write it with torch.where, or decorate the submodules around it and leave this place to "
@@ -90,7 +90,7 @@ def export(
         except NotCompiled:
             raise
         except GuardOnDataDependentSymNode as error:
-            raise CaptureError(
+            raise DependsOnValues(
                 f"A branch depends on the values of tensors ({_user_line(error)})",
                 _DECORATE_AROUND,
             ) from error
@@ -158,7 +158,7 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
         for value in pytree.tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
             if any(isinstance(size, _SYMBOLS) for size in sizes):
-                raise CaptureError(
+                raise DependsOnValues(
                     f"What {node.target} returns has a size, or is a number, that depends on the "
                     f"values of tensors ({_first_line(node.meta.get('stack_trace'))})",
                     _DECORATE_AROUND,

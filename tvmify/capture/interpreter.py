@@ -12,7 +12,7 @@ from tvmify.capture.named_tuples import named_tuple_class
 from tvmify.capture.operators import find_operator, qualified_name
 from tvmify.capture.state import ModulePath
 from tvmify.capture.values import plain
-from tvmify.errors import CaptureError, NotCompiled, UnsupportedOperator
+from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
 
 #: Scalars come out as the graph's types say: 2 ** 3 is 8.0 where TorchScript has a float.
 _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int, "BoolType": bool}
@@ -133,7 +133,7 @@ def source_line(text: str) -> str:
 def _truth(condition: Any, node: torch._C.Node) -> bool:
     if isinstance(condition, (bool, int)):
         return bool(condition)
-    raise CaptureError(
+    raise DependsOnValues(
         f"A branch depends on the values of tensors ({where(node)})",
         "Write it with torch.where, or decorate the submodules around it.",
     )
@@ -147,7 +147,7 @@ def _call(node: torch._C.Node, inputs: list[Any]) -> list[Any]:
     try:
         result = callee(inputs)
     except CaptureError as error:
-        raise CaptureError(f"{error.reason} ({where(node)})", error.next_step) from error
+        raise type(error)(f"{error.reason} ({where(node)})", error.next_step) from error
     except NotCompiled:
         raise
     except Exception as error:

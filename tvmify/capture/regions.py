@@ -267,6 +267,9 @@ class Regions:
     def _close(self, run: list[torch._C.Node], defined: set[str]) -> None:
         nested = (node for top in run for node in with_nested(top))
         operators = Counter(node.kind().partition("::")[2] for node in nested if computes(node))
+        entering = [v for node in run for v in operands(node) if v.debugName() not in defined]
+        if not any(is_tensor(v) and v.debugName() not in self.movable for v in entering):
+            return  # of weights and constants alone: an operator without tensors is not dispatched
         if operators.total() < _FEWEST_OPERATORS:
             return
         inside: Counter[str] = Counter()

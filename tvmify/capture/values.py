@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tvmify.errors import CaptureError
+from tvmify.errors import DependsOnValues
 
 #: c10::ScalarType in its order: TorchScript stores a dtype as the index.
 DTYPES: tuple[torch.dtype | None, ...] = (
@@ -93,13 +93,13 @@ def read_number(value: Any) -> Any:
 
     Raises
     ------
-    CaptureError
+    DependsOnValues
         The tensor depends on the inputs or the weights.
     """
     if not isinstance(value, torch.Tensor):
         return value
     if not is_literal(value):
-        raise CaptureError(
+        raise DependsOnValues(
             "A Python number is read from a tensor's values, so the program depends on them",
             "Keep the value in a tensor (torch.where instead of if), "
             "or decorate the submodules around this place.",
