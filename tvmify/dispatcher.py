@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from tvmify import keys, options
 from tvmify.artifact import Artifact
@@ -28,6 +27,7 @@ from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
+from tvmify.floats import Floats, taking_floats
 from tvmify.obtain import BUILT, LOADED, keep, obtain
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -47,7 +47,6 @@ from tvmify.runtime import (
 )
 from tvmify.signature import Signature, check_tensor
 from tvmify.target import target_for
-from tvmify.verdict import judge
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -118,6 +117,7 @@ class Dispatcher:
         self._states: dict[Hashable, State] = {}
         self._state = State(0)
         self._weights = PackedWeights()
+        self._floats = Floats()
         self._unsettled: Entry | None = None
         # Tensors of closures and globals that captured programs hold by value.
         self._constants: list[torch.Tensor] = []
@@ -192,6 +192,7 @@ class Dispatcher:
             self._memory.clear()
             self._constants.clear()
             self._constants_guard = None
+            self._floats = Floats()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of a module begin without one: it belongs to one module in one process.
@@ -217,6 +218,8 @@ class Dispatcher:
             leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
                 return leaves, self._outside(args, kwargs)
+        elif self._floats.arguments:
+            signature = self._floats.find(signature, leaves, args, kwargs)
         return leaves, self._lookup(signature) or self._prepare(signature, args, kwargs)
 
     def _lookup(self, signature: Hashable) -> Entry | None:
@@ -280,24 +283,28 @@ class Dispatcher:
 
     def _prepare(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Entry:
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
-            place = (self._state.number, signature)
-            entry = self._memory.peek(place)
+            entry = self._memory.peek((self._state.number, signature))
             if entry is None and self._keeps_all and len(self._memory) >= self.options.cache_size:
                 return Entry("others", reason=TOO_MANY)
             if entry is None:
-                entry = self._make_entry(args, kwargs, stages)
-                self._memory.put(place, entry)
+                make = functools.partial(self._make_entry, args, kwargs, stages)
+                signature, entry = self._floats.make(signature, args, kwargs, make)
+                self._memory.put((self._state.number, signature), entry)
                 stages.end()
                 for stage, seconds in stages.seconds.items():
                     self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
             return entry
 
-    def _make_entry(self, args: Args, kwargs: Kwargs, stages: Stages) -> Entry:
+    def _make_entry(
+        self, args: Args, kwargs: Kwargs, stages: Stages, general: tuple[Args, Kwargs] | None = None
+    ) -> Entry:
+        # `general` are the arguments without the values of floats.
         entry = Entry("any arguments", weights=self._weights)
         if options.disabled():
             return entry
         try:
-            key, _, executor = self._obtain(args, kwargs, self.options.target, entry, stages)
+            recorded = general or (args, kwargs)
+            key, _, executor = self._obtain(*recorded, self.options.target, entry, stages)
             if executor.refusal:
                 raise UnsupportedTarget(
                     f"code for this target cannot run here: {executor.refusal}",
@@ -307,14 +314,16 @@ class Dispatcher:
             entry.executor = executor
             stages.begin("bind")
             self._bind(entry)
-            entry.run = executor.call()
+            entry.run = taking_floats(executor.call()) if general else executor.call()
             stages.begin("compare")
-            if self._judge(entry, args, kwargs) or entry.notes["code"] == BUILT:
+            eager = self.eager_call(args, kwargs)
+            if entry.judge(self.options, eager, args, kwargs) or entry.notes["code"] == BUILT:
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:
             entry.reason = reason
-            drive_instead(self, self._state, entry, args, kwargs)
+            if general is None:
+                drive_instead(self, self._state, entry, args, kwargs)
         return entry
 
     def _obtain(
@@ -368,29 +377,9 @@ class Dispatcher:
         weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
         for name, weight in weights.items():
             check_tensor(f"weight {name!r}", weight)
-        devices = signature.devices | {weight.device for weight in weights.values()}
-        if len(devices) > 1:
-            raise UnsupportedTarget(
-                f"inputs and weights are on {', '.join(sorted(map(str, devices)))}",
-                "Move them to one device.",
-            )
-        device = devices.pop() if devices else torch.get_default_device()
+        device = keys.device(signature, weights)
         resolved = target_for(target, device.type, cpu_features())
         return keys.key(program.fingerprint, signature, weights, resolved, self.options)
-
-    def _judge(self, entry: Entry, args: Args, kwargs: Kwargs) -> bool:
-        """Leave to eager PyTorch what it computes faster; return whether that is news."""
-        executor, run = entry.executor, entry.run
-        if executor is None or run is None or not self.options.compares():
-            return False
-        leaves = tuple(pytree.tree_leaves((args, kwargs)))
-        eager = self.eager_call(args, kwargs)
-        verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
-        if verdict is not None:
-            entry.notes["compared"] = str(verdict)
-            if not verdict.is_for_compiled:
-                entry.run = entry.executor = None
-        return is_new
 
     def _report(self, entry: Entry) -> None:
         """Say why a call does not run compiled: an error if strict, else a warning, once."""

@@ -26,6 +26,7 @@ from tvmify.errors import (
     UnsupportedOperator,
 )
 from tvmify.explanation import CacheInfo
+from tvmify.runtime import autocast_text
 
 #: Why a region computes further shapes in eager PyTorch.
 TOO_MANY = NotCompiled(
@@ -183,6 +184,8 @@ def drive_instead(
     is_state = isinstance(reason, UnsupportedOperator) and "prim::SetAttr" in reason.operators
     if not is_state and not isinstance(reason, CaptureError):
         return
+    if autocast_text():
+        return  # TorchScript casts by rules of its own
     if state.driven is None:
         with contextlib.suppress(NotCompiled):  # the reason that there is says more
             state.driven = Driven(dispatcher, reason)

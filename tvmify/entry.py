@@ -12,8 +12,10 @@ from torch.utils import _pytree as pytree
 from tvmify.capture import Program
 from tvmify.driving import Driven
 from tvmify.errors import NotCompiled
+from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, PackedWeights
 from tvmify.signature import TensorSpec
+from tvmify.verdict import judge
 
 
 @dataclass
@@ -42,6 +44,25 @@ class Entry:
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a call of this signature, with tensors of zeros."""
         return pytree.tree_map_only(TensorSpec, TensorSpec.example, self._call)
+
+    def judge(
+        self,
+        options: CompileOptions,
+        eager: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        """Leave to eager PyTorch what it computes faster; return whether that is news."""
+        executor, run = self.executor, self.run
+        if executor is None or run is None or not options.compares():
+            return False
+        leaves = tuple(pytree.tree_leaves((args, kwargs)))
+        verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
+        if verdict is not None:
+            self.notes["compared"] = str(verdict)
+            if not verdict.is_for_compiled:
+                self.run = self.executor = None
+        return is_new
 
 
 @dataclass

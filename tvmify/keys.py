@@ -12,6 +12,7 @@ import torch
 
 from tvmify.artifact import FORMAT_VERSION
 from tvmify.cache import Key
+from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
 from tvmify.signature import Signature, TensorSpec
@@ -56,6 +57,23 @@ def key(
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
         }
     )
+
+
+def device(signature: Signature, weights: Mapping[str, torch.Tensor]) -> torch.device:
+    """Return the device of a call.
+
+    Raises
+    ------
+    UnsupportedTarget
+        Inputs and weights are on several.
+    """
+    devices = signature.devices | {weight.device for weight in weights.values()}
+    if len(devices) > 1:
+        raise UnsupportedTarget(
+            f"inputs and weights are on {', '.join(sorted(map(str, devices)))}",
+            "Move them to one device.",
+        )
+    return devices.pop() if devices else torch.get_default_device()
 
 
 def processor(key: Key) -> str:
