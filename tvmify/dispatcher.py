@@ -27,6 +27,7 @@ from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
+from tvmify.floats import FloatCall, Floats
 from tvmify.obtain import BUILT, LOADED, keep, obtain
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -114,6 +115,7 @@ class Dispatcher:
         self._states: dict[Hashable, State] = {}
         self._state = State(0)
         self._weights = PackedWeights()
+        self._floats = Floats()
         self._unsettled: Entry | None = None
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
@@ -196,6 +198,7 @@ class Dispatcher:
             self._memory.clear()
             self._constants.clear()
             self._constants_guard = None
+            self._floats = Floats()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of a module begin without one: it belongs to one module in one process.
@@ -221,6 +224,8 @@ class Dispatcher:
             leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
                 return leaves, self._outside(args, kwargs)
+        elif self._floats.arguments:
+            signature = self._floats.find(signature, leaves, args, kwargs)
         return leaves, self._lookup(signature) or self._prepare(signature, args, kwargs)
 
     def _lookup(self, signature: Hashable) -> Entry | None:
@@ -289,24 +294,28 @@ class Dispatcher:
 
     def _prepare(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Entry:
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
-            place = (self._state.number, signature)
-            entry = self._memory.peek(place)
+            entry = self._memory.peek((self._state.number, signature))
             if entry is None and self._keeps_all and len(self._memory) >= self.options.cache_size:
                 return Entry("others", reason=TOO_MANY)
             if entry is None:
-                entry = self._make_entry(args, kwargs, stages)
-                self._memory.put(place, entry)
+                make = functools.partial(self._make_entry, args, kwargs, stages)
+                signature, entry = self._floats.make(signature, args, kwargs, make)
+                self._memory.put((self._state.number, signature), entry)
                 stages.end()
                 for stage, seconds in stages.seconds.items():
                     self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
             return entry
 
-    def _make_entry(self, args: Args, kwargs: Kwargs, stages: Stages) -> Entry:
+    def _make_entry(
+        self, args: Args, kwargs: Kwargs, stages: Stages, general: tuple[Args, Kwargs] | None = None
+    ) -> Entry:
+        # `general` are the arguments without the values of floats.
         entry = Entry("any arguments", weights=self._weights)
         if options.disabled():
             return entry
         try:
-            key, _, executor = self._obtain(args, kwargs, self.options.target, entry, stages)
+            recorded = general or (args, kwargs)
+            key, _, executor = self._obtain(*recorded, self.options.target, entry, stages)
             if executor.refusal:
                 raise UnsupportedTarget(
                     f"code for this target cannot run here: {executor.refusal}",
@@ -319,7 +328,7 @@ class Dispatcher:
             self._admit_writes(executor.artifact)
             stages.begin("bind")
             self._bind(entry)
-            entry.run = executor.call()
+            entry.run = FloatCall(executor.call()) if general else executor.call()
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
             is_news = self.options.compares() and entry.compare(args, kwargs, eager)
@@ -329,7 +338,8 @@ class Dispatcher:
         except NotCompiled as reason:
             entry.reason = reason
             stages.end()  # regions count their own
-            drive_instead(self, self._state, entry, args, kwargs)
+            if general is None:
+                drive_instead(self, self._state, entry, args, kwargs)
         return entry
 
     def _obtain(

@@ -186,6 +186,8 @@ def drive_instead(
     reason = entry.reason
     if not is_about_flow(reason):
         return
+    if autocast_text():
+        return  # TorchScript casts by rules of its own
     if state.driven is None:
         state.driven = _driven(dispatcher, reason)
     if state.driven is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,13 +17,16 @@ from tvmify.runtime import Call, Executor, PackedWeights
 from tvmify.signature import TensorSpec
 from tvmify.verdict import judge
 
+if TYPE_CHECKING:
+    from tvmify.floats import FloatCall
+
 
 @dataclass
 class Entry:
     """What a signature leads to: an executor, or the reason why there is none."""
 
     signature: str
-    run: Call | None = None
+    run: Call | FloatCall | None = None
     reason: NotCompiled | None = None
     executor: Executor | None = None
     #: Runs the call by regions, where it cannot be one program.

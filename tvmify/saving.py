@@ -47,7 +47,8 @@ def save(
         arguments.
     signatures
         More calls, in the forms that ``warmup`` takes, such as ``[[(1, 3, 224, 224)]]``. Without
-        these and ``example_inputs``: all that the model was called with so far.
+        these and ``example_inputs``: all that the model was called with so far; of a float that may
+        have any value, the first.
     targets
         What to build for: None is the target of the model, which is this machine if it names none;
         others as the option ``target``. Where several serve a machine, the first is used.

@@ -30,6 +30,14 @@ _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True)
+class FloatArgument:
+    """Stands, in the arguments of a call, for a float of any value."""
+
+
+FLOAT = FloatArgument()
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """Shape, dtype and device of a tensor.
 
@@ -145,6 +153,8 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     if isinstance(leaf, torch.Tensor):
         check_tensor(name, leaf)
         return TensorSpec.of(leaf)
+    if leaf is FLOAT:
+        return "float"
     if isinstance(leaf, _SCALARS):
         return f"{type(leaf).__name__} {leaf!r}"
     raise UnsupportedInput(

@@ -15,8 +15,6 @@ from tvmify.errors import CaptureError, UnsupportedOperator
 
 __all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "present", "resolve"]
 
-_LEAVE_AUTOCAST = "Leave torch.autocast, or convert the module with .to(dtype)."
-
 
 def capture(
     callable_: Callable[..., Any] | Program, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -46,7 +44,7 @@ def capture(
     if _is_autocast_by_torchscript(callable_):
         raise CaptureError(
             "TorchScript code runs under autocast, for which it has rules of its own",
-            _LEAVE_AUTOCAST,
+            "Leave torch.autocast, or convert the module with .to(dtype).",
         )
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return ScriptedProgram(callable_)
@@ -96,12 +94,8 @@ def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
     return driver
 
 
-def _is_autocast() -> bool:
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
 def _is_autocast_by_torchscript(callable_: Callable[..., Any]) -> bool:
-    if not _is_autocast():
+    if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
         return False
     parts = callable_.modules() if isinstance(callable_, torch.nn.Module) else [callable_]
     return any(isinstance(p, (torch.jit.ScriptModule, torch.jit.ScriptFunction)) for p in parts)

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.capture.floats import Float, FloatValueNeeded
 from tvmify.errors import CaptureError
+from tvmify.signature import FLOAT
 
 #: Values that ``torch.export`` takes for no arguments, although they are ones of operators.
 _HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -18,15 +20,21 @@ _HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 class RecordedCall:
     """Arguments of a call, some of them hidden from ``torch.export``.
 
+    Parameters
+    ----------
+    args, kwargs
+        `FLOAT` stands for a float of any value.
+
     Attributes
     ----------
     args, kwargs
-        For ``torch.export``, with None in place of each value that it does not take.
+        For ``torch.export``, with None in place of each value that it does not take, and a tensor
+        for each `FLOAT`.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leaves, self._structure = pytree.tree_flatten((args, kwargs))
-        self.args, self.kwargs = pytree.tree_map_only(_HIDDEN, lambda _: None, (args, kwargs))
+        self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs))
 
     def attach(self, module: torch.nn.Module) -> None:
         """Let a module have what is hidden, and see to it that it changes none of its arguments."""
@@ -58,9 +66,14 @@ class RecordedCall:
         # torch.export may have put keyword arguments into another order.
         found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
         pairs = zip(found, self._leaves, strict=True)
-        leaves = [hidden if isinstance(hidden, _HIDDEN) else leaf for leaf, hidden in pairs]
+        leaves = [_given(leaf, hidden) for leaf, hidden in pairs]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        result = forward(module, *args, **kwargs)
+        try:
+            result = forward(module, *args, **kwargs)
+            if any(type(leaf) is Float for leaf in pytree.tree_leaves(result)):
+                raise FloatValueNeeded
+        except FloatValueNeeded:
+            raise CaptureError("forward needs the value of a float", "Pass the float.") from None
         now = pytree.tree_leaves((args, kwargs))
         if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
             raise CaptureError(
@@ -68,3 +81,15 @@ class RecordedCall:
                 "Return what is new instead.",
             )
         return result
+
+
+def _shown(leaf: Any) -> Any:
+    if leaf is FLOAT:
+        return torch.zeros((), dtype=torch.float64, device="cpu")
+    return None if isinstance(leaf, _HIDDEN) else leaf
+
+
+def _given(leaf: Any, hidden: Any) -> Any:
+    if hidden is FLOAT:
+        return Float(leaf)
+    return hidden if isinstance(hidden, _HIDDEN) else leaf

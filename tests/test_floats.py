@@ -1,0 +1,165 @@
+"""Python floats among the arguments: of any value, where they only feed arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+from tvmify import tvmify as decorate
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+VALUES = [0.1, 1 / 3, -0.0, 1e-50, 1e300, math.inf, -math.inf, math.nan, 16777217.0]
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return x * scale
+
+
+def same(ours: torch.Tensor, eager: torch.Tensor) -> bool:
+    known = ~eager.isnan()
+    return (
+        ours.dtype == eager.dtype
+        and torch.equal(ours.isnan(), eager.isnan())
+        and torch.equal(ours[known], eager[known])
+        and torch.equal(ours[known].signbit(), eager[known].signbit())
+    )
+
+
+ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
+    "x * f": lambda x, f: x * f,
+    "f * x": lambda x, f: f * x,
+    "x + f": lambda x, f: x + f,
+    "f - x": lambda x, f: f - x,
+    "x - f": torch.sub,
+    "x / f": lambda x, f: x / f,
+    "f / x": lambda x, f: f / x,
+    "x * (1 - f)": lambda x, f: x * (1 - f),
+    "-f + 0.5": lambda x, f: x * (-f + 0.5),
+}
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_one_program_serves_all_values(name: str, inference: None) -> None:
+    function = ARITHMETIC[name]
+    fast: Any = decorate(function, strict=True)
+    for value in VALUES:
+        assert same(fast(X, value), function(X, value)), value
+    info = fast.cache_info()
+    assert (info.builds, info.entries, info.misses) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8])
+def test_the_result_has_the_dtype_and_the_bits_of_eager(
+    dtype: torch.dtype, inference: None
+) -> None:
+    def function(x: torch.Tensor, f: float, g: float) -> tuple[torch.Tensor, ...]:
+        return x * f, g - x, x[0, 0] / f, x[0, 1] + g
+
+    fast: Any = decorate(function, strict=True)
+    x = (X * 100).abs().to(dtype)
+    for f, g in itertools.product(VALUES[:4], VALUES[2:]):
+        for ours, eager in zip(fast(x, f, g), function(x, f, g), strict=True):
+            assert same(ours, eager), (f, g)
+    assert fast.cache_info().builds == 1
+
+
+CONTROL: dict[str, Callable[[Any, float], Any]] = {
+    "branch": lambda x, f: x * 2 if f > 0.15 else x + 1,
+    "truth": lambda x, f: x * 2 if f else x + 1,
+    "equality": lambda x, f: x * 2 if f == 0.1 else x + 1,
+    "membership": lambda x, f: x * 2 if f in (0.1, 0.3) else x + 1,
+    "shape": lambda x, f: x.repeat(int(f * 10), 1) + 1,
+    "power": lambda x, f: (x + 1) ** f,
+    "rounding": lambda x, f: x + round(f),
+    "text": lambda x, f: x * len(f"{f}"),
+    "an operator's attribute": nn.functional.leaky_relu,
+    "a tensor": lambda x, f: x + torch.tensor(f),
+    "math": lambda x, f: x * math.exp(f),
+    "product of numbers": lambda x, f: x * (f * 3),
+    "result": lambda x, f: (x * 2, f)[0] + f // 1,
+    "swallowed": lambda x, f: x * _safely(f),
+}
+
+
+def _safely(value: float) -> int:
+    try:
+        return int(value * 10)
+    except Exception:
+        return 100
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_other_uses_make_the_value_part_of_the_key(name: str, inference: None) -> None:
+    function = CONTROL[name]
+    fast: Any = decorate(function, strict=True)
+    for value in (0.1, 0.2, 0.3):
+        torch.testing.assert_close(fast(X, value), function(X, value))
+    assert fast.cache_info().entries == 3
+
+
+def test_floats_in_containers_and_keywords(inference: None) -> None:
+    def function(x: torch.Tensor, pair: Any, *, more: Any) -> torch.Tensor:
+        return (x * pair[0] + more["b"]) * pair[1]
+
+    fast: Any = decorate(function, strict=True)
+    for a, b in ((0.5, 1.5), (2.5, -1.0)):
+        for n in (1, 2):
+            args, kwargs = (X, (a, n)), {"more": {"b": b}}
+            torch.testing.assert_close(fast(*args, **kwargs), function(*args, **kwargs))
+    assert fast.cache_info().entries == 2  # one for each int
+
+
+def test_a_float_that_is_returned(inference: None) -> None:
+    fast: Any = decorate(lambda x, f: (x * f, f, [f + 1]), strict=True)
+    for value in (0.5, 1.5):
+        result, same_value, (other,) = fast(X, value)
+        assert torch.equal(result, X * value)
+        assert (type(same_value), same_value, other) == (float, value, value + 1)
+
+
+def test_a_scripted_module_with_a_default(inference: None) -> None:
+    fast: Any = decorate(Scaled().eval(), strict=True)
+    assert torch.equal(fast(X), X * 2)
+    for value in VALUES[:3]:
+        assert torch.equal(fast(X, value), X * value)
+        assert torch.equal(fast(X, scale=value), X * value)
+    assert fast.cache_info().entries == 3
+    assert torch.equal(fast(X, 3), X * 3)  # an int is another key, in eager another dtype too
+
+
+def test_it_is_followed_by_everything_else() -> None:
+    fast: Any = decorate(Scaled().eval(), strict=True)
+    with torch.no_grad():
+        fast(X, 0.5)
+        fast.refresh()
+        assert torch.equal(fast(X, 0.25), X * 0.25)
+        assert torch.equal(fast(X[:2], 0.25), X[:2] * 0.25)
+        assert fast.cache_info().entries == 2
+        assert "(float32[3, 4] cpu, float)" in fast.explain()
+    fast.train()
+    with pytest.raises(tvmify.TrainingMode):
+        fast(X, 0.125)
+    fast.eval()
+    with torch.no_grad():
+        assert torch.equal(fast(X, 0.75), X * 0.75)
+    assert fast.cache_info().builds <= 2
+
+
+def test_a_saved_file_has_the_value_of_the_first_call(tmp_path: Any, inference: None) -> None:
+    fast: Any = decorate(Scaled().eval(), strict=True)
+    fast(X, 0.5)
+    fast(X, 0.75)
+    tvmify.save(fast, tmp_path / "scaled.pt")
+    loaded = tvmify.load(tmp_path / "scaled.pt")
+    assert torch.equal(loaded(X, 0.5), X * 0.5)
+    with pytest.warns(UserWarning, match="holds no code for these arguments"):
+        assert torch.equal(loaded(X, 0.75), X * 0.75)

@@ -1,0 +1,118 @@
+"""Calls that differ in the values of floats alone, and what serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.entry import Entry
+from tvmify.runtime import Call, flatten
+from tvmify.signature import FLOAT
+
+
+class GeneralSignature(NamedTuple):
+    """A signature without the values of its floats."""
+
+    places: tuple[int, ...]  # of the floats, among the leaves
+    rest: bytes
+
+
+class Floats:
+    """Which signatures have floats that are arguments of the program, as far as that was tried.
+
+    Attributes
+    ----------
+    arguments
+        The signatures of which one program serves all values.
+    """
+
+    def __init__(self) -> None:
+        self.arguments: set[GeneralSignature] = set()
+        self._values: set[GeneralSignature] = set()
+
+    def find(
+        self, signature: Hashable, leaves: tuple[Any, ...], args: Any, kwargs: Any
+    ) -> Hashable:
+        """Return the signature of a call without its floats, if these are arguments."""
+        general = _general(leaves, args, kwargs)
+        return general if general in self.arguments else signature
+
+    def make(
+        self, signature: Hashable, args: Any, kwargs: Any, make: Callable[..., Entry]
+    ) -> tuple[Hashable, Entry]:
+        """Return an entry for all values of the floats in a call, or, if there is none, for these.
+
+        Parameters
+        ----------
+        signature, args, kwargs
+            Of the call.
+        make
+            Makes an entry, given the arguments without the values of floats, or nothing.
+
+        Returns
+        -------
+        signature, entry
+            What it is to be found by.
+        """
+        leaves, exact = flatten(args, kwargs)
+        general = _general(leaves, args, kwargs)
+        if general is None or general in self._values:
+            return signature, make()
+        entry = make(_without_floats(args, kwargs, FLOAT))
+        if entry.reason is None:
+            self.arguments.add(general)
+            return general, entry
+        entry = make()
+        if entry.reason is None:  # else it was for another reason
+            self.arguments.discard(general)
+            self._values.add(general)
+        return exact, entry
+
+
+class FloatCall:
+    """A call of a program that takes tensors without dimensions where the caller has floats.
+
+    Parameters
+    ----------
+    run
+        The call of the program.
+    """
+
+    def __init__(self, run: Call) -> None:
+        self._run = run
+
+    def __call__(self, leaves: tuple[Any, ...]) -> Any:
+        """Run the program."""
+        return self._run(_with_tensors(leaves))
+
+    def obstacle(self, leaves: tuple[Any, ...]) -> str | None:
+        """Return why these leaves cannot be its arguments; None if they can."""
+        return self._run.obstacle(_with_tensors(leaves))
+
+
+def _with_tensors(leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        torch.scalar_tensor(leaf, dtype=torch.float64, device="cpu")
+        if type(leaf) is float
+        else leaf
+        for leaf in leaves
+    )
+
+
+def _general(leaves: tuple[Any, ...], args: Any, kwargs: Any) -> GeneralSignature | None:
+    places = tuple(place for place, leaf in enumerate(leaves) if type(leaf) is float)
+    if not places:
+        return None
+    # None stands for each float; the places tell it from a None of the call.
+    rest = flatten(*_without_floats(args, kwargs, None))[1]
+    return None if rest is None else GeneralSignature(places, rest)
+
+
+def _without_floats(args: Any, kwargs: Any, stand_in: Any) -> tuple[Any, Any]:
+    def replaced(leaf: Any) -> Any:
+        return stand_in if type(leaf) is float else leaf
+
+    return pytree.tree_map(replaced, (args, kwargs))
