@@ -32,10 +32,27 @@ def layer_norm(importer: Importer, node: fx.Node) -> Any:
     x = importer.tensor(node.args[0], dtype)
     gamma = _scale(importer, weight, list(shape), 1.0, dtype)
     beta = _scale(importer, bias, list(shape), 0.0, dtype)
-    result = importer.emit(
-        relax.op.nn.layer_norm(x, gamma, beta, list(range(-len(shape), 0)), epsilon=float(eps))
-    )
+    axes = list(range(-len(shape), 0))
+    if dtype is torch.float64:
+        result = _layer_norm_by_steps(importer, x, gamma, beta, axes, float(eps))
+    else:
+        result = importer.emit(relax.op.nn.layer_norm(x, gamma, beta, axes, epsilon=float(eps)))
     return result if "native" not in str(node.target) else (result, None, None)
+
+
+def _layer_norm_by_steps(
+    importer: Importer,
+    x: relax.Expr,
+    gamma: relax.Expr,
+    beta: relax.Expr,
+    axes: list[int],
+    eps: float,
+) -> relax.Expr:
+    """Normalise in float64, for which TVM has no layer_norm."""
+    centred = importer.emit(x - importer.emit(relax.op.mean(x, axes, keepdims=True)))
+    variance = importer.emit(relax.op.mean(importer.emit(centred * centred), axes, keepdims=True))
+    deviation = importer.emit(relax.op.sqrt(variance + relax.const(eps, "float64")))
+    return importer.emit(centred / deviation * gamma + beta)
 
 
 @converts("native_group_norm.default")

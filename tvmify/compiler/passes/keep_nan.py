@@ -39,7 +39,12 @@ def minimum(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _or_nan(condition: Scalar, a: Scalar) -> Scalar:
-    return tirx.any(condition, tirx.isnan(a)) if _is_float(a) else condition
+    return tirx.any(condition, _is_nan(a)) if _is_float(a) else condition
+
+
+def _is_nan(a: Scalar) -> Scalar:
+    # TVM has no isnan of bfloat16.
+    return tirx.isnan(tirx.Cast("float32", a) if str(a.ty.dtype) == "bfloat16" else a)
 
 
 def _is_float(a: Scalar) -> bool:
@@ -54,9 +59,7 @@ def _relu(x: Scalar) -> Scalar:
 def _unless_nan(a: Scalar, condition: Scalar) -> Scalar:
     # When fusion makes both sides the same value, the simplifier takes ``a == a`` for true.
     return (
-        tirx.Select(tirx.isnan(a), tirx.const(False, "bool"), condition)
-        if _is_float(a)
-        else condition
+        tirx.Select(_is_nan(a), tirx.const(False, "bool"), condition) if _is_float(a) else condition
     )
 
 
