@@ -152,7 +152,9 @@ def extremum_and_position(importer: Importer, node: fx.Node) -> tuple[relax.Expr
 def _comparable(importer: Importer, source: Any) -> relax.Expr:
     """Return a tensor in a dtype that extrema are taken in."""
     dtype = source.meta["val"].dtype
-    return importer.tensor(source, torch.int8 if dtype is torch.bool else dtype)
+    # TVM has no isnan of bfloat16, nor extrema of booleans.
+    stand_ins = {torch.bool: torch.int8, torch.bfloat16: torch.float32}
+    return importer.tensor(source, stand_ins.get(dtype, dtype))
 
 
 def _position(
