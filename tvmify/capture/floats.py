@@ -41,7 +41,7 @@ class Float:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Compute with tensors what is known, and nothing else."""
-        compute = _FUNCTIONS.get(getattr(func, "__name__", ""))
+        compute = _FUNCTIONS.get(func)
         if compute is None or kwargs or len(args) != 2 or type(args[0]) is Float:
             raise FloatValueNeeded
         return _compute(compute, *args)
@@ -90,16 +90,18 @@ class Float:
     __str__ = __format__ = _needed  # type: ignore[assignment]
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": torch.add,
-    "__add__": torch.add,
-    "sub": torch.sub,
-    "__sub__": torch.sub,
-    "mul": torch.mul,
-    "__mul__": torch.mul,
-    "div": torch.div,
-    "true_divide": torch.div,
-    "__truediv__": torch.div,
+_NAMES = {
+    torch.add: ("add", "__add__"),
+    torch.sub: ("sub", "__sub__"),
+    torch.mul: ("mul", "__mul__"),
+    torch.div: ("div", "true_divide", "__truediv__"),
+}
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    getattr(owner, name): function
+    for function, names in _NAMES.items()
+    for name in names
+    for owner in (torch, torch.Tensor)
+    if hasattr(owner, name)
 }
 #: On numbers alone. Not products: LLVM would join them with sums, and round once less than eager.
 _ON_NUMBERS = {torch.add: operator.add, torch.sub: operator.sub}
