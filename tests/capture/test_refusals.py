@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -106,3 +107,10 @@ def test_scripting_that_gives_something_else_than_eager_is_noticed() -> None:
 
     with pytest.raises(CaptureError, match="is_scripting"):
         capture(Different(), (torch.rand(3),), {}).export((torch.rand(3),), {})
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_tensor_that_forward_makes_of_a_number_is_no_write(mode: Any) -> None:
+    with mode():
+        program = capture(lambda *x: x[0] + torch.tensor(0.5), (torch.ones(2),), {})
+    assert program.method == "export"
