@@ -86,7 +86,10 @@ def _known(value: Any, root: Any) -> Any:
     if node.kind() != "prim::GetAttr":
         return None
     owner = _known(node.input(), root)
-    return owner.getattr(node.s("name")) if isinstance(owner, torch._C.ScriptModule) else None
+    if not isinstance(owner, torch._C.ScriptModule):
+        return None
+    read: Any = owner
+    return read.getattr(node.s("name"))
 
 
 def _writes_tensors(graph: Any) -> bool:
