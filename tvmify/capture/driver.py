@@ -14,6 +14,7 @@ from tvmify.capture.arguments import bind
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.effects import is_tensor
 from tvmify.capture.regions import Region, Regions, operands
+from tvmify.capture.simplifying import simplify
 from tvmify.capture.state import resolve
 from tvmify.capture.torchscript import Scripted, ScriptedProgram
 from tvmify.errors import CaptureError
@@ -89,13 +90,8 @@ class Driver:
         forward = self._scripted.forward if self._is_module else self._scripted
         self._parameters = list(forward.schema.arguments)[self._is_module :]
         self._graph: Any = forward.inlined_graph
-        _see_through_tuples(self._graph)
-        torch._C._jit_pass_dce(self._graph)
-        torch._C._jit_pass_remove_mutation(self._graph)
-        for node in self._graph.findAllNodes("prim::Enter", True):
-            if "autocast" in node.input().type().annotation_str:
-                raise CaptureError("forward turns autocast on", "Convert the module with .to().")
         root = self._scripted._c if self._is_module else None
+        simplify(self._graph, root)
         regions = Regions(self._graph, root, _attributes_set(self._scripted))
         self.has_effects, self.is_random = regions.has_effects, regions.is_random
         self._movable = regions.movable
@@ -273,21 +269,6 @@ class Driver:
                     old.replaceAllUsesWith(values[old.debugName()])
         for node in reversed(region.nodes):
             node.destroy()
-
-
-def _see_through_tuples(graph: Any) -> None:
-    """Use the elements of tuples that the program only packs and unpacks again."""
-    for kind in ("prim::TupleUnpack", "prim::TupleIndex"):
-        for node in graph.findAllNodes(kind, True):
-            packed = node.inputsAt(0).node()
-            if packed.kind() != "prim::TupleConstruct":
-                continue
-            elements = list(packed.inputs())
-            if kind == "prim::TupleIndex":
-                index = node.inputsAt(1).toIValue()
-                elements = [] if index is None else [elements[index]]
-            for value, element in zip(node.outputs(), elements, strict=False):
-                value.replaceAllUsesWith(element)
 
 
 def _inner_values(node: torch._C.Node) -> list[torch._C.Value]:
