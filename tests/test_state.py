@@ -21,6 +21,9 @@ from tvmify.decorator import dispatcher_of
 class Stateful(nn.Module):
     """What the modules here have: two buffers, a plain tensor and a weight."""
 
+    calls: torch.Tensor
+    cache: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -72,7 +75,7 @@ class Normalised(Stateful):
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        norm = self.norm
+        norm: Any = self.norm
         norm.num_batches_tracked.add_(1)
         normal = F.batch_norm(
             x, norm.running_mean, norm.running_var, norm.weight, norm.bias, True, 0.3, 1e-5

@@ -98,7 +98,8 @@ def _take_elements(module: torch.nn.Module, mode: FakeTensorMode) -> None:
     """Put tensors without elements in the place of a twin's own: its forward may write to them."""
     for part in module.modules():
         if not isinstance(part, torch.jit.ScriptModule):
-            for tensors in (part._parameters, part._buffers, vars(part)):
+            held: list[dict[str, Any]] = [part._parameters, part._buffers, vars(part)]  # type: ignore
+            for tensors in held:
                 for name, tensor in list(tensors.items()):
                     if isinstance(tensor, torch.Tensor):
                         tensors[name] = mode.from_tensor(tensor)

@@ -51,8 +51,8 @@ class FunctionModule(torch.nn.Module):
 class NoRealWrites(TorchDispatchMode):
     """Refuse to write to tensors with elements while a program is recorded without any.
 
-    PyTorch computes for real with what is no input or buffer, such as a tensor of a closure:
-    recording would change it.
+    PyTorch computes for real where no tensor is an input or a buffer, such as with those of a
+    closure: recording would change them.
     """
 
     def __torch_dispatch__(
@@ -60,16 +60,12 @@ class NoRealWrites(TorchDispatchMode):
     ) -> Any:
         """Call an operator."""
         kwargs = kwargs or {}
-        # torch.tensor() detaches what it made.
-        if func._schema.is_mutable and func is not torch.ops.aten.detach_.default:
-            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
-            given |= kwargs
-            for argument in func._schema.arguments:
-                written = pytree.tree_leaves(given.get(argument.name)) if argument.is_write else ()
-                if any(isinstance(x, torch.Tensor) and not is_fake(x) for x in written):
-                    raise UnsupportedOperator(
-                        [str(func)], "it writes into a tensor that is neither argument nor buffer"
-                    )
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        writes = func._schema.is_mutable and func is not torch.ops.aten.detach_.default
+        if writes and not any(is_fake(tensor) for tensor in tensors):  # torch.tensor() detaches
+            raise UnsupportedOperator(
+                [str(func)], "it writes into a tensor that is neither argument nor buffer"
+            )
         return func(*args, **kwargs)
 
 

@@ -40,9 +40,9 @@ class MemoryRanges {
   }
 
   bool overlaps(const MemoryRange& range) const {
-    const auto behind = std::lower_bound(
-        ranges_.begin(), ranges_.end(), range.second,
-        [](const MemoryRange& known, uintptr_t end) { return known.first < end; });
+    const auto behind =
+        std::lower_bound(ranges_.begin(), ranges_.end(), range.second,
+                         [](const MemoryRange& known, uintptr_t end) { return known.first < end; });
     return range.first != range.second && behind != ranges_.begin() &&
            range.first < std::prev(behind)->second;
   }

@@ -81,8 +81,8 @@ PyObject* make_leaf(const Call& call, const Output& output, const std::vector<at
       leaf.reset(Py_NewRef(PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(output.index))));
       break;
     case Output::kState:
-      TORCH_CHECK_INDEX(output.index < call.effects.state().size(),
-                        "the program returns tensor ", output.index, " of a module that has none");
+      TORCH_CHECK_INDEX(output.index < call.effects.state().size(), "the program returns tensor ",
+                        output.index, " of a module that has none");
       leaf.reset(wrap(call.effects.state()[output.index]));
       break;
     case Output::kSame:
@@ -248,7 +248,7 @@ Output parse_output(PyObject* pair) {
                           &strides, &offset)) {
       throw python_error();
     }
-    return {to_kind(name),     to_index(index),   nullptr, true,
+    return {to_kind(name),   to_index(index),   nullptr, true,
             to_sizes(sizes), to_sizes(strides), offset};
   }
   const Output::Kind kind = to_kind(name);

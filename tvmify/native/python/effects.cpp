@@ -53,9 +53,8 @@ void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>&
   for (const at::Tensor& weight : weights) all.push_back(range_of(weight));
   // Written ones last, each compared with all that came before.
   for (const MemoryRange& range : written) {
-    const bool is_shared = std::any_of(all.begin(), all.end(), [&](const MemoryRange& other) {
-      return overlap(range, other);
-    });
+    const bool is_shared = std::any_of(
+        all.begin(), all.end(), [&](const MemoryRange& other) { return overlap(range, other); });
     if (is_shared) lasting_obstacle_ = kShared;
     all.push_back(range);
   }
@@ -109,8 +108,7 @@ std::vector<std::pair<at::Tensor, size_t>> Effects::targets(PyObject* leaves) co
   for (const Write& write : writes_) {
     const at::Tensor& target =
         write.is_argument
-            ? THPVariable_Unpack(
-                  PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(write.target)))
+            ? THPVariable_Unpack(PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(write.target)))
             : state_[write.target];
     targets.emplace_back(target, write.tensor);
   }
