@@ -59,6 +59,8 @@ class NoRealWrites(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call an operator."""
+        if func is torch.ops.aten.detach_.default:  # the last step of torch.tensor([...])
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if func._schema.is_mutable:
             given = dict(zip((a.name for a in func._schema.arguments), args, strict=False))
