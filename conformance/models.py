@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -144,7 +145,9 @@ def document(trials: Iterable[Trial]) -> str:
 def how_it_ran(trial: Trial) -> str:
     """Say whether all of it was compiled, and what was not."""
     if not trial.compiled:
-        return f"eager: {trial.reason}" if trial.reason else "nothing"
+        # where the packages are installed says nothing
+        reason = re.sub(r"/\S+/site-packages/", "", trial.reason)
+        return f"eager: {reason}" if reason else "nothing"
     if trial.bridged:
         called = ", ".join(f"{count} × {name}" for name, count in sorted(trial.bridged.items()))
         return f"compiled, bridged {called}"

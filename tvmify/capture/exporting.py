@@ -59,6 +59,8 @@ class NoRealWrites(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call an operator."""
+        if func is torch.ops.aten.detach_.default:  # the last step of torch.tensor([...])
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         writes = func._schema.is_mutable and func is not torch.ops.aten.detach_.default
