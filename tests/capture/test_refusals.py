@@ -106,3 +106,16 @@ def test_scripting_that_gives_something_else_than_eager_is_noticed() -> None:
 
     with pytest.raises(CaptureError, match="is_scripting"):
         capture(Different(), (torch.rand(3),), {}).export((torch.rand(3),), {})
+
+
+def test_nothing_is_printed_about_what_cannot_be_exported(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """torch prints the whole graph up to there."""
+
+    def split(x: Tensor, parts: Tensor) -> tuple[Tensor, ...]:
+        return torch.tensor_split(x, parts)
+
+    with pytest.raises(CaptureError):
+        capture(split, (torch.rand(4), torch.tensor(2)), {})
+    assert capfd.readouterr() == ("", "")

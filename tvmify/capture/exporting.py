@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
@@ -131,11 +131,13 @@ def quiet() -> Iterator[None]:
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = log.level
     log.setLevel(logging.CRITICAL)  # else it prints whole graphs about a branch that we report
+    vars(_trace)["print"] = lambda *_, **__: None  # of the graph up to there, too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        vars(_trace).pop("print", None)
         log.setLevel(level)
 
 
