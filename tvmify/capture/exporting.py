@@ -131,13 +131,13 @@ def quiet() -> Iterator[None]:
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = log.level
     log.setLevel(logging.CRITICAL)  # else it prints whole graphs about a branch that we report
-    vars(_trace)["print"] = lambda *_, **__: None  # of the graph up to there, too
+    _trace.__dict__["print"] = lambda *_, **__: None  # of the graph up to there, too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        vars(_trace).pop("print", None)
+        _trace.__dict__.pop("print", None)
         log.setLevel(level)
 
 
