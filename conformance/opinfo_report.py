@@ -88,7 +88,8 @@ def _reason(result: Result) -> str:
     """Return a reason without what differs from sample to sample: names, shapes and places."""
     if result.kind == "UnsupportedOperator" and not result.reason:
         return "an operator has no converter"
-    reason = re.sub(r" \((no source known|[^()]*:\d+[^()]*)\)", "", result.reason)
+    reason = re.sub(r" \((no source known|File .*|[^()]*:\d+[^()]*)\)", "", result.reason)
+    reason = re.sub(r"torch\.(return_types\.\w+|\w+Tensor\b)", "torch.…", reason)
     reason = re.sub(r"['`]\w+['`]", "…", reason)
     reason = re.sub(r"[\[(][-\d, ]+[\])]", "…", reason)
     return re.sub(r"(?<![\w.])-?\d+(\.\d+)?", "…", reason).replace("|", "/")

@@ -114,3 +114,16 @@ def test_a_tensor_that_forward_makes_of_a_number_is_no_write(mode: Any) -> None:
     with mode():
         program = capture(lambda *x: x[0] + torch.tensor(0.5), (torch.ones(2),), {})
     assert program.method == "export"
+
+
+def test_nothing_is_printed_about_what_cannot_be_exported(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """torch prints the whole graph up to there."""
+
+    def split(x: Tensor, parts: Tensor) -> tuple[Tensor, ...]:
+        return torch.tensor_split(x, parts)
+
+    with pytest.raises(CaptureError):
+        capture(split, (torch.rand(4), torch.tensor(2)), {})
+    assert capfd.readouterr() == ("", "")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, _trace
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
@@ -130,11 +130,13 @@ def quiet() -> Iterator[None]:
     log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = log.level
     log.setLevel(logging.CRITICAL)  # else it prints whole graphs about a branch that we report
+    _trace.__dict__["print"] = lambda *_, **__: None  # of the graph up to there, too
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        _trace.__dict__.pop("print", None)
         log.setLevel(level)
 
 

@@ -135,7 +135,7 @@ def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int) -> str:
 
 
 def _example(shape: list[int], dtype: str) -> torch.Tensor:
-    return torch.empty(1, dtype=getattr(torch, dtype)).expand(shape)
+    return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
 
 
 def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> Any:
