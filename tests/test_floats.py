@@ -163,3 +163,33 @@ def test_a_saved_file_has_the_value_of_the_first_call(tmp_path: Any, inference: 
     assert torch.equal(loaded(X, 0.5), X * 0.5)
     with pytest.warns(UserWarning, match="holds no code for these arguments"):
         assert torch.equal(loaded(X, 0.75), X * 0.75)
+
+
+def test_a_branch_on_the_type_of_a_float_is_noticed(inference: None) -> None:
+    """While it is recorded, ``type(scale)`` is something else."""
+
+    def function(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * scale if type(scale) is float else x
+
+    fast: Any = decorate(function, strict=True)
+    for value in (2.0, 3.0):
+        assert torch.equal(fast(X, value), function(X, value))
+    assert fast.cache_info().entries == 2
+
+
+def test_what_writes_has_the_values_in_its_key(inference: None) -> None:
+    """It cannot be tried out."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3, 4))
+
+        def forward(self, x: torch.Tensor, rate: float) -> torch.Tensor:
+            self.mean.mul_(1 - rate).add_(x * rate)
+            return self.mean + 1
+
+    fast, eager = decorate(Mean().eval(), strict=True), Mean().eval()
+    for value in (0.5, 0.25, 0.5):
+        torch.testing.assert_close(fast(X, value), eager(X, value))
+    assert fast.cache_info().entries == 2

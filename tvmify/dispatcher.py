@@ -27,7 +27,7 @@ from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
-from tvmify.floats import FloatCall, Floats
+from tvmify.floats import FloatCall, Floats, checked
 from tvmify.obtain import BUILT, LOADED, keep, obtain
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -40,7 +40,6 @@ from tvmify.runtime import (
     autocast_text,
     check_modes,
     flatten,
-    is_being_transformed,
     unusual_signature,
     watch,
 )
@@ -223,7 +222,7 @@ class Dispatcher:
         if signature is None:
             leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
-                return leaves, self._outside(args, kwargs)
+                return leaves, Entry.of_undescribed(args, kwargs)
         elif self._floats.arguments:
             signature = self._floats.find(signature, leaves, args, kwargs)
         return leaves, self._lookup(signature) or self._prepare(signature, args, kwargs)
@@ -248,22 +247,14 @@ class Dispatcher:
             watched = self._watch_now()
             state = self._states.get(watched.state)
             if state is None:
-                self._settle(watched)
+                if len(self._states) >= _MOST_STATES and self._watched is not None:
+                    self._unsettled = Entry.of_changes(watched.changes_since(self._watched))
                 # Never a number of before, which entries in memory may still carry.
                 state = self._states[watched.state] = State(self._state.number + 1)
             # The guard comes last: a thread that sees it clean must see the weights as stale.
             self._weights = PackedWeights()
             self._state = state
             self._watched = watched
-
-    def _settle(self, watched: Watched) -> None:
-        if len(self._states) >= _MOST_STATES and self._watched is not None:
-            changed = ", ".join(watched.changes_since(self._watched))
-            reason = NotCompiled(
-                f"the module changes from call to call ({changed})",
-                "Keep what changes in a buffer; refresh() makes tvmify try again.",
-            )
-            self._unsettled = Entry("any", reason=reason)
 
     def _bind(self, entry: Entry) -> None:
         with self._lock:
@@ -328,9 +319,11 @@ class Dispatcher:
             self._admit_writes(executor.artifact)
             stages.begin("bind")
             self._bind(entry)
-            entry.run = FloatCall(executor.call()) if general else executor.call()
+            entry.run = executor.call()
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
+            if general:
+                entry.run = checked(FloatCall(entry.run), executor.artifact, eager, args, kwargs)
             is_news = self.options.compares() and entry.compare(args, kwargs, eager)
             if is_news or entry.notes["code"] == BUILT:
                 stages.begin("store")
@@ -376,16 +369,6 @@ class Dispatcher:
             self._watched = self._watch_now()
             self._memory.clear()  # of programs that may have packed what now changes
 
-    def _outside(self, args: Args, kwargs: Kwargs) -> Entry:
-        """Return the entry of a call whose arguments, or surroundings, have no signature."""
-        entry = Entry("not described")
-        if not is_being_transformed():
-            try:
-                Signature.of(args, kwargs)
-            except NotCompiled as reason:
-                entry.reason = reason
-        return entry
-
     # -------------------------------------------------- program fingerprint → key → … → executor
 
     def _capture(self, args: Args, kwargs: Kwargs, entry: Entry) -> Program:
@@ -406,11 +389,10 @@ class Dispatcher:
 
     def _report(self, entry: Entry) -> None:
         """Say why a call does not run compiled: an error if strict, else a warning, once."""
-        if entry.reason is None:
-            return
-        if self.options.strict:
-            raise entry.reason
-        warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
+        if entry.reason is not None:
+            if self.options.strict:
+                raise entry.reason
+            warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

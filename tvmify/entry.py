@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,8 @@ from tvmify.capture import Program
 from tvmify.children import Children
 from tvmify.driving import Driven
 from tvmify.errors import GradientsNeeded, NotCompiled
-from tvmify.runtime import Call, Executor, PackedWeights
-from tvmify.signature import TensorSpec
+from tvmify.runtime import Call, Executor, PackedWeights, is_being_transformed
+from tvmify.signature import Signature, TensorSpec
 from tvmify.verdict import judge
 
 if TYPE_CHECKING:
@@ -39,6 +39,26 @@ class Entry:
     #: What a person may ask about: how it was captured, where the code came from.
     notes: dict[str, str] = field(default_factory=dict)
     _call: tuple[Any, Any] = ((), {})  # with a `TensorSpec` for each tensor
+
+    @classmethod
+    def of_undescribed(cls, args: Any, kwargs: Any) -> Entry:
+        """Return that of a call whose arguments, or surroundings, have no signature."""
+        entry = cls("not described")
+        if not is_being_transformed():
+            try:
+                Signature.of(args, kwargs)
+            except NotCompiled as reason:
+                entry.reason = reason
+        return entry
+
+    @classmethod
+    def of_changes(cls, names: Iterable[str]) -> Entry:
+        """Return that of all calls of a module whose attributes of these names never settle."""
+        reason = NotCompiled(
+            f"the module changes from call to call ({', '.join(names)})",
+            "Keep what changes in a buffer; refresh() makes tvmify try again.",
+        )
+        return cls("any", reason=reason)
 
     @property
     def is_compiled(self) -> bool:
