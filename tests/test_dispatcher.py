@@ -567,7 +567,6 @@ def test_odd_tensors_are_right(name: str, inference: None) -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: x.max(1), "torch.return_types.max"),
         (lambda x: (x, 3), "computes no tensor"),
         (lambda x: x.to_sparse().to_dense(), "aten._to_sparse"),
         (lambda x: x[x > 0], "depends on the values of tensors"),

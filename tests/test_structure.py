@@ -191,3 +191,13 @@ def test_keys_that_text_does_not_keep_run_in_eager(inference: None) -> None:
     fast = decorate(lambda x: {(1, 2): x + 1})
     with pytest.warns(TvmifyWarning, match="structure of the result"):
         assert torch.equal(fast(X)[1, 2], X + 1)
+
+
+def test_what_operators_of_torch_return_is_returned(inference: None) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return {"largest": (2 * x).max(1), "two": x.topk(2)}
+
+    x = torch.rand(3, 4)
+    result = decorate(function, strict=True)(x)
+    assert type(result["largest"]) is torch.return_types.max
+    assert torch.equal(result["two"].indices, function(x)["two"].indices)

@@ -6,9 +6,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import NotCompiled
+
+# PyTorch flattens what its operators return, ``torch.return_types.max``, but gives it no name.
+for _class in torch.return_types.all_return_types:
+    _name = f"torch.return_types.{_class.__name__}"
+    _known = pytree.SUPPORTED_SERIALIZED_TYPES[_class]
+    pytree.SUPPORTED_SERIALIZED_TYPES[_class] = _known._replace(serialized_type_name=_name)
+    pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[_name] = _class
 
 
 def structure_text(structure: pytree.TreeSpec) -> str:
