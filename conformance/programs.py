@@ -17,7 +17,7 @@ from typing import Any
 
 import hypothesis
 import torch
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -181,14 +181,16 @@ def check(drawn: list[Program], traced: bool) -> Result:
     tensors = [given.tensor() for program in drawn for given in program.inputs]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = module(*tensors)
         subject: Any = torch.jit.trace(module, tensors, check_trace=False) if traced else module
+        # TorchScript drops `+ 0`, and with it the promotion of a bool: what is decorated counts.
+        accepted = list(zip(module(*tensors), subject(*tensors), strict=True))
         compiled = tvmify(subject, compare=False, cache=False, progress=False)
         for _ in ("compiled by this call", "from the memory cache"):
             actual = compiled(*tensors)
-            assert len(actual) == len(expected)
-            for got, want in zip(actual, expected, strict=True):
-                scale = max(program.scale for program in drawn)
+            assert len(actual) == len(accepted)
+            scale = max(program.scale for program in drawn)
+            for got, wanted in zip(actual, accepted, strict=True):
+                want = wanted[got.dtype != wanted[0].dtype]
                 torch.testing.assert_close(
                     got, want, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True
                 )
@@ -217,6 +219,8 @@ def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
         derandomize=seed is None,
         database=None,
         deadline=None,
+        # Making a failure smaller takes as long again as half the programs: not in CI.
+        phases=[Phase.generate] if seed is None else list(Phase),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     @hypothesis.given(MODULES, st.booleans())
