@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -66,12 +65,12 @@ class TracedProgram(Program):
                 names.setdefault(tensor_identity(tensor), name)
             for part in module.modules():
                 make_buffers(part)  # else recording would write to them for real
-            _watch_call(module, callable_)
+            watch = partial(_watched, callable_)
         else:
-            module = FunctionModule(callable_)
+            module, watch = FunctionModule(callable_), _unwatched
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
         call = RecordedCall(args, kwargs)
-        call.attach(module)
+        call.attach(module, watch)
         exported = export(module, call.args, call.kwargs)
         self._exported, constants = name_attributes(exported, names)
         self._call = _call_key(args, kwargs)
@@ -106,22 +105,20 @@ class TracedProgram(Program):
         return [resolve(self._owner, name) for name in self.weights]
 
 
-def _watch_call(module: torch.nn.Module, original: torch.nn.Module) -> None:
+def _watched(original: torch.nn.Module, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
     """Refuse what a recorded forward may not do.
 
     Looked at inside of the call: ``torch.export`` puts the attributes back afterwards.
     """
-    forward = module.forward
+    buffers = dict(module.named_buffers())
+    with NoRealWrites():
+        result = run()
+    _refuse_changes(original, module, buffers)
+    return result
 
-    @functools.wraps(forward)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        buffers = dict(module.named_buffers())
-        with NoRealWrites():
-            result = forward(*args, **kwargs)
-        _refuse_changes(original, module, buffers)
-        return result
 
-    module.forward = watched
+def _unwatched(_: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    return run()
 
 
 def _refuse_changes(

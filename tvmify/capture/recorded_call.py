@@ -36,8 +36,18 @@ class RecordedCall:
         self._leaves, self._structure = pytree.tree_flatten((args, kwargs))
         self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs))
 
-    def attach(self, module: torch.nn.Module) -> None:
-        """Let a module have what is hidden, and see to it that it changes none of its arguments."""
+    def attach(
+        self, module: torch.nn.Module, around: Callable[[torch.nn.Module, Callable[[], Any]], Any]
+    ) -> None:
+        """Let a module have what is hidden, and see to it that it changes none of its arguments.
+
+        Parameters
+        ----------
+        module
+            Is given another class.
+        around
+            Takes the module and a function that runs the call, and returns its result.
+        """
         cls = type(module)
         # Of a method that was put in place of forward: whoever calls the module means the latter.
         own_forward = getattr(cls, "__tvmify_forward__", None)
@@ -50,7 +60,7 @@ class RecordedCall:
                 return (own_forward or cls.forward)(module, *args, **kwargs)
             is_running = True
             try:
-                return self._run(cls.forward, module, args, kwargs)
+                return around(module, lambda: self._run(cls.forward, module, args, kwargs))
             finally:
                 is_running = False
 
