@@ -111,7 +111,8 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
 
 
 def _module_of(function: torch.jit.ScriptFunction) -> torch.jit.ScriptModule:
-    module: Any = torch.jit.script(torch.nn.Module())
+    # Of a class of its own, since modules of one class share their methods.
+    module: Any = torch.jit.script(type("Function", (torch.nn.Module,), {})())
     names: dict[str, Any] = {}
     schema: Any = function.schema
     parameters, arguments = _signature(schema, names, skip=0)
