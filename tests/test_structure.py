@@ -58,7 +58,11 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
     "deque": (lambda d: collections.deque([d[0] + 1]), (collections.deque([X]),), {}),
     "named tuple": (lambda p: Pair(p.left + 1, (p.right,)), (Pair(X, X * 2),), {}),
     "dataclass": (lambda b: Box(b.inside + b.count, None, 5), (Box(X, None, 4),), {}),
-    "dataclass inside": (lambda d: [Box(d["b"].inside + 1, d["b"].other[0])], ({"b": Box(X, [X])},), {}),
+    "dataclass inside": (
+        lambda d: [Box(d["b"].inside + 1, d["b"].other[0])],
+        ({"b": Box(X, [X])},),
+        {},
+    ),
     "ModelOutput": (
         lambda o: BaseModelOutput(o.last_hidden_state + 1, hidden_states=(o[0] * 2, o[0])),
         (BaseModelOutput(last_hidden_state=X),),
