@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
 
 aten = torch.ops.aten
+
+_Table: TypeAlias = dict[torch._ops.OperatorBase, Callable[..., Any]]
 
 #: Operators that keep their meaning here although torch would decompose them: their converters
 #: say more to the schedules (one matmul, one attention) than the twenty operators inside would.
@@ -56,15 +60,35 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Return the program in core ATen, functional, with the operators of `WHOLE` kept."""
-    table = torch.export.default_decompositions()
-    for operator in [*WHOLE, *RAISING, *filter(_is_random, table)]:
-        table.pop(operator, None)
-    for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
-        table[operator] = _adaptive_mean
-    program = program.run_decompositions(table)
+    composite, table = _tables()
+    # What `ExportedProgram.run_decompositions` does with a table, but for looking through all
+    # operators of torch for those that may be kept: that takes longer than a small program does.
+    program = exported_program._decompose_exported_program(
+        program,
+        cia_to_decomp=dict(composite),
+        python_decomp_table=dict(table),
+        joint_loss_index=None,
+        decompose_custom_triton_ops=False,
+    )
     for node in program.graph.find_nodes(op="call_function", target=CHECK):
         program.graph.erase_node(node)
     return program
+
+
+@functools.cache
+def _tables() -> tuple[_Table, _Table]:
+    """Return our rules for operators that PyTorch composes of others, and those for the rest."""
+    table = torch.export.default_decompositions()
+    ours = {*WHOLE, *RAISING, *filter(_is_random, table)}
+    for operator in ours:
+        table.pop(operator, None)
+    for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
+        table[operator] = _adaptive_mean
+        ours.add(operator)
+    split = exported_program._split_decomp_table_to_cia_and_python_decomp
+    composite, rest = split(table.materialize())
+    # Without a rule, PyTorch composes them as it does in eager.
+    return {operator: rule for operator, rule in composite.items() if operator in ours}, rest
 
 
 def _is_random(operator: torch._ops.OperatorBase) -> bool:

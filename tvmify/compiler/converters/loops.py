@@ -1,11 +1,14 @@
 """Loops that tensor expressions cannot say: they raise errors, or write in order.
 
 They are scheduled as they stand, and ``tvmify.asserts`` keeps their assertions when `build` drops
-those that repeat what the executor has checked.
+those that repeat what the executor has checked. Each is made once for its arguments: to read one,
+TVM's parser inspects the whole stack, for some 50 ms.
 """
 
 # pyright: basic, reportInvalidTypeForm=false
 from __future__ import annotations
+
+import functools
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -13,6 +16,7 @@ from tvm.script import tirx as T
 from tvmify.compiler.schedule.legalizing import OPAQUE
 
 
+@functools.cache
 def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
     """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones."""
     lowest = -extent if wrap else 0
@@ -40,6 +44,7 @@ def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.Pri
     return check
 
 
+@functools.cache
 def write_runs(
     size: int, count: int, inner: int, dtype: str, offset_dtype: str, add: bool
 ) -> tirx.PrimFunc:
@@ -73,6 +78,7 @@ def write_runs(
     return write
 
 
+@functools.cache
 def accumulate(outer: int, count: int, inner: int, dtype: str, *, product: bool) -> tirx.PrimFunc:
     """Return running sums, or products, along the middle one of three axes."""
     size = outer * count * inner
