@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 @dataclass(frozen=True)

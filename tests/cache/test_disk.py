@@ -10,7 +10,7 @@ import pytest
 from tvmify import TvmifyWarning
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key
-from tvmify.cache.disk import LIBRARY, MANIFEST
+from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
 
 KEY = Key({"program": "relu", "target": "llvm"})
 
@@ -107,7 +107,9 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(
         assert cache.load(KEY) is None
     cache.store(KEY, artifact())
     assert cache.load(KEY) == artifact()
-    assert [path.name for path in tmp_path.iterdir()] == [KEY.digest]
+    assert {path.name for path in tmp_path.iterdir()} == {KEY.digest, QUARANTINE}
+    assert len(cache.quarantined()) == 1
+    assert cache.counts["quarantined"] == 1
 
 
 def test_a_digest_that_collides_is_not_believed(

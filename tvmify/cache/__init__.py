@@ -7,5 +7,6 @@ from tvmify.cache.disk import DiskCache
 from tvmify.cache.key import Key
 from tvmify.cache.measurements import Measurements
 from tvmify.cache.memory import MemoryCache
+from tvmify.cache.stored import Limits, StoredEntry
 
-__all__ = ["DiskCache", "Key", "Measurements", "MemoryCache"]
+__all__ = ["DiskCache", "Key", "Limits", "Measurements", "MemoryCache", "StoredEntry"]

@@ -3,85 +3,315 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import tempfile
+import threading
+import time
 import warnings
+from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tvmify.artifact import Artifact
+from tvmify.cache import directory as private
+from tvmify.cache.eviction import surplus
 from tvmify.cache.key import Key
+from tvmify.cache.locks import locked
 from tvmify.cache.manifest import Manifest
+from tvmify.cache.stored import (
+    LIBRARY,
+    MANIFEST,
+    Limits,
+    StoredEntry,
+    is_digest,
+    read_files,
+    touch,
+)
 from tvmify.errors import CacheError, TvmifyWarning
 
-MANIFEST = "manifest.json"
-LIBRARY = "module.so"
+#: Directories beside the entries: damaged ones, and what processes wait for one another with.
+QUARANTINE, LOCKS = "quarantine", "locks"
+#: Names of directories that are on their way in or out begin so.
+_NEW, _OLD = ".new-", ".old-"
+#: Seconds after which such a directory was left behind by a process that is no more.
+_ORPHANED = 3600.0
+#: How many damaged entries are kept, for whoever wants to know what happened to them.
+_MOST_QUARANTINED = 8
+#: A cache that is full is emptied to this part, so that not every program has to make room.
+_ENOUGH = 0.9
 
 
 class DiskCache:
     """Compiled programs under a directory, each in a folder named by the digest of its key.
 
-    A fault of the disk costs time, never an answer: an entry that is damaged or foreign is a miss,
-    and a directory that cannot be written is a warning, once.
+    A fault of the disk costs time, never an answer: an entry that is damaged or foreign is moved
+    aside and a miss, and a directory that cannot be used is a warning, once. Any number of threads
+    and processes may use one directory.
 
     Parameters
     ----------
     directory
-        Where the entries are; made, readable by the user alone, when the first one is stored.
-        Loading an entry runs its code: the directory must be one that only the user writes to.
+        Where the entries are; made, for the user alone, when the first one is stored. Loading an
+        entry runs its code: a directory that others may write to is not used.
+    limits
+        How much it may hold; what was not used for longest leaves first.
+
+    Attributes
+    ----------
+    directory, limits
+        As given.
+    counts
+        What this process did: ``hits``, ``misses``, ``stored``, ``quarantined``, ``evicted``.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limits: Limits = Limits()) -> None:  # noqa: B008
         self.directory = directory
+        self.limits = limits
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
 
     def load(self, key: Key) -> Artifact | None:
         """Return the artifact of a key, or None if there is none that can be trusted."""
-        entry = self.directory / key.digest
+        artifact = None
         try:
-            manifest = Manifest.from_json((entry / MANIFEST).read_text("utf-8"))
-            if manifest.key != key:
-                raise CacheError(f"it was stored for another key ({manifest.key.differences(key)})")
-            return manifest.artifact_of((entry / LIBRARY).read_bytes())
-        except FileNotFoundError:
-            return None
-        except (CacheError, OSError, UnicodeDecodeError) as error:
-            _warn(f"the entry {entry} is not used and will be built again: {error}")
-            return None
+            if private.is_there(self.directory):
+                artifact = self._load(key)
+        except (CacheError, OSError) as error:
+            self._warn("directory", f"{self.directory} is not used: {error}")
+        self._count("misses" if artifact is None else "hits")
+        return artifact
 
     def store(self, key: Key, artifact: Artifact) -> None:
         """Keep an artifact under a key, replacing an entry that `load` would not return."""
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A sibling is on the same file system: the rename publishes all files at once.
-            with tempfile.TemporaryDirectory(prefix=".new-", dir=self.directory) as temporary:
-                new = Path(temporary) / "entry"
-                new.mkdir(mode=0o700)
-                _write(new / LIBRARY, artifact.library)
-                _write(new / MANIFEST, Manifest.of(key, artifact).to_json().encode())
-                self._publish(new, self.directory / key.digest, Path(temporary) / "old")
-        except OSError as error:
-            _warn(f"compiled programs are kept in memory only: {self.directory}: {error}")
+            private.ensure(self.directory)
+            self._publish(key, artifact)
+            self._count("stored")
+            self._make_room(key.digest)
+        except (CacheError, OSError) as error:
+            self._warn(
+                "directory", f"compiled programs are kept in memory only: {self.directory}: {error}"
+            )
 
-    def _publish(self, new: Path, entry: Path, aside: Path) -> None:
+    def building(self, digest: str, timeout: float) -> AbstractContextManager[bool]:
+        """Return a context in which no other process builds the same program.
+
+        It gives True; or False if the others took longer than `timeout` seconds, or there are no
+        locks here: then the program may be built twice.
+        """
+        # A file for each of 4096 groups of keys: it may never be removed, so there had better not
+        # be one for each key.
+        return locked(self.directory / LOCKS / f"{digest[:3]}.lock", timeout)
+
+    # ------------------------------------------------------------------ for whoever looks inside
+
+    def entries(self) -> list[StoredEntry]:
+        """Return what is stored, the least recently used first.
+
+        Raises
+        ------
+        CacheError
+            The directory is not private; all methods below raise this, too.
+        """
+        found = []
+        if private.is_there(self.directory):
+            for path in self.directory.iterdir():
+                if is_digest(path.name):
+                    with contextlib.suppress(OSError):  # another process has just removed it
+                        found.append(StoredEntry.at(path))
+        return sorted(found, key=lambda entry: (entry.used, entry.digest))
+
+    def read(self, digest: str) -> tuple[Manifest, bytes]:
+        """Return the manifest and the library of an entry, checked.
+
+        Raises
+        ------
+        CacheError
+            It is damaged, or is not of that key.
+        FileNotFoundError
+            There is no such entry.
+        """
+        if not is_digest(digest) or not private.is_there(self.directory):
+            raise FileNotFoundError(errno.ENOENT, "there is no such entry", digest)
+        with private.opened(self.directory / digest, kind=os.O_DIRECTORY) as entry:
+            try:
+                manifest, library = read_files(entry)
+            except FileNotFoundError as error:
+                raise CacheError(f"it has no {error.filename}") from error
+        if manifest.key.digest != digest:
+            raise CacheError("it is the entry of another key")
+        manifest.artifact_of(library)
+        return manifest, library
+
+    def verify(self) -> list[tuple[str, str]]:
+        """Read all entries; return the digest of each damaged one, and what is wrong with it.
+
+        They are moved aside, unless it is the disk that fails.
+        """
+        damaged = []
+        for entry in self.entries():
+            try:
+                self.read(entry.digest)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                damaged.append((entry.digest, f"it cannot be read: {error}"))
+            except CacheError as error:
+                damaged.append((entry.digest, str(error)))
+                self._move_aside(entry.path)
+        return damaged
+
+    def prune(self, limits: Limits) -> list[StoredEntry]:
+        """Remove the least recently used entries, until the limits hold; return them."""
+        return [entry for entry in surplus(self.entries(), limits) if self._remove(entry)]
+
+    def clear(self) -> int:
+        """Remove all entries, damaged ones too; return how many there were."""
+        removed = sum(self._remove(entry) for entry in self.entries())
+        for path in self.quarantined():
+            private.remove(path)
+        return removed
+
+    def quarantined(self) -> list[Path]:
+        """Return the directories of damaged entries, the latest last."""
+        place = self.directory / QUARANTINE
+        if not private.is_there(self.directory) or not place.is_dir():
+            return []
+        return sorted(place.iterdir(), key=lambda path: path.lstat().st_ctime)
+
+    # --------------------------------------------------------------------------------- loading
+
+    def _load(self, key: Key) -> Artifact | None:
+        path = self.directory / key.digest
         try:
-            new.rename(entry)
+            with private.opened(path, kind=os.O_DIRECTORY) as entry:
+                try:
+                    manifest, library = read_files(entry)
+                    if manifest.key != key:
+                        names = manifest.key.differences(key)
+                        raise CacheError(f"it was stored for another key ({', '.join(names)})")
+                    artifact = manifest.artifact_of(library)
+                except (CacheError, FileNotFoundError) as error:
+                    if not _is_at(entry, path):  # somebody has just removed or replaced it
+                        return None
+                    raise CacheError(str(error)) from error
+                touch(entry)
+                return artifact
+        except CacheError as error:
+            self._move_aside(path)
+            self._warn(path.name, f"the entry {path} is not used and will be built again: {error}")
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                self._warn(path.name, f"the entry {path} cannot be read: {error}")
+        return None
+
+    def _move_aside(self, path: Path) -> None:
+        """Put a damaged entry where nobody loads it."""
+        place = self.directory / QUARANTINE
+        self._count("quarantined")
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+            path.rename(place / f"{path.name}-{secrets.token_hex(4)}")
+        except FileNotFoundError:  # another process saw it, too
+            return
         except OSError:
-            if not entry.exists():
-                raise
-            # Either an entry that could not be loaded, or one that another process has just
-            # stored; replacing that one too is harmless, since libraries run from a copy in memory.
-            with contextlib.suppress(FileNotFoundError):
-                entry.rename(aside)
-            with contextlib.suppress(OSError):  # a third process was faster: its entry serves
-                new.rename(entry)
+            private.remove(path)
+        with contextlib.suppress(OSError):
+            for old in self.quarantined()[:-_MOST_QUARANTINED]:
+                private.remove(old)
+
+    # --------------------------------------------------------------------------------- storing
+
+    def _publish(self, key: Key, artifact: Artifact) -> None:
+        path = self.directory / key.digest
+        manifest = Manifest.of(key, artifact)
+        # A sibling is on the same file system: a rename publishes all files at once.
+        with tempfile.TemporaryDirectory(prefix=_NEW, dir=self.directory) as temporary:
+            new = Path(temporary) / "entry"
+            new.mkdir(mode=0o700)
+            private.write(new / MANIFEST, manifest.to_json().encode())
+            if self._update(path, manifest, new / MANIFEST):
+                return
+            private.write(new / LIBRARY, artifact.library)
+            try:
+                new.rename(path)
+            except OSError as error:
+                # Another process has just stored its own: that serves as well.
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+        with private.opened(self.directory, kind=os.O_DIRECTORY) as file:
+            os.fsync(file)
+
+    def _update(self, path: Path, manifest: Manifest, new: Path) -> bool:
+        """Whether there is a whole entry of the key; if it has the same library, update it."""
+        try:
+            with private.opened(path, kind=os.O_DIRECTORY) as entry:
+                present, library = read_files(entry)
+                if present.key != manifest.key:
+                    raise CacheError("it was stored for another key")
+                present.artifact_of(library)
+                if present.library_sha256 == manifest.library_sha256:
+                    # In the directory that was read, even if another has its name by now.
+                    os.replace(new, MANIFEST, dst_dir_fd=entry)
+                return True
+        except FileNotFoundError:
+            if path.exists():
+                self._move_aside(path)
+        except (CacheError, OSError):
+            self._move_aside(path)
+        return False
+
+    # -------------------------------------------------------------------------------- eviction
+
+    def _make_room(self, latest: str) -> None:
+        """Hold the limits, but never remove the latest entry; sweep what dead processes left."""
+        entries = self.entries()
+        if surplus(entries, self.limits):
+            enough = Limits(*(limit and int(limit * _ENOUGH) for limit in self.limits))
+            for entry in surplus(entries, enough):
+                if entry.digest != latest:
+                    self._count("evicted", self._remove(entry))
+        for path in self.directory.iterdir():
+            if path.name.startswith((_NEW, _OLD)) and _age(path) > _ORPHANED:
+                private.remove(path)
+
+    def _remove(self, entry: StoredEntry) -> bool:
+        """Remove an entry unless it was used since it was listed; return whether this did it."""
+        try:
+            if StoredEntry.at(entry.path).used != entry.used:
+                return False
+            # One rename takes all of it: no reader sees a part. It needs no space, either.
+            old = entry.path.rename(self.directory / f"{_OLD}{secrets.token_hex(4)}")
+        except OSError:  # another process was faster, or it is not ours to remove
+            return False
+        private.remove(old)
+        return True
+
+    def _count(self, name: str, times: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += times
+
+    def _warn(self, about: str, message: str) -> None:
+        with self._lock:
+            is_news = about not in self._said
+            self._said.add(about)
+        if is_news:
+            warnings.warn(f"tvmify's disk cache: {message}", TvmifyWarning, stacklevel=4)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        # Without it a power cut can leave a renamed entry with empty files.
-        os.fsync(file.fileno())
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open directory still has its name."""
+    try:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except OSError:
+        return False
 
 
-def _warn(message: str) -> None:
-    warnings.warn(f"tvmify's disk cache: {message}", TvmifyWarning, stacklevel=3)
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.lstat().st_mtime
+    except OSError:
+        return 0.0

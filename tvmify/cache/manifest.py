@@ -11,6 +11,12 @@ from tvmify.artifact import FORMAT_VERSION, Artifact
 from tvmify.cache.key import Key
 from tvmify.errors import CacheError
 
+#: The end of the text: the SHA-256 of all that is before it.
+_SEAL = ',\n "sha256": "{}"\n}}\n'
+_SEAL_LENGTH = len(_SEAL.format("0" * 64))
+#: Bytes of the largest library that is read.
+_LARGEST_LIBRARY = 1 << 31
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -47,28 +53,49 @@ class Manifest:
             "artifact": self.artifact,
             "library": {"sha256": self.library_sha256, "size": self.library_size},
         }
-        return json.dumps(document, indent=1, sort_keys=True)
+        text = json.dumps(document, indent=1, sort_keys=True).removesuffix("\n}")
+        return text + _SEAL.format(hashlib.sha256(text.encode()).hexdigest())
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
-        """Read the text of ``manifest.json``.
+    def from_json(cls, content: bytes) -> Manifest:
+        """Read the contents of ``manifest.json``.
 
         Raises
         ------
         CacheError
-            The text is not a manifest, or is one of another format version.
+            It is no manifest, was changed, or is one of another format version.
         """
-        try:
-            document = json.loads(text)
-            if document["format"] != FORMAT_VERSION:
-                raise CacheError(f"format {document['format']!r} is not {FORMAT_VERSION}")
-            library = document["library"]
-            key = Key({str(name): str(value) for name, value in document["key"].items()})
-            return cls(
-                key, dict(document["artifact"]), str(library["sha256"]), int(library["size"])
+        sealed, seal = content[:-_SEAL_LENGTH], content[-_SEAL_LENGTH:]
+        if seal != _SEAL.format(hashlib.sha256(sealed).hexdigest()).encode():
+            raise CacheError(
+                "its manifest is damaged, or was not written by this version of tvmify"
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CacheError(f"not a manifest: {error!r}") from error
+        try:
+            document = json.loads(content)
+            if document["format"] != FORMAT_VERSION:
+                raise CacheError(f"format {document['format']!r:.50} is not {FORMAT_VERSION}")
+            library = document["library"]
+            key = Key({_text(name): _text(text) for name, text in document["key"].items()})
+            size = library["size"]
+            if type(size) is not int or not 0 <= size <= _LARGEST_LIBRARY:
+                raise CacheError(f"a library of {size!r:.50} bytes is not read")
+            return cls(key, dict(document["artifact"]), _text(library["sha256"]), size)
+        except _MALFORMED as error:
+            raise CacheError(f"its manifest is not one: {error!r:.200}") from error
+
+    def check(self, library: bytes) -> None:
+        """Compare the bytes of the library with those that were stored.
+
+        Raises
+        ------
+        CacheError
+            They differ.
+        """
+        if hashlib.sha256(library).hexdigest() != self.library_sha256:
+            raise CacheError(
+                f"the library has {len(library)} bytes that do not match its SHA-256 "
+                f"(stored: {self.library_size} bytes)"
+            )
 
     def artifact_of(self, library: bytes) -> Artifact:
         """Join the description and the bytes of the library.
@@ -76,14 +103,21 @@ class Manifest:
         Raises
         ------
         CacheError
-            The bytes are not those that were stored, or the description is incomplete.
+            The bytes are not those that were stored, or the description is none of a program.
         """
-        if hashlib.sha256(library).hexdigest() != self.library_sha256:
-            raise CacheError(
-                f"the library has {len(library)} bytes that do not match its SHA-256 "
-                f"(stored: {self.library_size} bytes)"
-            )
+        self.check(library)
         try:
             return Artifact.from_description(library, self.artifact)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CacheError(f"incomplete description: {error!r}") from error
+        except _MALFORMED as error:
+            raise CacheError(f"the description of its program is none: {error!r:.200}") from error
+
+
+#: What reading a document raises that is of another form, or so large or deep that it hurts.
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.50} is not a text")
+    value.encode()  # half a character has no digest
+    return value

@@ -1,0 +1,128 @@
+"""One entry on disk: a directory with a manifest and a library, both checked when they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmify.cache import directory
+from tvmify.cache.manifest import Manifest
+from tvmify.errors import CacheError
+
+MANIFEST = "manifest.json"
+LIBRARY = "module.so"
+#: Bytes of the longest manifest that is read: far more than any program needs.
+_LONGEST_MANIFEST = 32 << 20
+
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class Limits(NamedTuple):
+    """How much a cache directory may hold; None for any amount."""
+
+    bytes: int | None = 10 * 10**9
+    entries: int | None = None
+
+
+@dataclass(frozen=True)
+class StoredEntry:
+    """An entry as a listing shows it; what it holds is not looked at yet.
+
+    Attributes
+    ----------
+    digest
+        Of its key; the name of its directory.
+    path
+        Its directory.
+    bytes
+        How much it takes.
+    used
+        When it was last loaded, or stored, in seconds since the epoch.
+    """
+
+    digest: str
+    path: Path
+    bytes: int
+    used: float
+
+    @classmethod
+    def at(cls, path: Path) -> StoredEntry:
+        """Look at a directory.
+
+        Raises
+        ------
+        OSError
+            It is gone.
+        """
+        status = path.lstat()
+        size, used = status.st_size, status.st_mtime
+        if stat.S_ISDIR(status.st_mode):
+            with os.scandir(path) as files:
+                for file in files:
+                    status = file.stat(follow_symlinks=False)
+                    size += status.st_size
+                    used = status.st_mtime if file.name == MANIFEST else used
+        return cls(path.name, path, size, used)
+
+    def manifest(self) -> Manifest:
+        """Read the manifest.
+
+        Raises
+        ------
+        CacheError
+            It is damaged, or gone.
+        """
+        try:
+            with directory.opened(self.path, kind=os.O_DIRECTORY) as entry:
+                manifest = read_manifest(entry)
+        except OSError as error:
+            raise CacheError(f"the manifest of {self.path} cannot be read: {error}") from error
+        return manifest
+
+
+def is_digest(name: str) -> bool:
+    """Whether a directory of this name is an entry."""
+    return _DIGEST.match(name) is not None
+
+
+def read_manifest(entry: int) -> Manifest:
+    """Read the manifest in an open entry.
+
+    Raises
+    ------
+    CacheError
+        It is damaged.
+    OSError
+        It cannot be read.
+    """
+    with directory.opened(MANIFEST, entry) as file:
+        return Manifest.from_json(directory.read(file, _LONGEST_MANIFEST))
+
+
+def read_files(entry: int) -> tuple[Manifest, bytes]:
+    """Read the manifest and the library in an open entry, and compare one with the other.
+
+    Raises
+    ------
+    CacheError
+        A file is damaged.
+    OSError
+        A file cannot be read.
+    """
+    # The library is opened first: an entry that is removed now can still be read.
+    with directory.opened(LIBRARY, entry) as file:
+        manifest = read_manifest(entry)
+        library = directory.read(file, manifest.library_size)
+    manifest.check(library)
+    return manifest, library
+
+
+def touch(entry: int) -> None:
+    """Note that an open entry was used now, as far as the disk lets us."""
+    with contextlib.suppress(OSError):
+        os.utime(MANIFEST, dir_fd=entry, follow_symlinks=False)
