@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvmify import wellformed
+
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
 FORMAT_VERSION = 5
 
@@ -97,15 +99,17 @@ class Artifact:
 
         Raises
         ------
-        KeyError, TypeError
-            A field is missing, unknown or of the wrong kind.
+        KeyError, TypeError, ValueError
+            A field is missing, unknown or of the wrong kind, or counts further than another has.
         """
         fields = dict(description)
         for name in ("inputs", "weights", "packed", "state"):
             fields[name] = tuple(fields[name])
         fields["writes"] = tuple((kind, i, j) for kind, i, j in fields["writes"])
         fields["outputs"] = tuple((kind, _frozen(value)) for kind, value in fields["outputs"])
-        return cls(library=library, **fields)
+        artifact = cls(library=library, **fields)
+        wellformed.check(artifact)
+        return artifact
 
     def metadata(self) -> str:
         """Return `description` with the format version, as canonical JSON."""

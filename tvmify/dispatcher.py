@@ -173,9 +173,7 @@ class Dispatcher:
             self._look_again()
             entry = Entry("")
             target = self.options.target if target is None else target
-            key, _, executor = self._obtain(args, kwargs, target, entry, stages)
-            if entry.notes["code"] == BUILT:
-                keep(key, executor.artifact, self.options)
+            _, _, executor = self._obtain(args, kwargs, target, entry, stages)
         return executor.artifact
 
     def captured(self) -> Any:
@@ -312,8 +310,6 @@ class Dispatcher:
                     f"code for this target cannot run here: {executor.refusal}",
                     "Leave target= out, or save() the module for a machine of that kind.",
                 )
-            if executor.artifact.writes and entry.notes["code"] == BUILT:
-                keep(key, executor.artifact, self.options)  # calls in another mode may use it
             entry.remember(args, kwargs)
             entry.take(executor)
             self._admit_writes(executor.artifact)
@@ -324,8 +320,7 @@ class Dispatcher:
             eager = self.eager_call(args, kwargs)
             if general:
                 entry.run = checked(FloatCall(entry.run), executor.artifact, eager, args, kwargs)
-            is_news = self.options.compares() and entry.compare(args, kwargs, eager)
-            if is_news or entry.notes["code"] == BUILT:
+            if self.options.compares() and entry.compare(args, kwargs, eager):
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
         except NotCompiled as reason:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key, Measurements
+from tvmify.cache import DiskCache, Key, Limits, Measurements
 from tvmify.capture import Program
+from tvmify.fit import misfit
 from tvmify.keys import processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -25,6 +28,8 @@ SHARED, LOADED, BUILT = "shared with another module of this process", "loaded fr
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 # Held while a program is looked up on disk or built, so that a process builds each only once.
 _BUILDING = threading.RLock()
+#: Seconds to wait for a process that builds the same program, before this one does so, too.
+_LONGEST_WAIT = 300.0
 
 
 def obtain(
@@ -47,7 +52,7 @@ def obtain(
     program, args, kwargs
         Built, for these arguments, if no cache has the key.
     options
-        Name the disk cache. What is built is not stored yet: see `keep`.
+        Name the disk cache, in which what is built is stored at once.
     stages
         Told the name of each stage as it begins.
 
@@ -65,11 +70,11 @@ def obtain(
             if loaded is not None:
                 executor, source = loaded.share(), SHARED
             else:
-                disk = _disk(options)
-                artifact, source = disk.load(key) if disk is not None else None, LOADED
-                if artifact is None:
-                    artifact = _build(key, program, args, kwargs, options, stages, unpacked)
-                    source = BUILT
+                build = functools.partial(
+                    _build, key, program, args, kwargs, options, stages, unpacked
+                )
+                find = functools.partial(_find, key, program, args, kwargs)
+                artifact, source = _artifact(key, _disk(options), find, build, stages)
                 executor = _LOADED[key.digest] = Executor(artifact)
             stale = [name for name in executor.artifact.weights if name in volatile]
             if not stale:
@@ -78,15 +83,57 @@ def obtain(
 
 
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
-    """Store an artifact in the disk cache, if there is one."""
+    """Store again, in the disk cache if there is one, what has changed about an artifact."""
     disk = _disk(options)
     if disk is not None:
         disk.store(key, artifact)
 
 
+def _artifact(
+    key: Key,
+    disk: DiskCache | None,
+    find: Callable[[DiskCache], Artifact | None],
+    build: Callable[[], Artifact],
+    stages: Stages,
+) -> tuple[Artifact, str]:
+    """Load an artifact, or build and store it while other processes wait for that."""
+    if disk is None:
+        return build(), BUILT
+    artifact = find(disk)
+    if artifact is not None:
+        return artifact, LOADED
+    stages.begin("wait")
+    with disk.building(key.digest, _LONGEST_WAIT):
+        stages.begin("load")
+        artifact = find(disk)  # another process may have built it since we looked
+        if artifact is not None:
+            return artifact, LOADED
+        artifact = build()
+        stages.begin("store")
+        disk.store(key, artifact)
+    return artifact, BUILT
+
+
+def _find(
+    key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: DiskCache
+) -> Artifact | None:
+    artifact = disk.load(key)
+    problem = artifact and misfit(artifact, key, program, args, kwargs)
+    if problem:
+        disk.reject(key, problem)
+        return None
+    return artifact
+
+
 def _disk(options: CompileOptions) -> DiskCache | None:
     directory = options.cache_directory()
-    return DiskCache(directory) if directory is not None else None
+    return None if directory is None else _disk_at(directory, Limits(*options.cache_limits()))
+
+
+@functools.lru_cache(maxsize=16)
+def _disk_at(directory: Path, limits: Limits) -> DiskCache:
+    # One for all modules: it counts, and says each thing once.
+    return DiskCache(directory, limits)
 
 
 def _build(

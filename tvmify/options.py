@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +16,16 @@ from typing import Any
 import platformdirs
 
 from tvmify import target as targets
-from tvmify.errors import OptionError
+from tvmify.errors import OptionError, TvmifyWarning
+
+#: Bytes that the disk cache may take, unless TVMIFY_CACHE_SIZE says otherwise.
+_CACHE_SIZE = 10 * 10**9
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
 
 # Marks a field that cannot change the compiled code, and so stays out of the disk key.
 _NOT_KEYED = {"keyed": False}
@@ -119,8 +130,28 @@ class CompileOptions:
         if self.cache is False:
             return None
         if self.cache is not True:
-            return Path(self.cache).expanduser()
+            return _expanded(self.cache)
         return default_cache_directory()
+
+    def cache_limits(self) -> tuple[int | None, int | None]:
+        """Return how many bytes, and how many entries, the disk cache may have; None for any."""
+        text = os.environ.get("TVMIFY_CACHE_SIZE", "").strip()
+        if not text:
+            return _CACHE_SIZE, None
+        limits: dict[str, int] = {}
+        for part in text.split(","):
+            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", part.strip())
+            unit = match[2].upper() if match else ""
+            if match and unit in _UNITS:
+                limits["bytes"] = int(float(match[1]) * _UNITS[unit])
+            elif match and unit in ("ENTRY", "ENTRIES"):
+                limits["entries"] = int(float(match[1]))
+            else:
+                raise OptionError(
+                    f"TVMIFY_CACHE_SIZE is {text!r}: expected, say, '20GB', '500 entries', or both "
+                    "with a comma between"
+                )
+        return limits.get("bytes"), limits.get("entries")
 
     def shows_progress(self) -> bool:
         """Whether to draw the stages of a compilation on standard error."""
@@ -129,10 +160,27 @@ class CompileOptions:
         return sys.stderr is not None and sys.stderr.isatty()
 
 
-def default_cache_directory() -> Path:
-    """Return ``TVMIFY_CACHE_DIR``, or tvmify's folder in the user's cache directory."""
-    chosen = os.environ.get("TVMIFY_CACHE_DIR")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tvmify"))
+def default_cache_directory() -> Path | None:
+    """Return ``TVMIFY_CACHE_DIR``, or tvmify's folder in the user's cache directory.
+
+    None, with a warning, for a user who has no home.
+    """
+    chosen = os.environ.get("TVMIFY_CACHE_DIR") or platformdirs.user_cache_dir("tvmify")
+    return _expanded(chosen)
+
+
+def _expanded(path: str | os.PathLike[str]) -> Path | None:
+    # Not Path.expanduser, which raises; and platformdirs leaves a "~" that nobody can resolve.
+    text = os.path.expanduser(path)  # noqa: PTH111
+    if not text.startswith("~"):
+        return Path(text)
+    warnings.warn(
+        f"compiled programs are kept in memory only: this user has no home, and so no {text}. "
+        "Set TVMIFY_CACHE_DIR.",
+        TvmifyWarning,
+        stacklevel=2,
+    )
+    return None
 
 
 def disabled() -> bool:

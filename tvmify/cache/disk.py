@@ -96,6 +96,12 @@ class DiskCache:
                 "directory", f"compiled programs are kept in memory only: {self.directory}: {error}"
             )
 
+    def reject(self, key: Key, problem: str) -> None:
+        """Move an entry aside that `load` returned, and that turned out to be of no use."""
+        path = self.directory / key.digest
+        self._move_aside(path)
+        self._warn(path.name, f"the entry {path} is not used and will be built again: {problem}")
+
     def building(self, digest: str, timeout: float) -> AbstractContextManager[bool]:
         """Return a context in which no other process builds the same program.
 
