@@ -1,0 +1,200 @@
+"""Many processes at one cache directory: they race, evict under one another, and get killed.
+
+``python -m tests.cache.crowds race DIRECTORY 16 50`` and the like print what happened as JSON. A
+process of its own, with one thread, so that it can be forked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock  # noqa: F401  (now, so that children need not)
+
+from tests.cache.programs import artifact_of, key_of
+from tvmify import obtain
+from tvmify.cache import DiskCache, Key, Limits
+from tvmify.progress import Stages
+
+#: Seconds after which a process that should be done is taken to hang.
+_PATIENCE = 300
+#: What a builder says first.
+_BEGUN = -1
+_FORK = multiprocessing.get_context("fork")
+
+
+def race(directory: Path, processes: int, keys: int) -> dict[str, Any]:
+    """Let all processes want each key at the same moment, and then all keys in another order."""
+    log = directory / "builds"
+
+    def take_part(number: int) -> None:
+        cache = DiskCache(directory)
+        order = list(range(keys))
+        for key in order:
+            barrier.wait(_PATIENCE)
+            _obtain(cache, key, log)
+        random.Random(number).shuffle(order)
+        barrier.wait(_PATIENCE)
+        for key in order:
+            _obtain(cache, keys + key, log)
+
+    directory.mkdir(mode=0o700)
+    barrier = _FORK.Barrier(processes)
+    failed = _run_all(take_part, processes)
+    builds = Counter(map(int, log.read_text().split()))
+    damaged = DiskCache(directory).verify()
+    return {"failed": failed, "damaged": damaged, "keys": len(builds), "most": max(builds.values())}
+
+
+def evict(directory: Path, processes: int, gets: int) -> dict[str, Any]:
+    """Let all processes get random keys of a cache that has room for a third of them."""
+    limits = Limits(bytes=None, entries=10)
+
+    def take_part(number: int) -> None:
+        chance = random.Random(number)
+        cache = DiskCache(directory, limits)
+        for _ in range(gets):
+            # Some are in use all the time: they stay while others come and go.
+            number = chance.choice((chance.randrange(30), chance.randrange(5)))
+            _obtain(cache, number, directory / "builds")
+
+    directory.mkdir(mode=0o700)
+    failed = _run_all(take_part, processes)
+    cache = DiskCache(directory, limits)
+    builds = len((directory / "builds").read_text().split())
+    left = [path.name for path in directory.iterdir() if path.name.startswith(".")]
+    kept = len(cache.entries())
+    return {
+        "failed": failed,
+        "damaged": cache.verify() + [(str(path), "") for path in cache.quarantined()],
+        "kept": kept,
+        "left": left,
+        "builds": builds,
+        "gets": processes * gets,
+    }
+
+
+def kill(directory: Path, kills: int) -> dict[str, Any]:
+    """Kill builders at random moments, and look at what they leave behind."""
+    warnings.simplefilter("error")  # whatever a reader has to say about an entry is a failure
+    chance = random.Random(0)
+    lost, blocked, whole = [], [], set()
+    directory.mkdir(mode=0o700)
+    done, reports = _FORK.Pipe(duplex=False)
+    for number in range(kills):
+        # Half of them end between two calls of a known number, half while the kernel does a thing.
+        calls = chance.randrange(6000) if number % 2 else None
+        child = _FORK.Process(target=_store_forever, args=(directory, number, calls, reports))
+        child.start()
+        assert done.poll(_PATIENCE), "a builder does not begin"
+        if calls is None:
+            time.sleep(chance.uniform(0, 0.2))
+            child.kill()
+        child.join(_PATIENCE)
+        assert child.exitcode == -signal.SIGKILL
+        while done.poll():
+            whole.add(done.recv())
+        cache = DiskCache(directory)
+        for key in range(60):
+            loaded = cache.load(key_of(key))
+            if loaded is None and key in whole:
+                lost.append(key)
+            assert loaded is None or _is_right(loaded, key), f"a wrong artifact for key {key}"
+            with cache.building(key_of(key).digest, 1.0) as is_mine:
+                blocked += [] if is_mine else [key]
+    whole.remove(_BEGUN)
+    _age_all(directory)
+    DiskCache(directory).store(key_of(0), artifact_of(0))
+    left = [path.name for path in directory.iterdir() if path.name.startswith(".")]
+    return {"lost": lost, "blocked": blocked, "left": left, "whole": len(whole)}
+
+
+def _store_forever(directory: Path, seed: int, calls: int | None, reports: Any) -> None:
+    chance = random.Random(seed)
+    cache = DiskCache(directory)
+    reports.send(_BEGUN)
+    if calls is not None:
+        sys.setprofile(_killer(calls))
+    while True:
+        number = chance.randrange(60)
+        key, artifact = key_of(number), artifact_of(number)
+        with cache.building(key.digest, _PATIENCE):
+            cache.store(key, artifact)
+        reports.send(number)
+        # Again, with a verdict, as it is known later.
+        artifact.verdicts[str(chance.randrange(100))] = (1.0, 2.0)
+        cache.store(key, artifact)
+
+
+def _killer(calls: int) -> Callable[..., None]:
+    """Return what ends this process before or after so many calls of functions in C."""
+    remaining = itertools.count(calls, -1)
+
+    def count(_frame: Any, event: str, _function: Any) -> None:
+        if event.startswith("c_") and next(remaining) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return count
+
+
+def _obtain(cache: DiskCache, number: int, log: Path) -> None:
+    """Take the way of a call, and check what it leads to."""
+
+    def build() -> Any:
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(file, f"{number}\n".encode())
+        os.close(file)
+        return artifact_of(number)
+
+    key: Key = key_of(number)
+    artifact, _ = obtain._artifact(key, cache, lambda disk: disk.load(key), build, Stages("", False))
+    assert _is_right(artifact, number), f"a wrong artifact for key {number}"
+
+
+def _is_right(artifact: Any, number: int) -> bool:
+    right = artifact_of(number)
+    return artifact.library == right.library and artifact.report == right.report
+
+
+def _run_all(take_part: Callable[[int], None], processes: int) -> list[int | None]:
+    """Run a function in so many processes; return the exit codes of those that failed."""
+
+    def strictly(number: int) -> None:
+        warnings.simplefilter("error")
+        take_part(number)
+
+    started = [_FORK.Process(target=strictly, args=(i,), daemon=True) for i in range(processes)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(_PATIENCE)
+    return [process.exitcode for process in started if process.exitcode != 0]
+
+
+def _age_all(directory: Path) -> None:
+    before = time.time() - 7200
+    for path in directory.iterdir():
+        if path.name.startswith("."):
+            os.utime(path, (before, before))
+
+
+def main() -> None:
+    """Do what the command line says."""
+    what, directory, *counts = sys.argv[1:]
+    does = {"race": race, "evict": evict, "kill": kill}[what]
+    print(json.dumps(does(Path(directory), *map(int, counts))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Keys and artifacts that cost nothing to make, each different from the others."""
+
+from __future__ import annotations
+
+import random
+
+from tvmify.artifact import Artifact
+from tvmify.cache import Key
+
+
+def key_of(number: int) -> Key:
+    """Return the key of a program that has no other property than its number."""
+    return Key({"program": f"program {number}", "inputs": "float32[2, 3]", "target": "llvm"})
+
+
+def artifact_of(number: int) -> Artifact:
+    """Return what would be compiled of it; the same in every process."""
+    chance = random.Random(number)
+    return Artifact(
+        library=chance.randbytes(chance.randrange(1, 200_000)),
+        target='{"kind": "llvm"}',
+        inputs=(0, 2),
+        weights=("weight", "layers.0.bias"),
+        packed=("weight as it is", "bias reversed"),
+        outputs=(("tensor", 0), ("view", ("argument", 0, (2, 3), (3, 1), 0)), ("constant", None)),
+        output_structure="[1]",
+        state=("counter",),
+        writes=(("state", 0, 1),),
+        verdicts={"2": (1e-3, 2e-3)},
+        report={"number": number, "kernels": {"relu": "elementwise"}},
+    )
