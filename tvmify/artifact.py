@@ -99,7 +99,7 @@ class Artifact:
 
         Raises
         ------
-        KeyError, TypeError, ValueError
+        AttributeError, KeyError, TypeError, ValueError
             A field is missing, unknown or of the wrong kind, or counts further than another has.
         """
         fields = dict(description)
@@ -107,6 +107,8 @@ class Artifact:
             fields[name] = tuple(fields[name])
         fields["writes"] = tuple((kind, i, j) for kind, i, j in fields["writes"])
         fields["outputs"] = tuple((kind, _frozen(value)) for kind, value in fields["outputs"])
+        verdicts = fields["verdicts"].items()
+        fields["verdicts"] = {threads: tuple(seconds) for threads, seconds in verdicts}
         artifact = cls(library=library, **fields)
         wellformed.check(artifact)
         return artifact

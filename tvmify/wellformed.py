@@ -51,11 +51,9 @@ def _check_place(kind: Any, index: Any, states: int, earlier: int) -> None:
     _expect(index < most[kind], f"there is no {kind} {index}")
 
 
-def _check_verdicts(verdicts: Any) -> None:
-    _expect(isinstance(verdicts, dict), "verdicts is no dict")
+def _check_verdicts(verdicts: dict[Any, tuple[Any, ...]]) -> None:
     for threads, pair in verdicts.items():
-        is_pair = isinstance(pair, (list, tuple)) and len(pair) == 2
-        _expect(isinstance(threads, str) and is_pair, "a verdict is no pair of seconds")
+        _expect(isinstance(threads, str) and len(pair) == 2, "a verdict is no pair of seconds")
         # A bool, too, is an int.
         _expect(all(type(seconds) in (int, float) for seconds in pair), "seconds are no number")
 

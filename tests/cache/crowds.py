@@ -158,7 +158,9 @@ def _obtain(cache: DiskCache, number: int, log: Path) -> None:
         return artifact_of(number)
 
     key: Key = key_of(number)
-    artifact, _ = obtain._artifact(key, cache, lambda disk: disk.load(key), build, Stages("", False))
+    artifact, _ = obtain._artifact(
+        key, cache, lambda disk: disk.load(key), build, Stages("", False)
+    )
     assert _is_right(artifact, number), f"a wrong artifact for key {number}"
 
 

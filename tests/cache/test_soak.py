@@ -1,0 +1,96 @@
+"""The disk cache under load, under fire and on a bad disk.
+
+A tenth of what ``make soak`` runs; TVMIFY_SOAK is the part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cache import mutations
+from tests.cache.programs import artifact_of, key_of
+from tvmify import TvmifyWarning
+from tvmify.cache import DiskCache
+
+PART = float(os.environ.get("TVMIFY_SOAK", "0.1"))
+
+
+def part(count: int) -> int:
+    return max(1, round(count * PART))
+
+
+def crowd(what: str, directory: Path, *counts: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.cache.crowds", what, directory, *counts]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        list(map(str, command)), cwd=root, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_each_key_is_built_once(tmp_path: Path) -> None:
+    keys = part(50)
+    result = crowd("race", tmp_path / "cache", 16, keys)
+    assert result == {"failed": [], "damaged": [], "keys": 2 * keys, "most": 1}
+
+
+def test_entries_leave_under_readers(tmp_path: Path) -> None:
+    result = crowd("evict", tmp_path / "cache", 8, part(1250))
+    assert result["failed"] == result["damaged"] == result["left"] == []
+    assert result["kept"] <= 10
+    assert result["builds"] < result["gets"]
+
+
+def test_killed_builders_leave_nothing_behind(tmp_path: Path) -> None:
+    result = crowd("kill", tmp_path / "cache", part(200))
+    assert result["lost"] == result["blocked"] == result["left"] == []
+    assert result["whole"] >= part(200) // 10
+
+
+@pytest.mark.parametrize("damage", mutations.DAMAGE)
+def test_damage_is_a_miss(tmp_path: Path, damage: str) -> None:
+    cache = DiskCache(tmp_path)
+    for seed in range(part(2500) // len(mutations.DAMAGE) + 1):
+        chance = random.Random(seed)
+        for number in (0, 1):
+            cache.store(key_of(number), artifact_of(number))
+        entry, other = (tmp_path / key_of(number).digest for number in (0, 1))
+        mutations.DAMAGE[damage](entry, other, chance)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            loaded = DiskCache(tmp_path).load(key_of(0))
+        assert loaded in (None, artifact_of(0))
+        assert DiskCache(tmp_path).load(key_of(1)) == artifact_of(1)
+
+
+def test_forgery_is_a_miss_or_an_artifact(tmp_path: Path) -> None:
+    entry = tmp_path / key_of(0).digest
+    for seed in range(part(2000)):
+        chance = random.Random(seed)
+        cache = DiskCache(tmp_path)
+        cache.store(key_of(0), artifact_of(0))
+        mutations.forge(entry, chance)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            cache.load(key_of(0))
+            cache.entries()
+            cache.verify()
+
+
+def test_no_form_of_a_manifest_hurts_its_reader(tmp_path: Path) -> None:
+    for seed in range(part(200)):
+        cache = DiskCache(tmp_path)
+        cache.store(key_of(0), artifact_of(0))
+        mutations.bury(tmp_path / key_of(0).digest, random.Random(seed))
+        with pytest.warns(TvmifyWarning, match="built again"):
+            assert cache.load(key_of(0)) is None
