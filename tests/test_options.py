@@ -24,6 +24,25 @@ def test_environment_moves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CompileOptions.of({"cache": False}).cache_directory() is None
 
 
+def test_a_url_is_the_level_behind_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_DIR", "/somewhere")
+    options = CompileOptions.of({"cache": "s3://bucket/prefix"})
+    assert options.cache_directory() == Path("/somewhere")
+    assert options.cache_url() == "s3://bucket/prefix"
+    assert CompileOptions.of({}).cache_url() is None
+    monkeypatch.setenv("TVMIFY_CACHE_URL", "file:///shared")
+    assert options.cache_url() == "s3://bucket/prefix"
+    assert CompileOptions.of({}).cache_url() == "file:///shared"
+    assert CompileOptions.of({"cache": "/elsewhere"}).cache_url() == "file:///shared"
+    assert CompileOptions.of({"cache": False}).cache_url() is None
+
+
+@pytest.mark.parametrize("cache", [Path("s3://bucket/prefix"), "file:/shared"])
+def test_half_a_url_is_no_directory(cache: object) -> None:
+    with pytest.raises(OptionError, match="as a text with '://'"):
+        CompileOptions.of({"cache": cache})
+
+
 def test_unknown_option_names_the_valid_ones() -> None:
     with pytest.raises(
         OptionError, match=r"'targt': choose from target, .*strict, .*mean 'target'"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key, Limits, Measurements
+from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, remote_at
 from tvmify.capture import Program
 from tvmify.fit import misfit
 from tvmify.keys import processor
@@ -20,6 +20,8 @@ from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor, measure
 from tvmify.target import Target
+
+Disk = DiskCache | TwoLevels
 
 #: Where an executor came from, as ``explain()`` says it.
 SHARED, LOADED, BUILT = "shared with another module of this process", "loaded from disk", "built"
@@ -91,8 +93,8 @@ def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
 
 def _artifact(
     key: Key,
-    disk: DiskCache | None,
-    find: Callable[[DiskCache], Artifact | None],
+    disk: Disk | None,
+    find: Callable[[Disk], Artifact | None],
     build: Callable[[], Artifact],
     stages: Stages,
 ) -> tuple[Artifact, str]:
@@ -115,7 +117,7 @@ def _artifact(
 
 
 def _find(
-    key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: DiskCache
+    key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
 ) -> Artifact | None:
     artifact = disk.load(key)
     problem = artifact and misfit(artifact, key, program, args, kwargs)
@@ -125,9 +127,12 @@ def _find(
     return artifact
 
 
-def _disk(options: CompileOptions) -> DiskCache | None:
-    directory = options.cache_directory()
-    return None if directory is None else _disk_at(directory, Limits(*options.cache_limits()))
+def _disk(options: CompileOptions) -> Disk | None:
+    directory, url = options.cache_directory(), options.cache_url()
+    if directory is None:
+        return None
+    near = _disk_at(directory, Limits(*options.cache_limits()))
+    return near if url is None else TwoLevels(near, remote_at(url))
 
 
 @functools.lru_cache(maxsize=16)

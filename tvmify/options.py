@@ -29,6 +29,8 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 
 # Marks a field that cannot change the compiled code, and so stays out of the disk key.
 _NOT_KEYED = {"keyed": False}
+# What Path makes of a URL: it would name a folder beside the program.
+_HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,9 @@ class CompileOptions:
         Raise the `NotCompiled` error instead of running in eager PyTorch.
     cache
         True for the user's cache directory (``TVMIFY_CACHE_DIR`` if set), a path for another
-        directory, False for none.
+        directory, False for none. A URL that fsspec knows (``"s3://bucket/prefix"``,
+        ``"file:///shared/folder"``) for a second level behind the user's directory, which other
+        machines share; ``TVMIFY_CACHE_URL`` names one for all that give none.
     cache_size
         How many signatures one module keeps ready in memory.
     progress
@@ -86,7 +90,13 @@ class CompileOptions:
             isinstance(self.cache, (bool, str, os.PathLike)),
             "cache",
             self.cache,
-            "a bool or a path",
+            "a bool, a path or a URL",
+        )
+        _expect(
+            not _HALF_A_URL.match(os.fspath(self.cache) if not isinstance(self.cache, bool) else ""),
+            "cache",
+            self.cache,
+            "a path, or a URL as a text with '://'",
         )
         _expect(
             type(self.cache_size) is int and self.cache_size > 0,
@@ -129,7 +139,7 @@ class CompileOptions:
         """Return where compiled programs are kept on disk, or None for nowhere."""
         if self.cache is False:
             return None
-        if self.cache is not True:
+        if self.cache is not True and not _is_url(self.cache):
             return _expanded(self.cache)
         return default_cache_directory()
 
@@ -152,6 +162,14 @@ class CompileOptions:
                     "with a comma between"
                 )
         return limits.get("bytes"), limits.get("entries")
+
+    def cache_url(self) -> str | None:
+        """Return the URL of the level behind `cache_directory`, or None if there is none."""
+        if self.cache is False:
+            return None
+        if _is_url(self.cache):
+            return str(self.cache)
+        return os.environ.get("TVMIFY_CACHE_URL") or None
 
     def shows_progress(self) -> bool:
         """Whether to draw the stages of a compilation on standard error."""
@@ -186,6 +204,10 @@ def _expanded(path: str | os.PathLike[str]) -> Path | None:
 def disabled() -> bool:
     """Whether ``TVMIFY_DISABLE`` is set, other than to 0, and every call runs in eager."""
     return _flag("TVMIFY_DISABLE", False)
+
+
+def _is_url(cache: bool | str | os.PathLike[str]) -> bool:
+    return isinstance(cache, str) and "://" in cache
 
 
 def _flag(variable: str, default: bool) -> bool:

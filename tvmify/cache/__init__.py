@@ -3,10 +3,26 @@
 Nothing in here knows torch or TVM: a key is named texts, an entry is bytes and a description.
 """
 
+from tvmify.cache.bundle import Imported, export, import_
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.key import Key
+from tvmify.cache.levels import TwoLevels
 from tvmify.cache.measurements import Measurements
 from tvmify.cache.memory import MemoryCache
+from tvmify.cache.remote import RemoteCache, remote_at
 from tvmify.cache.stored import Limits, StoredEntry
 
-__all__ = ["DiskCache", "Key", "Limits", "Measurements", "MemoryCache", "StoredEntry"]
+__all__ = [
+    "DiskCache",
+    "Imported",
+    "Key",
+    "Limits",
+    "Measurements",
+    "MemoryCache",
+    "RemoteCache",
+    "StoredEntry",
+    "TwoLevels",
+    "export",
+    "import_",
+    "remote_at",
+]

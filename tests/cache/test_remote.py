@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+from torch import nn
+
+from tests.cache.entries import KEY, OTHER, artifact
+from tvmify import TvmifyWarning, tvmify
+from tvmify.cache import DiskCache, Key, RemoteCache, TwoLevels, packed, remote_at
+
+
+class Troubled(MemoryFileSystem):
+    """A file system in memory that fails, or hangs, when a test says so."""
+
+    protocol = "troubled"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    error: ClassVar[dict[str, BaseException]] = {}
+    hangs: ClassVar[bool] = False
+    asked: ClassVar[list[str]] = []
+    begun = threading.Event()
+    freed = threading.Event()
+
+    def _trouble(self, what: str) -> None:
+        self.asked.append(what)
+        if self.hangs:
+            self.begun.set()
+            self.freed.wait()
+        if what in self.error:
+            raise self.error[what]
+
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
+        self._trouble("read")
+        return super().cat_file(path, *args, **kwargs)
+
+    def pipe_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        self._trouble("write")
+        return super().pipe_file(path, *args, **kwargs)
+
+
+fsspec.register_implementation("troubled", Troubled, clobber=True)
+
+
+@pytest.fixture
+def troubled(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Troubled]]:
+    Troubled.begun.clear()
+    Troubled.freed.clear()
+    monkeypatch.setattr(Troubled, "asked", [])
+    monkeypatch.setattr(Troubled, "error", {})
+    monkeypatch.setattr(Troubled, "hangs", False)
+    Troubled.store.clear()
+    yield Troubled
+    Troubled.freed.set()
+
+
+@pytest.fixture(autouse=True)
+def _no_remote_yet() -> Iterator[None]:
+    remote_at.cache_clear()
+    MemoryFileSystem.store.clear()
+    yield
+    remote_at.cache_clear()
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/shared/folder" if request.param == "file" else "memory://bucket/x"
+
+
+# --------------------------------------------------------------------------- what comes and goes
+
+
+def test_an_entry_comes_back_equal(url: str) -> None:
+    shared = RemoteCache(url)
+    assert shared.load(KEY) is None
+    shared.store(KEY, artifact())
+    shared.store(OTHER, artifact(b"gelu"))
+    again = RemoteCache(url)
+    assert again.load(KEY) == artifact()
+    assert again.load(OTHER) == artifact(b"gelu")
+    assert shared.counts == {"misses": 1, "stored": 2}
+    assert again.counts == {"hits": 2}
+
+
+def test_a_later_entry_replaces_the_one_before(url: str) -> None:
+    shared = RemoteCache(url)
+    shared.store(KEY, artifact(b"without a verdict"))
+    shared.store(KEY, artifact(b"with one"))
+    assert shared.load(KEY) == artifact(b"with one")
+
+
+def test_entries_of_other_processors_lie_beside_each_other(url: str) -> None:
+    keys = [Key({"program": "relu", "target": target}) for target in ("avx2", "avx512")]
+    for key in keys:
+        RemoteCache(url).store(key, artifact(key.entries["target"].encode()))
+    for key in keys:
+        assert RemoteCache(url).load(key) == artifact(key.entries["target"].encode())
+
+
+def test_an_object_is_an_archive_named_by_the_digest(tmp_path: Path) -> None:
+    RemoteCache(f"file://{tmp_path}/shared/").store(KEY, artifact())
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == [f"{KEY.digest}.zip"]
+    content = (tmp_path / "shared" / f"{KEY.digest}.zip").read_bytes()
+    assert packed.unpack(content) == (KEY, artifact())
+
+
+def test_half_a_file_is_never_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = RemoteCache(f"file://{tmp_path}")
+    shared.store(KEY, artifact())
+
+    def full(self: Any, path: str, value: bytes, **_: Any) -> None:
+        Path(path).write_bytes(value[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.pipe_file", full)
+    with pytest.warns(TvmifyWarning, match="writing failed.*No space left"):
+        shared.store(KEY, artifact(b"new"))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{KEY.digest}.zip"]
+    assert shared.load(KEY) == artifact()
+
+
+# --------------------------------------------------------------------------------- two levels
+
+
+def test_what_the_remote_has_is_kept_here(tmp_path: Path, url: str) -> None:
+    TwoLevels(DiskCache(tmp_path / "one"), RemoteCache(url)).store(KEY, artifact())
+    far = RemoteCache(url)
+    levels = TwoLevels(DiskCache(tmp_path / "two"), far)
+    assert levels.load(KEY) == artifact()
+    assert levels.load(KEY) == artifact()
+    assert far.counts == {"hits": 1}
+    assert DiskCache(tmp_path / "one").load(KEY) == artifact()
+    assert DiskCache(tmp_path / "two").load(KEY) == artifact()
+
+
+def damage(content: bytes) -> list[bytes]:
+    flipped = bytearray(content)
+    flipped[content.index(b"code")] ^= 1
+    return [b"PK", content[:-30], content[: len(content) // 2], bytes(flipped), b"<html>404</html>"]
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_a_damaged_object_is_a_miss_and_is_replaced(url: str, kind: int) -> None:
+    shared = RemoteCache(url, timeout=30)
+    files, root = fsspec.url_to_fs(url)
+    shared.store(KEY, artifact())
+    path = f"{root}/{KEY.digest}.zip"
+    files.pipe_file(path, damage(files.cat_file(path))[kind])
+    with pytest.warns(TvmifyWarning, match="is not used"):
+        assert shared.load(KEY) is None
+    assert shared.counts == {"stored": 1, "damaged": 1}
+    shared.store(KEY, artifact())  # it answers: there is no pause
+    assert shared.load(KEY) == artifact()
+
+
+def test_the_object_of_another_key_is_not_believed(url: str) -> None:
+    shared = RemoteCache(url)
+    files, root = fsspec.url_to_fs(url)
+    shared.store(OTHER, artifact(b"gelu"))
+    files.copy(f"{root}/{OTHER.digest}.zip", f"{root}/{KEY.digest}.zip")
+    with pytest.warns(TvmifyWarning, match="another key"):
+        assert shared.load(KEY) is None
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+
+
+def test_a_failing_remote_is_one_warning_and_then_a_pause(troubled: type[Troubled]) -> None:
+    troubled.error |= {"read": RuntimeError("no network"), "write": PermissionError("read only")}
+    shared = RemoteCache("troubled://user:secret@bucket")
+    with pytest.warns(TvmifyWarning, match="no network") as said:
+        for _ in range(5):
+            assert shared.load(KEY) is None
+            shared.store(KEY, artifact())
+    assert len(said) == 1
+    assert "secret" not in str(said[0].message)
+    assert troubled.asked == ["read", "write"]
+    assert shared.counts == {"failed": 2, "skipped": 8}
+
+
+def test_a_remote_that_cannot_be_written_is_read(troubled: type[Troubled]) -> None:
+    RemoteCache("troubled://bucket").store(KEY, artifact())
+    troubled.error["write"] = PermissionError("read only")
+    shared = RemoteCache("troubled://bucket")
+    with pytest.warns(TvmifyWarning, match="read only"):
+        shared.store(OTHER, artifact())
+    assert shared.load(KEY) == artifact()
+
+
+def test_a_remote_that_hangs_is_left_alone(troubled: type[Troubled]) -> None:
+    troubled.hangs = True
+    shared = RemoteCache("troubled://bucket", timeout=0, pause=0)
+    with pytest.warns(TvmifyWarning, match="no answer in 0 s"):
+        assert shared.load(KEY) is None
+    assert troubled.begun.wait(10)
+    for _ in range(3):  # not even after the pause
+        assert shared.load(KEY) is None
+    assert troubled.asked == ["read"]
+    assert shared.counts == {"failed": 1, "skipped": 3}
+
+
+@pytest.mark.parametrize("url", ["nonsense://bucket", "s3://", "file:///proc/self/nothing/here"])
+def test_a_url_that_serves_nothing_is_a_warning(url: str) -> None:
+    shared = RemoteCache(url)
+    with pytest.warns(TvmifyWarning, match="second cache level"):
+        assert shared.load(KEY) is None
+        shared.store(KEY, artifact())
+
+
+def test_a_process_ends_while_the_remote_hangs(tmp_path: Path) -> None:
+    script = """
+import threading, warnings
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+from tests.cache.entries import KEY
+from tvmify.cache import RemoteCache
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def cat_file(self, *args, **kwargs):
+        threading.Event().wait()
+
+fsspec.register_implementation("hanging", Hanging)
+warnings.simplefilter("ignore")
+assert RemoteCache("hanging://bucket", timeout=0).load(KEY) is None
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_forked_process_asks_for_itself(troubled: type[Troubled], tmp_path: Path) -> None:
+    troubled.hangs = True
+    shared = RemoteCache("troubled://bucket", timeout=0, pause=0)
+    with pytest.warns(TvmifyWarning, match="no answer"):
+        shared.load(KEY)
+    assert troubled.begun.wait(10)
+    context = multiprocessing.get_context("fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+        child = context.Process(target=_load_in_child, args=(shared, tmp_path / "said"))
+        child.start()
+    child.join(60)
+    assert (tmp_path / "said").read_text() == "2 failed"
+
+
+def _load_in_child(shared: RemoteCache, said: Path) -> None:
+    with contextlib.suppress(Exception):
+        shared.load(KEY)
+    said.write_text(f"{shared.counts['failed']} failed")
+    os._exit(0)
+
+
+# ---------------------------------------------------------------------- a module and its options
+
+
+class Net(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 2
+
+
+def call(**options: Any) -> Any:
+    model = tvmify(Net().eval(), **options)
+    x = torch.linspace(-1, 1, 6)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), torch.relu(x) * 2)
+    return model.cache_info()
+
+
+@pytest.fixture
+def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Go on with an empty directory and no memory of what was loaded."""
+    from weakref import WeakValueDictionary
+
+    from tvmify import obtain
+
+    def move() -> None:
+        monkeypatch.setenv("TVMIFY_CACHE_DIR", str(tmp_path / "another"))
+        monkeypatch.setattr(obtain, "_LOADED", WeakValueDictionary())
+        remote_at.cache_clear()
+
+    return move
+
+
+def test_another_machine_builds_nothing(url: str, another_machine: Any, tmp_path: Path) -> None:
+    assert call(cache=url).builds == 1
+    another_machine()
+    info = call(cache=url)
+    assert (info.builds, info.disk_hits) == (0, 1)
+    assert remote_at(url).counts == {"hits": 1}
+    assert len(DiskCache(tmp_path / "another").entries()) == 1
+
+
+def test_the_environment_names_the_second_level(
+    url: str, another_machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_URL", url)
+    assert call().builds == 1
+    another_machine()
+    assert call(cache=tmp_path / "third").builds == 0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_no_trouble_reaches_a_call(
+    troubled: type[Troubled], monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    monkeypatch.setattr("tvmify.cache.remote.TIMEOUT", 0.01)
+    troubled.hangs = hangs
+    troubled.error |= {"read": OSError("no network"), "write": OSError("no network")}
+    with pytest.warns(TvmifyWarning, match="second cache level"):
+        assert call(cache="troubled://bucket").builds == 1
+
+
+def test_what_is_found_here_needs_no_fsspec(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from tests.cache.entries import KEY, artifact
+from tvmify.cache import DiskCache, RemoteCache, TwoLevels
+near = DiskCache(Path(sys.argv[1]) / "cache")
+near.store(KEY, artifact())
+assert TwoLevels(near, RemoteCache("s3://bucket/prefix")).load(KEY) == artifact()
+assert "fsspec" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True)

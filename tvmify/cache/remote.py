@@ -1,0 +1,152 @@
+"""The second level of the disk cache: a shared folder or an object store, by way of fsspec."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import secrets
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tvmify.artifact import Artifact
+from tvmify.cache.attempts import Attempts, Paused
+from tvmify.cache.key import Key
+from tvmify.cache.packed import pack, unpack
+from tvmify.errors import CacheError, TvmifyWarning
+
+#: Seconds that one operation may take, and for which the remote is left alone after a failure.
+TIMEOUT, PAUSE = 10.0, 60.0
+#: An object that is larger is not one of ours, and not read to its end.
+_LARGEST = 256 << 20
+
+Result = TypeVar("Result")
+
+
+class RemoteCache:
+    """Compiled programs under an fsspec URL: an object for each, named by the digest of its key.
+
+    No fault of it reaches a call. What fails, or takes too long, is a miss, a warning if it is the
+    first time, and a pause during which the remote is not asked. Reading and writing pause apart:
+    a remote that may only be read serves all the same.
+
+    Parameters
+    ----------
+    url
+        Of a folder, or of a prefix in a bucket. Loading an entry runs its code: whoever can write
+        there must be trusted.
+    timeout, pause
+        See `Attempts`.
+    """
+
+    def __init__(self, url: str, timeout: float | None = None, pause: float | None = None) -> None:
+        self._url = url
+        self._timeout = TIMEOUT if timeout is None else timeout
+        self._pause = PAUSE if pause is None else pause
+        self._reading = Attempts(self._timeout, self._pause)
+        self._writing = Attempts(self._timeout, self._pause)
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The URL, without a password that it may hold."""
+        return re.sub(r"//[^/@]*@", "//", self._url)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often this happened: hits, misses, stored, failed, damaged, skipped in a pause."""
+        with self._lock:
+            return dict(self._counts)
+
+    def load(self, key: Key) -> Artifact | None:
+        """Return the artifact of a key, or None if there is none that can be had and trusted."""
+        content = self._attempt("reading", self._reading, functools.partial(self._get, key))
+        if not content:
+            if content is not None:
+                self._count("misses")
+            return None
+        try:
+            found, artifact = unpack(content)
+            if found != key:
+                raise CacheError(f"it was stored for another key ({found.differences(key)})")
+        except CacheError as error:
+            self._fault("damaged", f"the entry {key.digest} is not used: {error}")
+            return None
+        self._count("hits")
+        return artifact
+
+    def store(self, key: Key, artifact: Artifact) -> None:
+        """Write an entry, replacing one that is there."""
+        put = functools.partial(self._put, key, pack(key, artifact))
+        if self._attempt("writing", self._writing, put):
+            self._count("stored")
+
+    def _attempt(
+        self, what: str, attempts: Attempts, operation: Callable[[], Result]
+    ) -> Result | None:
+        try:
+            return attempts.run(operation)
+        except Paused:
+            self._count("skipped")
+        except Exception as error:  # each file system has its own kinds
+            self._fault(
+                "failed",
+                f"{what} failed and is tried again after {self._pause:g} s, meanwhile programs are "
+                f"kept on this machine only: {type(error).__name__}: {error}",
+            )
+        return None
+
+    def _get(self, key: Key) -> bytes:
+        """Return an object, or nothing if there is none."""
+        files, path = self._place(key)
+        try:
+            return files.cat_file(path, start=0, end=_LARGEST)
+        except FileNotFoundError:
+            return b""
+
+    def _put(self, key: Key, content: bytes) -> bool:
+        from fsspec.implementations.local import LocalFileSystem
+
+        files, path = self._place(key)
+        if not isinstance(files, LocalFileSystem):
+            files.pipe_file(path, content)  # an object store shows an object when it is complete
+            return True
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        temporary = f"{path}.{secrets.token_hex(8)}.tmp"
+        try:
+            files.pipe_file(temporary, content)
+            files.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                files.rm_file(temporary)
+            raise
+        return True
+
+    def _place(self, key: Key) -> tuple[Any, str]:
+        # Here, since a process that finds all on its own disk needs no fsspec; and each time, since
+        # fsspec keeps one file system for each process, and makes another one after a fork.
+        from fsspec.core import url_to_fs
+
+        files, root = url_to_fs(self._url)
+        return files, f"{root.rstrip('/')}/{key.digest}.zip"
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+    def _fault(self, what: str, message: str) -> None:
+        self._count(what)
+        if self.counts.get("failed", 0) + self.counts.get("damaged", 0) == 1:
+            warnings.warn(
+                f"tvmify's second cache level, {self.name}: {message}", TvmifyWarning, stacklevel=4
+            )
+
+
+@functools.cache
+def remote_at(url: str) -> RemoteCache:
+    """Return the one cache that this process has under a URL: its pauses hold for all modules."""
+    return RemoteCache(url)
