@@ -6,6 +6,7 @@ import sys
 from importlib import metadata
 from types import ModuleType
 
+from tvmify import cache
 from tvmify.decorator import cache_info, explain, refresh, tvmify, warmup
 from tvmify.errors import (
     ArchiveError,
@@ -59,6 +60,7 @@ __all__ = [
     "UnsupportedOperator",
     "UnsupportedTarget",
     "WarmUpError",
+    "cache",
     "cache_info",
     "cmake_prefix_path",
     "explain",

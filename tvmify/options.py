@@ -93,7 +93,9 @@ class CompileOptions:
             "a bool, a path or a URL",
         )
         _expect(
-            not _HALF_A_URL.match(os.fspath(self.cache) if not isinstance(self.cache, bool) else ""),
+            not _HALF_A_URL.match(
+                os.fspath(self.cache) if not isinstance(self.cache, bool) else ""
+            ),
             "cache",
             self.cache,
             "a path, or a URL as a text with '://'",

@@ -109,7 +109,9 @@ def test_sizes_are_not_believed() -> None:
     size = (0x1234).to_bytes(4, "little")
     for claimed in (0x7FFFFFFF, 0x3FFFFFFF, 0x12345):
         larger = claimed.to_bytes(4, "little")
-        with pytest.raises(CacheError, match="cannot have|larger than the archive|overlap|Truncated"):
+        with pytest.raises(
+            CacheError, match=r"cannot have|larger than the archive|overlap|Truncated"
+        ):
             packed.unpack(whole.replace(size, larger))
         with pytest.raises(CacheError):  # in the table of contents alone
             packed.unpack(whole[:-200] + whole[-200:].replace(size, larger))
@@ -117,7 +119,9 @@ def test_sizes_are_not_believed() -> None:
 
 def test_an_entry_is_that_of_its_key() -> None:
     with pytest.raises(CacheError, match="is that of"):
-        packed.unpack(archive((n.replace(KEY.digest, OTHER.digest), c) for n, c in members().items()))
+        packed.unpack(
+            archive((n.replace(KEY.digest, OTHER.digest), c) for n, c in members().items())
+        )
 
 
 def flip(manifest: dict) -> None:

@@ -73,14 +73,15 @@ def export(
     """
     path, cache = Path(path), _cache(directory)
     entries = cache.entries()
-    starts = ("",) if digests is None else (digests,) if isinstance(digests, str) else tuple(digests)
-    for start in starts:
+    digests = [digests] if isinstance(digests, str) else digests
+    for start in digests or ():
         if not any(entry.digest.startswith(start) for entry in entries):
             raise CacheError(f"{cache.directory} has no entry {start}")
     chosen = sorted(
         entry.digest
         for entry in entries
-        if entry.digest.startswith(starts) and (since is None or entry.used >= since)
+        if (digests is None or entry.digest.startswith(tuple(digests)))
+        and (since is None or entry.used >= since)
     )
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
@@ -126,6 +127,7 @@ def import_(
         There is no such file.
     """
     cache = _cache(directory)
+    cache.entries()  # an error, if the directory is not private, before it is a warning
     stored, present, refused = [], [], {}
     with Path(path).open("rb") as file:
         try:
@@ -148,7 +150,9 @@ def import_(
     refused |= dict.fromkeys({*stored, *present} - kept, "the cache has no place for it")
     if refused:
         reasons = "; ".join(f"{digest}: {reason}" for digest, reason in refused.items())
-        message = f"{len(refused)} of {len(archive.digests)} entries of {path} were refused: {reasons}"
+        message = (
+            f"{len(refused)} of {len(archive.digests)} entries of {path} were refused: {reasons}"
+        )
         if len(refused) == len(archive.digests):
             raise CacheError(message)
         warnings.warn(message, TvmifyWarning, stacklevel=2)
@@ -156,7 +160,7 @@ def import_(
 
 
 def _cache(directory: str | os.PathLike[str] | None) -> DiskCache:
-    options = CompileOptions(cache=True if directory is None else directory)
+    options = CompileOptions(cache=True if directory is None else Path(directory))
     place = options.cache_directory()
     if place is None:
         raise CacheError("this user has no cache directory: set TVMIFY_CACHE_DIR")
@@ -170,4 +174,6 @@ def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[tuple[Manifest
         except FileNotFoundError:
             continue  # another process needed its place
         except CacheError as error:
-            warnings.warn(f"the entry {digest} is not exported: {error}", TvmifyWarning, stacklevel=4)
+            warnings.warn(
+                f"the entry {digest} is not exported: {error}", TvmifyWarning, stacklevel=4
+            )
