@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 import torch
+from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
@@ -156,7 +157,7 @@ def damage(content: bytes) -> list[bytes]:
 @pytest.mark.parametrize("kind", range(5))
 def test_a_damaged_object_is_a_miss_and_is_replaced(url: str, kind: int) -> None:
     shared = RemoteCache(url, timeout=30)
-    files, root = fsspec.url_to_fs(url)
+    files, root = url_to_fs(url)
     shared.store(KEY, artifact())
     path = f"{root}/{KEY.digest}.zip"
     files.pipe_file(path, damage(files.cat_file(path))[kind])
@@ -169,7 +170,7 @@ def test_a_damaged_object_is_a_miss_and_is_replaced(url: str, kind: int) -> None
 
 def test_the_object_of_another_key_is_not_believed(url: str) -> None:
     shared = RemoteCache(url)
-    files, root = fsspec.url_to_fs(url)
+    files, root = url_to_fs(url)
     shared.store(OTHER, artifact(b"gelu"))
     files.copy(f"{root}/{OTHER.digest}.zip", f"{root}/{KEY.digest}.zip")
     with pytest.warns(TvmifyWarning, match="another key"):
@@ -225,6 +226,7 @@ def test_a_process_ends_while_the_remote_hangs(tmp_path: Path) -> None:
     script = """
 import threading, warnings
 import fsspec
+from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.cache.entries import KEY
 from tvmify.cache import RemoteCache
