@@ -11,7 +11,7 @@ import pytest
 from tests.cache.entries import KEY, OTHER, artifact
 from tvmify import CacheError, TvmifyWarning
 from tvmify import cache as tvmify_cache
-from tvmify.cache import DiskCache, Key, Limits, export, import_, packed
+from tvmify.cache import DiskCache, Key, export, import_, packed
 from tvmify.cache.disk import LIBRARY
 from tvmify.cache.manifest import Manifest
 
@@ -186,7 +186,7 @@ def test_a_directory_that_is_not_private_is_an_error(full: DiskCache, tmp_path: 
 def test_what_has_no_place_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cache.zip"
     bundle(path, (KEY, b"relu"), (OTHER, b"gelu"), (THIRD, b"tanh"))
-    monkeypatch.setattr(DiskCache.__init__, "__defaults__", (Limits(entries=2),))
+    monkeypatch.setenv("TVMIFY_CACHE_SIZE", "2 entries")
     with pytest.warns(TvmifyWarning, match="the cache has no place for it"):
         imported = import_(path, directory=tmp_path / "c")
     kept = {entry.digest for entry in DiskCache(tmp_path / "c").entries()}

@@ -148,6 +148,15 @@ def test_what_the_remote_has_is_kept_here(tmp_path: Path, url: str) -> None:
     assert DiskCache(tmp_path / "two").load(KEY) == artifact()
 
 
+def test_what_turns_out_to_be_of_no_use_is_replaced(tmp_path: Path, url: str) -> None:
+    levels = TwoLevels(DiskCache(tmp_path / "one"), RemoteCache(url))
+    levels.store(KEY, artifact(b"of no use"))
+    with pytest.warns(TvmifyWarning, match="other outputs"):
+        levels.reject(KEY, "other outputs")
+    levels.store(KEY, artifact(b"new"))
+    assert levels.near.load(KEY) == levels.far.load(KEY) == artifact(b"new")
+
+
 def damage(content: bytes) -> list[bytes]:
     flipped = bytearray(content)
     flipped[content.index(b"code")] ^= 1
@@ -222,14 +231,22 @@ def test_a_url_that_serves_nothing_is_a_warning(url: str) -> None:
         shared.store(KEY, artifact())
 
 
-def test_a_process_ends_while_the_remote_hangs(tmp_path: Path) -> None:
+def test_a_process_that_finds_all_here_needs_no_fsspec_and_one_that_hangs_ends(
+    tmp_path: Path,
+) -> None:
     script = """
-import threading, warnings
+import sys, threading, warnings
+from pathlib import Path
+from tests.cache.entries import KEY, artifact
+from tvmify.cache import DiskCache, RemoteCache, TwoLevels
+
+near = DiskCache(Path(sys.argv[1]) / "cache")
+near.store(KEY, artifact())
+assert TwoLevels(near, RemoteCache("s3://bucket/prefix")).load(KEY) == artifact()
+assert "fsspec" not in sys.modules
+
 import fsspec
-from fsspec.core import url_to_fs
 from fsspec.implementations.memory import MemoryFileSystem
-from tests.cache.entries import KEY
-from tvmify.cache import RemoteCache
 
 class Hanging(MemoryFileSystem):
     protocol = "hanging"
@@ -240,7 +257,7 @@ fsspec.register_implementation("hanging", Hanging)
 warnings.simplefilter("ignore")
 assert RemoteCache("hanging://bucket", timeout=0).load(KEY) is None
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, timeout=120)
 
 
 def test_a_forked_process_asks_for_itself(troubled: type[Troubled], tmp_path: Path) -> None:
@@ -323,17 +340,3 @@ def test_no_trouble_reaches_a_call(
     troubled.error |= {"read": OSError("no network"), "write": OSError("no network")}
     with pytest.warns(TvmifyWarning, match="second cache level"):
         assert call(cache="troubled://bucket").builds == 1
-
-
-def test_what_is_found_here_needs_no_fsspec(tmp_path: Path) -> None:
-    script = """
-import sys
-from pathlib import Path
-from tests.cache.entries import KEY, artifact
-from tvmify.cache import DiskCache, RemoteCache, TwoLevels
-near = DiskCache(Path(sys.argv[1]) / "cache")
-near.store(KEY, artifact())
-assert TwoLevels(near, RemoteCache("s3://bucket/prefix")).load(KEY) == artifact()
-assert "fsspec" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script, tmp_path], check=True)
