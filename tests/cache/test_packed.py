@@ -156,6 +156,11 @@ def test_what_is_no_archive_is_refused(content: bytes) -> None:
         packed.unpack(content)
 
 
+def test_an_archive_of_nothing_is_refused() -> None:
+    with pytest.raises(CacheError, match="no entries"):
+        packed.unpack(archive([]))
+
+
 def test_no_damage_passes() -> None:
     """Whatever is changed, what is read is either an error or what was written."""
     original = packed.pack(KEY, artifact(b"code" * 50))

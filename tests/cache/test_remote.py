@@ -186,6 +186,14 @@ def test_the_object_of_another_key_is_not_believed(url: str) -> None:
         assert shared.load(KEY) is None
 
 
+def test_what_is_too_large_is_not_shared(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvmify.cache.remote._LARGEST", 2000)
+    shared = RemoteCache(url)
+    with pytest.warns(TvmifyWarning, match="too large"):
+        shared.store(KEY, artifact(bytes(2000)))
+    assert shared.load(KEY) is None
+
+
 # ------------------------------------------------------------------------------ what goes wrong
 
 

@@ -16,6 +16,9 @@ from tvmify.cache.stored import Limits
 from tvmify.errors import CacheError, TvmifyWarning
 from tvmify.options import CompileOptions
 
+#: How many refused entries a message names.
+_MOST_REASONS = 5
+
 
 class Imported(NamedTuple):
     """What became of the entries of an archive.
@@ -149,7 +152,8 @@ def import_(
     kept = {entry.digest for entry in cache.entries()}
     refused |= dict.fromkeys({*stored, *present} - kept, "the cache has no place for it")
     if refused:
-        reasons = "; ".join(f"{digest}: {reason}" for digest, reason in refused.items())
+        first = list(refused.items())[:_MOST_REASONS]
+        reasons = "; ".join(f"{digest}: {reason}" for digest, reason in first)
         message = (
             f"{len(refused)} of {len(archive.digests)} entries of {path} were refused: {reasons}"
         )

@@ -24,7 +24,7 @@ from tvmify.errors import CacheError
 _MANIFEST, _LIBRARY = "manifest.json", "module.so"
 _MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(_MANIFEST)}|{re.escape(_LIBRARY)})")
 #: The largest members that are read. Programs are text and code: their weights are not in them.
-_LIMITS = {_MANIFEST: 64 << 20, _LIBRARY: 1 << 30}
+_LIMITS = {_MANIFEST: 32 << 20, _LIBRARY: 1 << 31}
 _ENCRYPTED = 1
 # What zipfile raises for archives that are damaged or forged.
 _UNREADABLE = (
@@ -52,10 +52,7 @@ def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for manifest, library in entries:
             digests.append(manifest.key.digest)
-            for name, content in (
-                (_MANIFEST, manifest.to_json().encode()),
-                (_LIBRARY, library),
-            ):
+            for name, content in (_MANIFEST, manifest.to_json().encode()), (_LIBRARY, library):
                 # Without a time: the archive of equal entries is the same, byte for byte.
                 member = zipfile.ZipInfo(f"{digests[-1]}/{name}")
                 member.external_attr = (stat.S_IFREG | 0o644) << 16
@@ -106,6 +103,8 @@ class Reader:
         if sum(member.file_size for member in members) > size:
             raise CacheError(f"its members are larger than the archive of {size} bytes")
         self.digests = list(dict.fromkeys(name.partition("/")[0] for name in names))
+        if not self.digests:
+            raise CacheError("it has no entries")
         for digest in self.digests:
             for name in (_MANIFEST, _LIBRARY):
                 if f"{digest}/{name}" not in names:

@@ -20,7 +20,7 @@ from tvmify.errors import CacheError, TvmifyWarning
 
 #: Seconds that one operation may take, and for which the remote is left alone after a failure.
 TIMEOUT, PAUSE = 10.0, 60.0
-#: An object that is larger is not one of ours, and not read to its end.
+#: The largest object: one that is larger is not one of ours, and not read to its end.
 _LARGEST = 256 << 20
 
 Result = TypeVar("Result")
@@ -81,7 +81,11 @@ class RemoteCache:
 
     def store(self, key: Key, artifact: Artifact) -> None:
         """Write an entry, replacing one that is there."""
-        put = functools.partial(self._put, key, pack(key, artifact))
+        content = pack(key, artifact)
+        if len(content) > _LARGEST:
+            self._fault("failed", f"{key.digest} is too large for it, with {len(content)} bytes")
+            return
+        put = functools.partial(self._put, key, content)
         if self._attempt("writing", self._writing, put):
             self._count("stored")
 
