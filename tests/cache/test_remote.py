@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.cache.entries import KEY, OTHER, artifact
 from tvmify import TvmifyWarning, tvmify
-from tvmify.cache import DiskCache, Key, RemoteCache, TwoLevels, packed, remote_at
+from tvmify.cache import DiskCache, Key, RemoteCache, TwoLevels, export, import_, packed, remote_at
 
 
 class Troubled(MemoryFileSystem):
@@ -337,6 +337,14 @@ def test_the_environment_names_the_second_level(
     assert call().builds == 1
     another_machine()
     assert call(cache=tmp_path / "third").builds == 0
+
+
+def test_another_machine_imports_what_this_one_built(another_machine: Any, tmp_path: Path) -> None:
+    assert call().builds == 1
+    assert len(export(tmp_path / "programs.zip")) == 1
+    another_machine()
+    assert len(import_(tmp_path / "programs.zip").stored) == 1
+    assert call().builds == 0
 
 
 @pytest.mark.parametrize("hangs", [False, True])
