@@ -56,7 +56,7 @@ def key(
             "options": options.key_text(),
             "modes": _modes_text(),
             "tuned for": f"{torch.get_num_threads()} threads" if options.tune else "",
-            "tvmify": f"{metadata.version('tvmify')} format {FORMAT_VERSION} {_compiler_digest()}",
+            "tvmify": _tvmify_text(),
             "torch": torch.__version__,
             "tvm": metadata.version("apache-tvm"),
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
@@ -110,8 +110,14 @@ def _modes_text() -> str:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
     }
-    lines = [f"{name}: {value}" for name, value in modes.items()]
-    return "\n".join(filter(None, [*lines, autocast_text()]))
+    if autocast := autocast_text():
+        modes["autocast"] = autocast.replace("autocast ", "")
+    return "\n".join(f"{name}: {value}" for name, value in modes.items())
+
+
+def _tvmify_text() -> str:
+    version, sources = metadata.version("tvmify"), _compiler_digest()
+    return f"version: {version}\nformat: {FORMAT_VERSION}\nsources: {sources}"
 
 
 @functools.cache

@@ -110,8 +110,9 @@ class Signature:
         return f"({', '.join(map(str, self.leaves))})"
 
     def key_text(self) -> str:
-        """Return structure and leaves, one a line."""
-        return "\n".join([self.structure, *map(str, self.leaves)])
+        """Return the leaves, one a line under its number, and the structure."""
+        leaves = (f"{number}: {leaf}" for number, leaf in enumerate(self.leaves))
+        return "\n".join([*leaves, self.structure])
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:

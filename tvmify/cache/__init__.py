@@ -4,6 +4,7 @@ Nothing in here knows torch or TVM: a key is named texts, an entry is bytes and 
 """
 
 from tvmify.cache.bundle import Imported, export, import_
+from tvmify.cache.differences import differences, nearest
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.key import Key
 from tvmify.cache.levels import TwoLevels
@@ -22,7 +23,9 @@ __all__ = [
     "RemoteCache",
     "StoredEntry",
     "TwoLevels",
+    "differences",
     "export",
     "import_",
+    "nearest",
     "remote_at",
 ]

@@ -1,0 +1,248 @@
+"""What differs between two keys, in words, and which of the stored keys is the nearest."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+
+from tvmify.cache.key import Key
+from tvmify.cache.program_differences import program_differences
+
+#: What stands in place of something that only one side has.
+ABSENT = "(not there)"
+
+#: How many lines `differences` spends on one entry of the keys.
+_MOST_LINES = 6
+_LONGEST_VALUE = 80
+# Entries that a person is most likely to have changed come first, long ones last.
+_ORDER = ("inputs", "options", "modes", "target", "tuned for", "tvmify", "torch", "tvm", "tvm-ffi")
+_LAST = ("unpacked", "weights", "program")
+_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{28,}\b")
+_TENSOR = re.compile(r"(?P<dtype>\w+)(?P<shape>\[[^\]]*\]) (?P<device>\S+)(?: is (?P<alias>.*))?")
+_NUMBERED = re.compile(r"(\d+): (.*)")
+
+
+def differences(ours: Key, other: Key) -> list[str]:
+    """Say what differs between two keys, as lines ``field: ours → other``.
+
+    Parameters
+    ----------
+    ours
+        The key that is looked for: the left side of each arrow.
+    other
+        A key that is stored: the right side.
+
+    Returns
+    -------
+    list of str
+        At least one line for each entry of the keys that differs, and a bounded number of them;
+        empty exactly when the keys are equal. Line breaks inside of values are escaped; other
+        characters are as they are, and a stored key may have been written by anybody.
+    """
+    lines = []
+    for name in sorted(ours.differences(other), key=_place):
+        compare = _KINDS.get(name, _compare_plain)
+        mine, its = ours.entries.get(name, ""), other.entries.get(name, "")
+        found = (_one_line(f"{name}{line}") for line in compare(mine, its))
+        shown = list(islice(found, _MOST_LINES))
+        left = sum(1 for _ in found)
+        # Texts that this does not understand differ all the same.
+        lines += shown or [f"{name}: in a way that has no name; `tvmify show` prints both"]
+        if left:
+            lines.append(f"{name}: and {left} more")
+    return lines
+
+
+def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
+    """Return the stored key that is most like another, and what differs.
+
+    Keys of the same program, or of weights of the same names, come before all others; then those
+    that differ in the fewest entries; then those whose entries differ in the fewest lines.
+
+    Parameters
+    ----------
+    key
+        The one that is looked for; a stored key equal to it is passed over.
+    stored
+        Any number of keys, gone through once and not kept.
+    """
+    rank = _Rank(key)
+    others = (other for other in stored if other != key)
+    ranked = ((*rank(other), other.digest, other) for other in others)
+    best = heapq.nsmallest(1, ranked, key=lambda item: item[:-1])
+    return (best[0][-1], differences(key, best[0][-1])) if best else None
+
+
+class _Rank:
+    """How far keys are from one of them; what it needs of that one is made once."""
+
+    def __init__(self, key: Key) -> None:
+        self._key = key
+        self._names = _names_of_weights(key)
+        self._lines: dict[str, Counter[str]] = {}
+
+    def __call__(self, other: Key) -> tuple[bool, int, int]:
+        names = self._key.differences(other)
+        is_related = "program" not in names or _names_of_weights(other) == self._names
+        return not is_related, len(names), sum(self._distance(name, other) for name in names)
+
+    def _distance(self, name: str, other: Key) -> int:
+        if name not in self._lines:
+            self._lines[name] = _parts(name, self._key.entries.get(name, ""))
+        mine, its = self._lines[name], _parts(name, other.entries.get(name, ""))
+        return (mine - its).total() + (its - mine).total()
+
+
+def _parts(name: str, text: str) -> Counter[str]:
+    if name == "program":
+        text = re.sub(r"%\d+", "%", text)
+    return Counter(text.split(", " if name == "target" else "\n"))
+
+
+def _names_of_weights(key: Key) -> list[str]:
+    return [line.partition(": ")[0] for line in key.entries.get("weights", "").split("\n")]
+
+
+# ------------------------------------------------------------------ each kind of entry of a key
+# What follows yields what differs between two texts, each with the punctuation after the name.
+
+
+def _compare_plain(ours: str, other: str) -> Iterator[str]:
+    yield f": {_arrow(ours, other)}"
+
+
+def _compare_fields(ours: str, other: str, separator: str = ": ") -> Iterator[str]:
+    for name, mine, its in _changed(_fields(ours, separator), _fields(other, separator)):
+        yield f".{name}: {_arrow(mine, its)}"
+
+
+def _compare_options(ours: str, other: str) -> Iterator[str]:
+    return _compare_fields(ours, other, "=")
+
+
+def _compare_names(ours: str, other: str) -> Iterator[str]:
+    mine, its = (dict.fromkeys(text.split("\n")) if text else {} for text in (ours, other))
+    yield from _only(": ", mine, its)
+
+
+def _compare_target(ours: str, other: str) -> Iterator[str]:
+    try:
+        left, right = json.loads(ours), json.loads(other)
+    except (ValueError, RecursionError):
+        left = right = None
+    if not isinstance(left, dict) or not isinstance(right, dict):
+        yield from _compare_plain(ours, other)
+        return
+    for name in sorted({*left, *right}):
+        mine, its = left.get(name, ""), right.get(name, "")
+        if isinstance(mine, list) and isinstance(its, list):
+            yield from _only(
+                f".{name}: ", dict.fromkeys(map(str, mine)), dict.fromkeys(map(str, its))
+            )
+        elif mine != its:
+            yield f".{name}: {_arrow(str(mine), str(its))}"
+
+
+def _compare_inputs(ours: str, other: str) -> Iterator[str]:
+    (mine, structure), (its, other_structure) = _leaves(ours), _leaves(other)
+    for name, here, there in _changed(mine, its):
+        yield f" {name}: {_tensor_change(here, there)}"
+    if structure != other_structure:
+        yield f": structure {_arrow(structure, other_structure)}"
+
+
+def _compare_weights(ours: str, other: str) -> Iterator[str]:
+    for name, mine, its in _changed(_fields(ours), _fields(other)):
+        yield f": {name} {_tensor_change(mine, its)}"
+
+
+def _compare_program(ours: str, other: str) -> Iterator[str]:
+    for place, mine, its in program_differences(ours, other):
+        yield f": {place}{_arrow(mine, its)}"
+
+
+_KINDS: Mapping[str, Callable[[str, str], Iterator[str]]] = {
+    "inputs": _compare_inputs,
+    "modes": _compare_fields,
+    "options": _compare_options,
+    "program": _compare_program,
+    "target": _compare_target,
+    "tvmify": _compare_fields,
+    "unpacked": _compare_names,
+    "weights": _compare_weights,
+}
+
+
+def _fields(text: str, separator: str = ": ") -> dict[str, str]:
+    pairs = (line.partition(separator) for line in text.split("\n") if line)
+    return {name: value for name, _, value in pairs}
+
+
+def _leaves(text: str) -> tuple[dict[str, str], str]:
+    """Return the leaves of the arguments by number, and the rest, which is their structure."""
+    lines = text.split("\n")
+    leaves: dict[str, str] = {}
+    while lines and (found := _NUMBERED.fullmatch(lines[0])):
+        leaves[found[1]] = found[2]
+        del lines[0]
+    return leaves, " ".join(map(str.strip, lines))
+
+
+def _changed(ours: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in dict.fromkeys([*ours, *other]):
+        mine, its = ours.get(name, ""), other.get(name, "")
+        if mine != its:
+            yield name, mine, its
+
+
+def _only(prefix: str, ours: dict[str, None], other: dict[str, None]) -> Iterator[str]:
+    mine = ", ".join(name for name in ours if name not in other)
+    its = ", ".join(name for name in other if name not in ours)
+    if mine:
+        yield f"{prefix}{_short(mine)} → {ABSENT}"
+    if its:
+        yield f"{prefix}{ABSENT} → {_short(its)}"
+
+
+def _tensor_change(ours: str, other: str) -> str:
+    """Name what differs between two tensors; between values, or one of each, show both."""
+    mine, its = _TENSOR.fullmatch(ours), _TENSOR.fullmatch(other)
+    if mine is None or its is None:
+        return _arrow(ours, other)
+    changes = []
+    for part in ("dtype", "shape", "device", "alias"):
+        if mine[part] != its[part]:
+            title = "same as" if part == "alias" else part
+            changes.append(f"{title} {_arrow(mine[part] or '', its[part] or '')}")
+    return ", ".join(changes)
+
+
+def _arrow(ours: str, other: str) -> str:
+    """Show two texts; long ones from shortly before the place where they part."""
+    ours, other = (_HASH.sub(r"\1…", text) for text in (ours, other))
+    start = 0
+    if max(len(ours), len(other)) > _LONGEST_VALUE:
+        pairs = enumerate(zip(ours, other, strict=False))
+        parting = next((place for place, (a, b) in pairs if a != b), min(len(ours), len(other)))
+        start = max(0, parting - 20)
+    return f"{_short(ours, start)} → {_short(other, start)}"
+
+
+def _short(text: str, start: int = 0) -> str:
+    shown = text[start : start + _LONGEST_VALUE]
+    before, after = "…" * (start > 0), "…" * (start + _LONGEST_VALUE < len(text))
+    return f"{before}{shown}{after}" if text else ABSENT
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _place(name: str) -> tuple[int, str]:
+    if name in _ORDER:
+        return _ORDER.index(name), ""
+    return len(_ORDER) + 1 + (_LAST.index(name) + 1 if name in _LAST else 0), name

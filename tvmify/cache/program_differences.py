@@ -1,0 +1,146 @@
+"""What differs between two program texts: which operations, and which of their operands.
+
+Values are numbered in such a text, so that one more operation changes the number in every line
+after it. Lines are therefore aligned without the numbers, and the numbers compared as far as the
+lines that define them were aligned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from itertools import zip_longest
+from typing import NamedTuple
+
+_VALUE = re.compile(r"%\d+")
+_OPERATION = re.compile(r"\s*(?P<results>[^=]*)= (?P<name>[^\s(]+)\((?P<operands>.*)")
+# Lines that say where a block begins and ends, which the operation before them does too.
+_BLOCK = re.compile(r"\s*(block\(|yield)")
+# Aligning takes up to the square of this, in lines.
+_MOST_LINES = 3000
+
+
+class _Line(NamedTuple):
+    """A line of a program, and how many operations come before it."""
+
+    text: str
+    place: int
+
+    @property
+    def shape(self) -> str:
+        """The line without the numbers of its values."""
+        return _VALUE.sub("%", self.text)
+
+
+def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what differs between two texts of `tvmify.capture`, in the order of the program.
+
+    Weights are left out: their names and aliases are an entry of the key of their own.
+
+    Yields
+    ------
+    tuple
+        Where, such as ``"op 17 aten::conv2d: "``, what is there in ours, and in the other; an empty
+        text stands for nothing.
+    """
+    left, right = _lines(ours), _lines(other)
+    ours_of: dict[str, str] = {}  # values of the other program to those of ours
+    other_of: dict[str, str] = {}
+    for mine, its in _aligned(left, right):
+        if mine is None or its is None:
+            line = mine or its
+            assert line is not None
+            if not _BLOCK.match(line.text):
+                place = f"op {line.place + 1} " if _operation(line.text) else ""
+                yield place, _what(mine.text) if mine else "", _what(its.text) if its else ""
+            continue
+        # The first line with a number is the one that defines it.
+        for a, b in zip(_VALUE.findall(mine.text), _VALUE.findall(its.text), strict=False):
+            if a not in other_of and b not in ours_of:
+                other_of[a], ours_of[b] = b, a
+        text = _VALUE.sub(lambda found: ours_of.get(found[0], found[0]), its.text)
+        if mine.shape == its.shape and not _wired_otherwise(mine.text, its.text, other_of, ours_of):
+            continue
+        yield _change(mine, text)
+
+
+def _lines(program: str) -> list[_Line]:
+    lines = []
+    count = 0
+    for text in program.split("\n"):
+        if not text.startswith("weight "):
+            lines.append(_Line(text, count))
+            count += _operation(text) is not None
+    return lines
+
+
+def _operation(text: str) -> re.Match[str] | None:
+    return None if text.lstrip().startswith("argument ") else _OPERATION.match(text)
+
+
+def _aligned(left: list[_Line], right: list[_Line]) -> Iterator[tuple[_Line | None, _Line | None]]:
+    shapes, others = [line.shape for line in left], [line.shape for line in right]
+    same = 0
+    while same < min(len(shapes), len(others)) and shapes[same] == others[same]:
+        same += 1
+    end = 0
+    while end < min(len(shapes), len(others)) - same and shapes[-1 - end] == others[-1 - end]:
+        end += 1
+    yield from zip(left[:same], right[:same], strict=True)
+    middle = left[same : len(left) - end][:_MOST_LINES]
+    between = right[same : len(right) - end][:_MOST_LINES]
+    matcher = SequenceMatcher(None, [m.shape for m in middle], [b.shape for b in between])
+    for _, i, i_end, j, j_end in matcher.get_opcodes():
+        yield from zip_longest(middle[i:i_end], between[j:j_end])
+    yield from zip(left[len(left) - end :], right[len(right) - end :], strict=True)
+
+
+def _wired_otherwise(
+    mine: str, its: str, other_of: dict[str, str], ours_of: dict[str, str]
+) -> bool:
+    """Tell whether values that both programs have are used at different places."""
+    pairs = zip(_VALUE.findall(mine), _VALUE.findall(its), strict=True)
+    return any(a in other_of and b in ours_of and other_of[a] != b for a, b in pairs)
+
+
+def _change(mine: _Line, its: str) -> tuple[str, str, str]:
+    here, there = _operation(mine.text), _operation(its)
+    if here is None or there is None:
+        return "", _what(mine.text), _what(its)
+    place = f"op {mine.place + 1} "
+    if here["name"] != there["name"]:
+        return place, here["name"], there["name"]
+    place += f"{here['name']}: "
+    operands, others = _split(here["operands"]), _split(there["operands"])
+    if operands == others:
+        return place, here["results"].strip(), there["results"].strip()
+    if len(operands) == len(others):
+        changed = [(a, b) for a, b in zip(operands, others, strict=True) if a != b]
+        operands, others = map(list, zip(*changed, strict=True))
+    return place, ", ".join(operands), ", ".join(others)
+
+
+def _what(line: str) -> str:
+    """Return what a line is known by: the name of its operation, or all of it without numbers."""
+    found = _operation(line)
+    return found["name"] if found else re.sub(r"%\d+ ?", "", line).strip()
+
+
+def _split(operands: str) -> list[str]:
+    """Split the operands at the commas that are inside of no bracket and no string."""
+    parts, depth, quote, start = [], 0, "", 0
+    for place, character in enumerate(operands):
+        if quote:
+            if character == quote and operands[place - 1] != "\\":
+                quote = ""
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(operands[start:place].strip())
+            start = place + 1
+    return [*parts, operands[start:].strip().removesuffix(")")]
