@@ -77,6 +77,11 @@ def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
     return (best[0][-1], differences(key, best[0][-1])) if best else None
 
 
+def leaves_of(key: Key) -> list[str]:
+    """Return the texts of the arguments that a key is for."""
+    return list(_leaves(key.entries.get("inputs", ""))[0].values())
+
+
 class _Rank:
     """How far keys are from one of them; what it needs of that one is made once."""
 

@@ -65,6 +65,14 @@ def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]
         yield _change(mine, text)
 
 
+def numbered(program: str) -> str:
+    """Return a program with the numbers that `program_differences` gives its operations."""
+    return "\n".join(
+        f"{'' if _operation(line.text) is None else line.place + 1:>5}  {line.text}"
+        for line in _lines(program)
+    )
+
+
 def _lines(program: str) -> list[_Line]:
     lines = []
     count = 0

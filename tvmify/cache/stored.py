@@ -69,6 +69,14 @@ class StoredEntry:
                     used = status.st_mtime if file.name == MANIFEST else used
         return cls(path.name, path, size, used)
 
+    @property
+    def stored(self) -> float:
+        """When its program was built, in seconds since the epoch; 0 if it is gone."""
+        try:  # the manifest is touched by readers, and replaced by verdicts
+            return (self.path / LIBRARY).lstat().st_mtime
+        except OSError:
+            return 0.0
+
     def manifest(self) -> Manifest:
         """Read the manifest.
 

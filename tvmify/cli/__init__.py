@@ -1,24 +1,27 @@
-"""The command ``tvmify``; each of its subcommands is a file here."""
+"""The command ``tvmify``; each of its subcommands, or group of like ones, is a file here."""
 
 from __future__ import annotations
 
 import typer
 
+from tvmify.cli.entries import list_entries, show
+from tvmify.cli.explain_miss import explain_miss
 from tvmify.cli.inspect import inspect
+from tvmify.cli.removing import clear, prune, verify
 
 app = typer.Typer(
     name="tvmify",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at what tvmify made.",
+    help="Look at what tvmify made, and keep it in order.",
 )
+app.command("list")(list_entries)
+app.command()(show)
+app.command()(explain_miss)
+app.command()(verify)
+app.command()(prune)
+app.command()(clear)
 app.command()(inspect)
-
-
-# With a callback, Typer keeps the name of a single subcommand.
-@app.callback()
-def _commands() -> None: ...
-
 
 __all__ = ["app"]

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import filesize
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from tvmify.cli.printing import (
+    FAILED,
+    USAGE,
+    AsJson,
+    fail,
+    print_all,
+    print_json,
+    size,
+    summary,
+    text,
+)
 from tvmify.errors import ArchiveError
 from tvmify.runtime import inspect as read
-
-DAMAGED, USAGE = 1, 2
 
 
 def inspect(
     path: Annotated[
         Path, typer.Argument(help="A file that tvmify.save wrote.", show_default=False)
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    as_json: AsJson = False,
     key_file: Annotated[
         Path | None,
         typer.Option(help="Check the signature: an Ed25519 public key in PEM, or an HMAC secret."),
@@ -37,19 +43,13 @@ def inspect(
         key = None if key_file is None else _key(key_file)
         manifest = read(path, key=key)
     except (OSError, ImportError, ValueError) as error:
-        raise _exit(error, USAGE) from error
+        raise fail(error, USAGE) from error
     except ArchiveError as error:
-        raise _exit(error, DAMAGED) from error
+        raise fail(error, FAILED) from error
     if as_json:
-        # ASCII: the texts of a file may hold what a terminal obeys.
-        typer.echo(json.dumps(manifest, indent=2, sort_keys=True))
+        print_json(manifest)
     else:
         _print(manifest, path, key is not None)
-
-
-def _exit(error: Exception, code: int) -> typer.Exit:
-    typer.echo(_printable(f"tvmify: {error}"), err=True)
-    return typer.Exit(code)
 
 
 def _key(path: Path) -> Any:
@@ -85,11 +85,8 @@ def _print(manifest: dict[str, Any], path: Path, checked: bool) -> None:
         "model": manifest["model"],
         "saved by": versions,
         "format": manifest["format"],
-        "weights": f"{tensors.get('number')} tensors, {_size(tensors.get('bytes'))}",
+        "weights": f"{tensors.get('number')} tensors, {size(tensors.get('bytes'))}",
     }
-    summary = Table.grid(padding=(0, 2))
-    for name, value in facts.items():
-        summary.add_row(f"{name}:", _text(value))
     code = Table(
         "arguments", "target", "needs", "size", title="compiled code", title_justify="left"
     )
@@ -97,21 +94,5 @@ def _print(manifest: dict[str, Any], path: Path, checked: bool) -> None:
         target = signature.get("target")
         shown = target.get("mcpu", target.get("kind")) if isinstance(target, dict) else target
         needs = " ".join(signature["needs"])
-        code.add_row(*map(_text, (signature["arguments"], shown, needs, _size(signature["bytes"]))))
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000  # whoever searches the text wants its lines whole
-    console.print(summary, code, sep="\n")
-
-
-def _size(count: Any) -> str:
-    return filesize.decimal(count) if isinstance(count, int) else "?"
-
-
-def _text(value: Any) -> Text:
-    # Neither markup nor control characters: whoever wrote the file chose the text.
-    return Text(_printable(str(value)))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+        code.add_row(*map(text, (signature["arguments"], shown, needs, size(signature["bytes"]))))
+    print_all(summary(facts), code)

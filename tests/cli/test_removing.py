@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.caches import add, run
+from tvmify.cache import DiskCache
+from tvmify.cache.stored import LIBRARY
+from tvmify.cli.removing import bytes_of
+from tvmify.errors import OptionError
+
+
+def test_verify_moves_damaged_entries_aside(tmp_path: Path) -> None:
+    whole, damaged = add(tmp_path), add(tmp_path, torch="1")
+    assert run("verify", "--cache", tmp_path).exit_code == 0
+    (tmp_path / damaged.digest / LIBRARY).write_bytes(b"cOde")
+    result = run("verify", "--json", "--cache", tmp_path)
+    assert result.exit_code == 1
+    document = json.loads(result.output)
+    assert document["checked"] == 2
+    assert [problem["digest"] for problem in document["damaged"]] == [damaged.digest]
+    result = run("verify", "--cache", tmp_path)
+    assert result.exit_code == 0 and "1 entries checked, 0 damaged" in result.output
+    assert [entry.digest for entry in DiskCache(tmp_path).entries()] == [whole.digest]
+
+
+def test_prune_keeps_what_was_used_last(tmp_path: Path) -> None:
+    keys = [add(tmp_path, 100 - number, torch=str(number)) for number in range(4)]
+    result = run("prune", "--entries", 3, "--json", "--cache", tmp_path)
+    assert result.exit_code == 0
+    assert json.loads(result.output)["removed"] == [keys[0].digest]
+    assert run("prune", "--cache", tmp_path).output.endswith("3 left, 16.1 kB\n")
+    half = sum(entry.bytes for entry in DiskCache(tmp_path).entries()) // 2
+    assert run("prune", "--size", half, "--cache", tmp_path).exit_code == 0
+    assert [entry.digest for entry in DiskCache(tmp_path).entries()] == [keys[3].digest]
+    assert run("prune", "--size", "many", "--cache", tmp_path).exit_code == 2
+    assert run("prune", "--entries", "-1", "--cache", tmp_path).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("500", 500), ("5GB", 5 * 10**9), ("1.5 mb", 1500000), ("2KiB", 2048), ("1T", 10**12)],
+)
+def test_amounts(text: str, count: int) -> None:
+    assert bytes_of(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "5 bananas", "-1GB", "GB", "1e9", "٣GB"])
+def test_no_amounts(text: str) -> None:
+    with pytest.raises(OptionError, match="5GB"):
+        bytes_of(text)
+
+
+def test_clear_asks_only_at_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(tmp_path)
+    result = run("clear", "--cache", tmp_path)
+    assert result.exit_code == 2 and "add --yes" in result.stderr
+    monkeypatch.setattr("tvmify.cli.removing.at_terminal", lambda: True)
+    assert run("clear", "--cache", tmp_path, input="n\n").exit_code == 1
+    assert len(DiskCache(tmp_path).entries()) == 1
+    assert run("clear", "--cache", tmp_path, input="y\n").exit_code == 0
+    assert DiskCache(tmp_path).entries() == []
+    assert run("clear", "--cache", tmp_path).exit_code == 0  # there is nothing to ask about
+
+
+def test_clear_with_yes(tmp_path: Path) -> None:
+    add(tmp_path)
+    result = run("clear", "--yes", "--json", "--cache", tmp_path)
+    assert json.loads(result.output)["removed"] == 1

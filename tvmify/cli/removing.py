@@ -1,0 +1,123 @@
+"""``tvmify verify``, ``prune`` and ``clear``: what takes entries away."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated
+
+import typer
+
+from tvmify.cache import Limits
+from tvmify.cli.printing import (
+    FAILED,
+    USAGE,
+    AsJson,
+    CacheDirectory,
+    cache_at,
+    fail,
+    failures,
+    print_all,
+    print_json,
+    size,
+    text,
+)
+from tvmify.errors import OptionError
+
+
+def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
+    """Check every byte of every entry; damaged entries are moved aside and will be built again.
+
+    Exit codes: 0, all are whole; 1, some are damaged, or the directory cannot be used; 2, the
+    command is used wrongly.
+    """
+    with failures():
+        cache = cache_at(directory)
+        count = len(cache.entries())
+        damaged = cache.verify()
+    if as_json:
+        problems = [{"digest": digest, "problem": problem} for digest, problem in damaged]
+        print_json({"directory": str(cache.directory), "checked": count, "damaged": problems})
+    else:
+        lines = [f"{digest}: {problem}" for digest, problem in damaged]
+        lines.append(f"{cache.directory}: {count} entries checked, {len(damaged)} damaged")
+        print_all(text("\n".join(lines)))
+    if damaged:
+        raise typer.Exit(FAILED)
+
+
+def prune(
+    directory: CacheDirectory = None,
+    most_bytes: Annotated[
+        str | None,
+        typer.Option("--size", help="Keep at most so much, e.g. 5GB.", show_default=False),
+    ] = None,
+    most_entries: Annotated[
+        int | None,
+        typer.Option("--entries", min=0, help="Keep at most so many.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the entries that were not used for longest, until the limits hold.
+
+    Without a limit, those that the library holds itself (TVMIFY_CACHE_SIZE).
+
+    Exit codes: 0; 1, the directory cannot be used; 2, the command is used wrongly.
+    """
+    with failures():
+        cache = cache_at(directory)
+        limits = cache.limits
+        if most_bytes is not None or most_entries is not None:
+            limits = Limits(None if most_bytes is None else bytes_of(most_bytes), most_entries)
+        removed = cache.prune(limits)
+        left = cache.entries()
+    taken, kept = (sum(entry.bytes for entry in part) for part in (removed, left))
+    if as_json:
+        facts = {"removed": [entry.digest for entry in removed], "bytes": taken}
+        print_json({"directory": str(cache.directory), "entries": len(left)} | facts)
+        return
+    message = f"removed {len(removed)} entries, {size(taken)}; {len(left)} left, {size(kept)}"
+    print_all(text(f"{cache.directory}: {message}"))
+
+
+def clear(
+    directory: CacheDirectory = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove all entries, damaged ones too; what `tune` measured stays.
+
+    Exit codes: 0; 1, the directory cannot be used, or the answer was no; 2, the command is used
+    wrongly.
+    """
+    with failures():
+        cache = cache_at(directory)
+        entries = cache.entries()
+        if entries and not yes:
+            _ask(f"Remove {len(entries)} entries from {cache.directory}?")
+        count = cache.clear()
+    if as_json:
+        print_json({"directory": str(cache.directory), "removed": count})
+    else:
+        print_all(text(f"{cache.directory}: removed {count} entries"))
+
+
+def _ask(question: str) -> None:
+    if not at_terminal():
+        raise fail("there is no terminal to ask at: add --yes to remove the entries", USAGE)
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(FAILED)
+
+
+def at_terminal() -> bool:
+    """Whether there is somebody to answer."""
+    return sys.stdin.isatty()
+
+
+def bytes_of(text: str) -> int:
+    """Read an amount such as ``5GB``."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise OptionError(f"{text!r} is no amount: write it as 500MB or 5GB")
+    power = " KMGT".index(match[2].upper() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
