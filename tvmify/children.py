@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tvmify.cache import Neighbours
 from tvmify.errors import CaptureError, NotCompiled
 from tvmify.explanation import CacheInfo
 
@@ -73,13 +74,13 @@ class Children:
         """Return what the caches of each child have done."""
         return [dispatcher.cache_info() for dispatcher in self._dispatchers]
 
-    def explain(self) -> Iterator[str]:
+    def explain(self, neighbours: Neighbours) -> Iterator[str]:
         """Yield lines that say where each child runs, of those that were called."""
         for dispatcher in self._dispatchers:
             info = dispatcher.cache_info()
             if info.hits or info.misses:
                 yield ""
-                yield from (f"  {line}" for line in dispatcher.explain().splitlines())
+                yield from (f"  {line}" for line in dispatcher.explain(neighbours).splitlines())
 
     def _children(self, module: nn.Module, path: str) -> dict[str, nn.Module | None]:
         return {

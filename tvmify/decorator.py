@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from tvmify.cache import Neighbours
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
@@ -103,8 +104,13 @@ def cache_info(subject: Any) -> CacheInfo:
 
 
 def explain(subject: Any) -> str:
-    """Print, and return, what of a decorated object ran where and why."""
-    text = "\n\n".join(dispatcher.explain() for dispatcher in _dispatchers_of(subject))
+    """Print, and return, what of a decorated object ran where and why.
+
+    Of a program that was compiled: which entry of the disk cache was nearest, and what differs.
+    """
+    dispatchers = _dispatchers_of(subject)
+    neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
+    text = "\n\n".join(dispatcher.explain(neighbours) for dispatcher in dispatchers)
     print(text)
     return text
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from tvmify import keys, options
 from tvmify.artifact import Artifact
-from tvmify.cache import Key, MemoryCache
+from tvmify.cache import Key, MemoryCache, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entry, State
@@ -209,9 +209,10 @@ class Dispatcher:
         own = CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
         return own.with_regions(memory.values())
 
-    def explain(self) -> str:
+    def explain(self, neighbours: Neighbours | None = None) -> str:
         """Return what ran where, and why, as text."""
-        return explain(self.name, self._memory.values(), self.cache_info())
+        neighbours = neighbours or Neighbours(self.options.cache_directory())
+        return explain(self.name, self._memory.values(), self.cache_info(), neighbours)
 
     # ----------------------------------------------------------------- signature → memory cache
 
@@ -353,7 +354,7 @@ class Dispatcher:
         key, executor, source = obtain(key_of, volatile, *call, self.options, stages)
         self._builds += source == BUILT
         self._disk_hits += source == LOADED
-        entry.notes |= {"key": key.digest, "code": source}
+        entry.found(key, source, source == BUILT)
         return key, program, executor
 
     def _admit_writes(self, artifact: Artifact) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.cache import Neighbours
 from tvmify.capture import REGION_SCHEMA, Driver, Part, drive
 from tvmify.children import Children
 from tvmify.errors import (
@@ -158,13 +159,13 @@ class Driven:
         """Return what the caches of each region have done."""
         return [region.dispatcher.cache_info() for region in self._regions]
 
-    def explain(self) -> list[str]:
+    def explain(self, neighbours: Neighbours) -> list[str]:
         """Return lines that say what is in each region, and where it runs."""
         lines = []
         for region in self._regions:
             operators = ", ".join(f"{n} {name}" for name, n in sorted(region.operators.items()))
             lines += ["", f"  a region of {region.operators.total()} operators: {operators}"]
-            lines += [f"  {line}" for line in region.dispatcher.explain().splitlines()]
+            lines += [f"  {line}" for line in region.dispatcher.explain(neighbours).splitlines()]
         return lines
 
 

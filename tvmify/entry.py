@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.cache import Key
 from tvmify.capture import Program
 from tvmify.children import Children
 from tvmify.driving import Driven
@@ -38,6 +39,8 @@ class Entry:
     differentiable: bool = False
     #: What a person may ask about: how it was captured, where the code came from.
     notes: dict[str, str] = field(default_factory=dict)
+    #: The key of the program, if no cache had it.
+    built_for: Key | None = None
     _call: tuple[Any, Any] = ((), {})  # with a `TensorSpec` for each tensor
 
     @classmethod
@@ -81,6 +84,11 @@ class Entry:
                     "Call under torch.no_grad() or torch.inference_mode().",
                 )
         self.executor = executor
+
+    def found(self, key: Key, source: str, is_built: bool) -> None:
+        """Note which program serves the call, and where its code came from."""
+        self.notes |= {"key": key.digest, "code": source}
+        self.built_for = key if is_built else None
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what `example` makes arguments of."""

@@ -14,6 +14,7 @@ import torch
 from tvmify.errors import TvmifyWarning
 
 if TYPE_CHECKING:
+    from tvmify.cache import Neighbours
     from tvmify.children import Children
     from tvmify.driving import Driven
     from tvmify.entry import Entry
@@ -68,7 +69,9 @@ class CacheInfo(NamedTuple):
         return cls._make([*counts, dict(seconds)])
 
 
-def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:
+def explain(
+    name: str, entries: Collection[Entry], info: CacheInfo, neighbours: Neighbours
+) -> str:
     """Say what ran where, and why.
 
     Parameters
@@ -79,6 +82,8 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:
         Of its memory cache.
     info
         Its counts.
+    neighbours
+        Know what was in the disk cache when its programs were built.
     """
     lines = [
         f"{name}: {info.builds} built, {info.disk_hits} loaded from disk, "
@@ -104,12 +109,14 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo) -> str:
             if entry.differentiable:
                 lines.append("    gradients, if asked for, are computed in eager PyTorch")
         lines += [f"    {title}: {text}" for title, text in entry.notes.items()]
+        if entry.built_for is not None:
+            lines += [f"      {line}" for line in neighbours.lines(entry.built_for)]
         if entry.executor is not None:
             lines += _report_lines(entry.executor.artifact.report)
     if info.seconds:
         lines += ["", "  seconds: " + _seconds(info.seconds)]
     for driven in _drivens(entries):
-        lines += driven.explain()
+        lines += driven.explain(neighbours)
     return "\n".join(lines)
 
 

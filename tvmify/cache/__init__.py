@@ -10,6 +10,7 @@ from tvmify.cache.key import Key
 from tvmify.cache.levels import TwoLevels
 from tvmify.cache.measurements import Measurements
 from tvmify.cache.memory import MemoryCache
+from tvmify.cache.neighbours import Neighbours
 from tvmify.cache.remote import RemoteCache, remote_at
 from tvmify.cache.stored import Limits, StoredEntry
 
@@ -20,6 +21,7 @@ __all__ = [
     "Limits",
     "Measurements",
     "MemoryCache",
+    "Neighbours",
     "RemoteCache",
     "StoredEntry",
     "TwoLevels",

@@ -1,0 +1,65 @@
+"""For programs that were built: which entry of the disk cache was nearest to serving them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvmify.cache.differences import nearest
+from tvmify.cache.disk import DiskCache
+from tvmify.cache.key import Key
+from tvmify.cache.stored import StoredEntry
+from tvmify.errors import CacheError
+
+#: How many entries are read, the last used first, and how many programs are compared with them.
+_MOST_ENTRIES = 200
+_MOST_PROGRAMS = 16
+
+
+class Neighbours:
+    """The entries of a directory, which are read once, when the first program is asked for.
+
+    Parameters
+    ----------
+    directory
+        Of the disk cache, or None if there is none.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._stored: list[tuple[StoredEntry, Key]] | None = None
+        self._asked = 0
+
+    def lines(self, key: Key) -> list[str]:
+        """Say what differs between a program that was built and the nearest older entry.
+
+        No lines if there is no such entry, or so many programs were asked for that it would take
+        long.
+        """
+        self._asked += 1
+        if self._asked > _MOST_PROGRAMS:
+            return []
+        if self._stored is None:
+            self._stored = self._read()
+        others = [(entry, other) for entry, other in self._stored if other != key]
+        own = [entry.stored for entry, other in self._stored if other == key]
+        # What was stored later cannot have been missed.
+        older = (other for entry, other in others if not own or entry.stored < own[0])
+        found = nearest(key, older)
+        if found is None:
+            return []
+        return [f"nearest older entry: {found[0].digest}, differs (here → there):", *found[1]]
+
+    def _read(self) -> list[tuple[StoredEntry, Key]]:
+        if self._directory is None:
+            return []
+        try:
+            entries = DiskCache(self._directory).entries()[-_MOST_ENTRIES:]
+        except (CacheError, OSError):  # whoever could not use it has warned
+            return []
+        read = []
+        for entry in entries:
+            try:
+                read.append((entry, entry.manifest().key))
+            except CacheError:  # it is a miss for everybody
+                continue
+        return read
