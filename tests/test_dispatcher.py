@@ -641,6 +641,21 @@ def test_explain_says_what_ran_where(capsys: pytest.CaptureFixture[str]) -> None
     assert "kernels:" in text
 
 
+def test_explain_names_the_nearest_older_entry() -> None:
+    fast: Any = decorate(Minus().eval())
+    with torch.no_grad():
+        fast(X, X)
+        assert "nearest older entry" not in fast.explain()
+        fast(X[:2], X[:2])
+    text = fast.explain()
+    assert text.count("nearest older entry") == 1
+    assert "      inputs 0: shape [2, 4] → [3, 4]\n" in text
+    again: Any = decorate(Minus().eval())
+    with torch.no_grad():
+        again(X, X)
+    assert "nearest" not in again.explain()  # nothing was missed
+
+
 def test_progress_is_shown_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     with torch.no_grad():
         decorate(Minus().eval(), cache=False)(X[:1], X[:1])

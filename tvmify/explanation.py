@@ -69,9 +69,7 @@ class CacheInfo(NamedTuple):
         return cls._make([*counts, dict(seconds)])
 
 
-def explain(
-    name: str, entries: Collection[Entry], info: CacheInfo, neighbours: Neighbours
-) -> str:
+def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: Neighbours) -> str:
     """Say what ran where, and why.
 
     Parameters

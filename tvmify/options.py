@@ -147,23 +147,8 @@ class CompileOptions:
 
     def cache_limits(self) -> tuple[int | None, int | None]:
         """Return how many bytes, and how many entries, the disk cache may have; None for any."""
-        text = os.environ.get("TVMIFY_CACHE_SIZE", "").strip()
-        if not text:
-            return _CACHE_SIZE, None
-        limits: dict[str, int] = {}
-        for part in text.split(","):
-            match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", part.strip())
-            unit = match[2].upper() if match else ""
-            if match and unit in _UNITS:
-                limits["bytes"] = int(float(match[1]) * _UNITS[unit])
-            elif match and unit in ("ENTRY", "ENTRIES"):
-                limits["entries"] = int(float(match[1]))
-            else:
-                raise OptionError(
-                    f"TVMIFY_CACHE_SIZE is {text!r}: expected, say, '20GB', '500 entries', or both "
-                    "with a comma between"
-                )
-        return limits.get("bytes"), limits.get("entries")
+        text = os.environ.get("TVMIFY_CACHE_SIZE", "")
+        return read_limits(text, "TVMIFY_CACHE_SIZE") if text.strip() else (_CACHE_SIZE, None)
 
     def cache_url(self) -> str | None:
         """Return the URL of the level behind `cache_directory`, or None if there is none."""
@@ -178,6 +163,35 @@ class CompileOptions:
         if self.progress is not None:
             return self.progress
         return sys.stderr is not None and sys.stderr.isatty()
+
+
+def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
+    """Return the numbers of bytes and of entries in a text; None for one that it does not limit.
+
+    Parameters
+    ----------
+    name
+        Of the variable or option that the text is the value of.
+
+    Raises
+    ------
+    OptionError
+        It is neither an amount, nor a number of entries, nor both.
+    """
+    limits: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", part.strip())
+        unit = match[2].upper() if match else ""
+        if match and unit in _UNITS:
+            limits["bytes"] = int(float(match[1]) * _UNITS[unit])
+        elif match and unit in ("ENTRY", "ENTRIES"):
+            limits["entries"] = int(float(match[1]))
+        else:
+            raise OptionError(
+                f"{name} is {text!r}: expected, say, '20GB', '500 entries', or both "
+                "with a comma between"
+            )
+    return limits.get("bytes"), limits.get("entries")
 
 
 def default_cache_directory() -> Path | None:

@@ -46,6 +46,8 @@ def cache_at(directory: Path | None) -> DiskCache:
     """
     if directory is None:
         directory = default_cache_directory()
+        if directory is None:
+            raise fail("this user has no home: give --cache, or set TVMIFY_CACHE_DIR", USAGE)
     elif not directory.is_dir():
         raise fail(f"{directory} is not a directory: give --cache the one of a cache", USAGE)
     return DiskCache(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from tvmify.cli.printing import (
     size,
     text,
 )
-from tvmify.errors import OptionError
+from tvmify.options import CompileOptions, read_limits
 
 
 def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
@@ -66,10 +65,7 @@ def prune(
     """
     with failures():
         cache = cache_at(directory)
-        limits = cache.limits
-        if most_bytes is not None or most_entries is not None:
-            limits = Limits(None if most_bytes is None else bytes_of(most_bytes), most_entries)
-        removed = cache.prune(limits)
+        removed = cache.prune(_limits(most_bytes, most_entries))
         left = cache.entries()
     taken, kept = (sum(entry.bytes for entry in part) for part in (removed, left))
     if as_json:
@@ -78,6 +74,13 @@ def prune(
         return
     message = f"removed {len(removed)} entries, {size(taken)}; {len(left)} left, {size(kept)}"
     print_all(text(f"{cache.directory}: {message}"))
+
+
+def _limits(most_bytes: str | None, most_entries: int | None) -> Limits:
+    if most_bytes is None and most_entries is None:
+        return Limits(*CompileOptions().cache_limits())
+    size, count = (None, None) if most_bytes is None else read_limits(most_bytes, "--size")
+    return Limits(size, count if most_entries is None else most_entries)
 
 
 def clear(
@@ -112,12 +115,3 @@ def _ask(question: str) -> None:
 def at_terminal() -> bool:
     """Whether there is somebody to answer."""
     return sys.stdin.isatty()
-
-
-def bytes_of(text: str) -> int:
-    """Read an amount such as ``5GB``."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise OptionError(f"{text!r} is no amount: write it as 500MB or 5GB")
-    power = " KMGT".index(match[2].upper() or " ")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
