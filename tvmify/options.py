@@ -27,6 +27,9 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "TIB": 1 << 40,
 }
 
+#: What this reads of the environment.
+VARIABLES = ("TVMIFY_CACHE_DIR", "TVMIFY_CACHE_SIZE", "TVMIFY_COMPARE", "TVMIFY_DISABLE")
+
 # Marks a field that cannot change the compiled code, and so stays out of the disk key.
 _NOT_KEYED = {"keyed": False}
 # What Path makes of a URL: it would name a folder beside the program.
@@ -215,6 +218,11 @@ def _expanded(path: str | os.PathLike[str]) -> Path | None:
         stacklevel=2,
     )
     return None
+
+
+def environment() -> dict[str, str]:
+    """Return the ``TVMIFY_*`` variables that are set, whether or not they are `VARIABLES`."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TVMIFY_")}
 
 
 def disabled() -> bool:

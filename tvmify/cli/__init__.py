@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tvmify.cli.doctor import doctor
 from tvmify.cli.entries import list_entries, show
 from tvmify.cli.explain_miss import explain_miss
 from tvmify.cli.inspect import inspect
@@ -23,5 +24,6 @@ app.command()(verify)
 app.command()(prune)
 app.command()(clear)
 app.command()(inspect)
+app.command()(doctor)
 
 __all__ = ["app"]

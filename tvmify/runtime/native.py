@@ -84,6 +84,12 @@ def _load() -> ctypes.CDLL:
 
 _library = _load()
 
+
+def built_against() -> str:
+    """Return the packages that the library was compiled against, as requirements."""
+    return _library.tvmify_built_against().decode()
+
+
 # After the libraries, which it is linked to.
 from tvmify._C import Call, Guard, flatten, with_method_renamed  # noqa: E402
 

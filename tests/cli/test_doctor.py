@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.caches import add, run
+from tvmify.cli import findings
+from tvmify.cli.findings import ERROR, OK, WARNING, Finding
+
+
+def found(*options: object) -> dict[str, dict[str, Any]]:
+    """Return the findings by their subjects, without a compilation."""
+    document = json.loads(run("doctor", "--quick", "--json", *options).output)
+    return {finding["subject"]: finding for finding in document["findings"]}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+
+
+def test_an_installation_that_works(cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # of a checkout that is not installed
+    add(cache_directory)
+    result = run("doctor", "--cache", cache_directory)
+    assert result.exit_code == 0, result.output
+    for text in ("torch: 2.", "built against torch==", "1 entries", "free", "same numbers"):
+        assert text in result.output
+    assert ERROR not in result.output
+    assert "\x1b" not in result.output
+
+
+def test_json_and_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run("doctor", "--quick", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.output)["ok"]
+    monkeypatch.setenv("CC", "/no/compiler")
+    monkeypatch.delenv("CXX", raising=False)
+    result = run("doctor", "--quick", "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.output)
+    assert not document["ok"]
+    (error,) = (finding for finding in document["findings"] if finding["status"] == ERROR)
+    assert "/no/compiler" in error["detail"] and "Install gcc" in error["advice"]
+    assert "1 of" in run("doctor", "--quick").output
+
+
+def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torch": "2.13.1+cu130", "tvm": "0.28", "ffi": "1.0", "rich": "1"}
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda _: ["torch==2.13.*", "tvm==0.27", "gone>=1", "rich>=13.0", 'x==1; extra == "dev"'],
+    )
+
+    def version(package: str) -> str:
+        if package not in {**versions, "tvmify": ""}:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return versions.get(package, "0.1.0")
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    statuses = {finding.subject: finding for finding in findings.versions()}
+    assert statuses["torch"].status == OK
+    assert statuses["tvm"].status == ERROR and "pip install 'tvm==0.27'" in statuses["tvm"].advice
+    assert statuses["gone"].status == ERROR
+    assert set(statuses) == {"tvmify", "torch", "tvm", "gone"}
+
+
+def test_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("tvmify.runtime.cpu_features", lambda: ("sse4.2",))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 10**6)
+    cpu, threads = findings.processor()
+    assert cpu.status == threads.status == WARNING
+    assert "OMP_NUM_THREADS=" in threads.advice
+
+
+def test_a_directory_that_is_not_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    finding = found("--cache", tmp_path)["cache"]
+    assert finding["status"] == ERROR and "chmod 700" in finding["detail"]
+
+
+def test_a_directory_that_is_not_there_yet(cache_directory: Path) -> None:
+    finding = found()["cache"]
+    assert finding["status"] == OK and str(cache_directory) in finding["detail"]
+    assert not cache_directory.exists()
+
+
+def test_a_directory_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    (finding,) = findings.cache(tmp_path)
+    assert finding.status == WARNING and "TVMIFY_CACHE_DIR" in finding.advice
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "_LITTLE_SPACE", 1 << 80)
+    (finding,) = findings.cache(tmp_path)
+    assert finding.status == WARNING and "free" in finding.detail
+
+
+def test_damaged_entries(tmp_path: Path) -> None:
+    key = add(tmp_path)
+    (tmp_path / key.digest / "manifest.json").write_text("")
+    assert run("verify", "--cache", tmp_path).exit_code == 1
+    assert found("--cache", tmp_path)["damaged entries"]["status"] == WARNING
+
+
+def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_DIRECTORY", "/x\x1b[2J")
+    monkeypatch.setenv("TVMIFY_DISABLE", "1")
+    monkeypatch.setenv("TVMIFY_CACHE_SIZE", "many")
+    statuses = found()
+    assert statuses["TVMIFY_CACHE_DIRECTORY"]["advice"] == "Did you mean TVMIFY_CACHE_DIR?"
+    assert statuses["TVMIFY_DISABLE"]["status"] == WARNING
+    assert statuses["TVMIFY_COMPARE"]["status"] == OK
+    assert statuses["TVMIFY_CACHE_SIZE"]["status"] == ERROR
+    result = run("doctor", "--quick")
+    assert result.exit_code == 1 and "\x1b" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("program", "detail"),
+    [
+        ("echo $2 >&2; exit 3", "was not compiled: "),
+        ("exit 3", "exit code 3"),
+        ("exec sleep 60", "within 1 seconds"),
+        ("echo $$", "other numbers"),
+    ],
+)
+def test_a_round_trip_that_fails(
+    program: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (finding,) = findings.round_trip(1)
+    assert isinstance(finding, Finding)
+    assert finding.status == ERROR and detail in finding.detail and finding.advice

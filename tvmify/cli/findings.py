@@ -1,0 +1,240 @@
+"""What ``tvmify doctor`` looks at, one function for each thing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from tvmify import options
+from tvmify.cache import DiskCache, Limits
+from tvmify.cache.directory import is_there
+from tvmify.cli.printing import size
+from tvmify.errors import CacheError, OptionError
+
+OK, WARNING, ERROR = "ok", "warning", "error"
+
+_REINSTALL = "Run: pip install --force-reinstall tvmify."
+#: Names of C compilers in the order in which TVM looks for them.
+_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
+#: An entry of a large model takes this many bytes.
+_LITTLE_SPACE = 200 * 10**6
+_REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?P<comparison>[=<>!~]=?)?(?P<version>[\w.*]+)?")
+# The current directory is not to be imported from: it may be anybody's.
+_ROUND_TRIP = """
+import sys
+sys.path[:] = filter(None, sys.path)
+from tvmify.cli.round_trip import main
+main(sys.argv[1])
+"""
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    status
+        ``"ok"``, ``"warning"`` (tvmify works, but not as well as it could) or ``"error"``.
+    subject
+        What was looked at.
+    detail
+        What is the case.
+    advice
+        What to do about it; empty if there is nothing to do.
+    """
+
+    status: str
+    subject: str
+    detail: str
+    advice: str = ""
+
+
+def versions() -> Iterator[Finding]:
+    """Compare the packages that are installed with those that tvmify asks for."""
+    own = f"tvmify {importlib.metadata.version('tvmify')}, Python {platform.python_version()}"
+    yield Finding(OK, "tvmify", f"{own}, {platform.system()} {platform.machine()}")
+    for requirement in importlib.metadata.requires("tvmify") or ():
+        found = _REQUIREMENT.match(requirement)
+        if found is None or "extra ==" in requirement:
+            continue
+        try:
+            installed = importlib.metadata.version(found["package"])
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(ERROR, found["package"], "is not installed", _REINSTALL)
+            continue
+        if found["comparison"] == "==" and not _is(installed, found["version"]):
+            advice = f"Run: pip install '{found[0]}'."
+            detail = f"{installed} is installed, and tvmify needs {found['version']}"
+            yield Finding(ERROR, found["package"], detail, advice)
+        elif found["comparison"] == "==":
+            yield Finding(OK, found["package"], installed)
+
+
+def _is(version: str, wanted: str) -> bool:
+    """Compare versions; the part after a plus sign says how a package was built."""
+    version = version.partition("+")[0]
+    return version == wanted or (wanted.endswith(".*") and f"{version}.".startswith(wanted[:-1]))
+
+
+def native_library() -> Iterator[Finding]:
+    """Say what the native library was built against; that it loads is why this runs."""
+    from tvmify.runtime.native import built_against
+
+    yield Finding(OK, "native library", f"loads; it was built against {built_against()}")
+
+
+def processor() -> Iterator[Finding]:
+    """Look at the instruction sets, and at the number of threads."""
+    import torch
+
+    from tvmify.runtime import cpu_features
+
+    features = cpu_features()
+    cores = len(os.sched_getaffinity(0))
+    threads = torch.get_num_threads()
+    detail = f"{', '.join(features) or 'no instruction sets beyond the architecture'}"
+    if platform.machine() == "x86_64" and not {"avx2", "fma"} <= set(features):
+        advice = "Expect slow code: use a CPU with AVX2, or let the virtual machine show it."
+        yield Finding(WARNING, "CPU", detail, advice)
+    else:
+        yield Finding(OK, "CPU", detail)
+    detail = f"{threads} on {cores} cores"
+    if threads > cores:
+        advice = f"Threads wait for one another: set OMP_NUM_THREADS={cores}."
+        yield Finding(WARNING, "threads", detail, advice)
+    else:
+        yield Finding(OK, "threads", detail)
+
+
+def compiler() -> Iterator[Finding]:
+    """Look for what links compiled code, and let it say its version."""
+    chosen = os.environ.get("CXX") or os.environ.get("CC")
+    path = shutil.which(chosen) if chosen else next(filter(None, map(shutil.which, _COMPILERS)), "")
+    if not path:
+        detail = f"{chosen!r}, which CXX or CC names, is not there" if chosen else "none on PATH"
+        advice = "Install gcc or clang. Until then only what is in a cache runs compiled."
+        yield Finding(ERROR, "C compiler", detail, advice)
+        return
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, timeout=30, check=True)
+        version = answer.stdout.decode(errors="replace").partition("\n")[0]
+        yield Finding(OK, "C compiler", f"{path}: {version}")
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(ERROR, "C compiler", f"{path} does not run: {error}", "Install it again.")
+
+
+def cache(directory: Path | None) -> Iterator[Finding]:
+    """Look whether the cache directory is private, can be written to, and has space."""
+    directory = directory or options.default_cache_directory()
+    if directory is None:
+        advice = "Set TVMIFY_CACHE_DIR to a directory of the user."
+        yield Finding(WARNING, "cache", "this user has no home, and so no cache", advice)
+        return
+    try:
+        exists = is_there(directory)
+        entries = DiskCache(directory).entries()
+        damaged = DiskCache(directory).quarantined()
+    except (CacheError, OSError) as error:
+        yield Finding(ERROR, "cache", str(error))
+        return
+    place = directory
+    while not place.exists():
+        place = place.parent
+    limit = size(_limits().bytes) if _limits().bytes else "any"
+    total = size(sum(entry.bytes for entry in entries))
+    detail = f"{directory}: {len(entries)} entries, {total} of {limit}"
+    if not exists:
+        detail = f"{directory} is made when the first program is stored"
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            space = shutil.disk_usage(place).free
+    except OSError as error:
+        advice = "What is compiled is forgotten: make it writable, or set TVMIFY_CACHE_DIR."
+        yield Finding(WARNING, "cache", f"{place} cannot be written to: {error}", advice)
+        return
+    if space < _LITTLE_SPACE:
+        advice = "Free some, or set TVMIFY_CACHE_DIR: what is compiled may soon be forgotten."
+        yield Finding(WARNING, "cache", f"{detail}; only {size(space)} are free", advice)
+    else:
+        yield Finding(OK, "cache", f"{detail}; {size(space)} free")
+    if damaged:
+        detail = f"{len(damaged)} entries were damaged, and are in {damaged[0].parent}"
+        advice = "If you did not change them, check the disk; tvmify clear removes them."
+        yield Finding(WARNING, "damaged entries", detail, advice)
+
+
+def _limits() -> Limits:
+    with suppress(OptionError):  # a finding about the environment
+        return Limits(*options.CompileOptions().cache_limits())
+    return Limits()
+
+
+def environment() -> Iterator[Finding]:
+    """Name the variables that are set, and those that say nothing."""
+    for name, value in options.environment().items():
+        if name not in options.VARIABLES:
+            near = difflib.get_close_matches(name, options.VARIABLES, 1)
+            advice = f"Did you mean {near[0]}?" if near else "Unset it: it has no effect."
+            yield Finding(WARNING, name, f"{value!r}: there is no such variable", advice)
+        elif name == "TVMIFY_DISABLE" and options.disabled():
+            yield Finding(WARNING, name, "nothing is compiled", "Unset it to use compiled code.")
+        elif name == "TVMIFY_CACHE_SIZE" and (problem := _problem_of_size()):
+            yield Finding(ERROR, name, problem, "Correct it, or unset it.")
+        else:
+            yield Finding(OK, name, repr(value))
+
+
+def _problem_of_size() -> str:
+    try:
+        options.CompileOptions().cache_limits()
+    except OptionError as error:
+        return str(error)
+    return ""
+
+
+def round_trip(timeout: float) -> Iterator[Finding]:
+    """Compile a small module in one process, and load it in a second one."""
+    with tempfile.TemporaryDirectory(prefix="tvmify-doctor-") as folder:
+        kept = {k: v for k, v in os.environ.items() if k not in options.environment()}
+        surroundings = kept | {"TVMIFY_CACHE_DIR": str(Path(folder) / "cache")}
+        answers = []
+        for step in ("compiled", "loaded"):
+            command = [sys.executable, "-W", "ignore", "-c", _ROUND_TRIP, step]
+            try:
+                done = subprocess.run(
+                    command,
+                    env=surroundings,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=timeout,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                detail = f"a small module was not {step} within {timeout:.0f} seconds"
+                yield Finding(ERROR, "round trip", detail, "Look whether the machine is busy.")
+                return
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+                advice = "See the findings above; if there are none, report this."
+                yield Finding(ERROR, "round trip", f"a small module was not {step}: {last}", advice)
+                return
+            answers.append(done.stdout)
+    if answers[0] != answers[1]:
+        advice = "Do not use this installation, and report this."
+        detail = "the second process computed other numbers from the code of the first"
+        yield Finding(ERROR, "round trip", detail, advice)
+    else:
+        detail = "compiled, stored, loaded in a second process without TVM's compiler, same numbers"
+        yield Finding(OK, "round trip", detail)

@@ -1,0 +1,41 @@
+"""A process of ``tvmify doctor``: compiles a small module, or loads it, and prints its result."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+import tvmify
+
+
+class Small(nn.Module):
+    """A convolution and a product, which together need most of what can be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return four numbers for an image."""
+        return self.linear(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+def main(step: str) -> None:
+    """Run the module; ``step`` says whether its code has to be ``compiled`` or ``loaded``."""
+    torch.manual_seed(0)
+    plain, x = Small().eval(), torch.randn(1, 3, 16, 16)
+    # `strict`: an obstacle is an error here, with its next step.
+    module: Any = tvmify.tvmify(plain, strict=True)
+    with torch.inference_mode():
+        result, expected = module(x), plain(x)
+    torch.testing.assert_close(result, expected)
+    info = module.cache_info()
+    if (info.builds, info.disk_hits) != ((1, 0) if step == "compiled" else (0, 1)):
+        raise RuntimeError(f"it was not {step}: {info}")
+    if step == "loaded" and "tvm" in sys.modules:
+        raise RuntimeError("a process that only loads imported TVM's compiler")
+    sys.stdout.write(repr(result.tolist()))
