@@ -9,6 +9,7 @@
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
 # make bench-overhead   microseconds per call, next to eager PyTorch
+# make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make wheel            a wheel in dist/, tried out in a clean environment
 # make clean            remove what the targets above made
@@ -48,7 +49,7 @@ PROGRAMS ?= 2000
 SEED ?= 0
 
 .PHONY: demo install test fuzz soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-heuristic wheel clean
+	bench bench-overhead bench-startup bench-heuristic wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -93,6 +94,9 @@ bench: $(VENV)/.peers
 
 bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py
+
+bench-startup: install
+	$(BIN)/python -m benchmarks.startup --json build/bench/startup.json
 
 bench-heuristic: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.heuristic build --seconds 3600
