@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import platformdirs
 import pytest
 
-from tvmify import OptionError
+from tvmify import OptionError, options
 from tvmify.options import CompileOptions, disabled
 
 
@@ -71,3 +72,8 @@ def test_disabled_reads_the_environment(
 ) -> None:
     monkeypatch.setenv("TVMIFY_DISABLE", value)
     assert disabled() is expected
+
+
+def test_every_variable_that_is_read_is_named() -> None:
+    source = Path(options.__file__).read_text("utf-8")
+    assert set(re.findall(r"TVMIFY_[A-Z_]+", source)) == set(options.VARIABLES)

@@ -28,7 +28,13 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 }
 
 #: What this reads of the environment.
-VARIABLES = ("TVMIFY_CACHE_DIR", "TVMIFY_CACHE_SIZE", "TVMIFY_COMPARE", "TVMIFY_DISABLE")
+VARIABLES = (
+    "TVMIFY_CACHE_DIR",
+    "TVMIFY_CACHE_SIZE",
+    "TVMIFY_CACHE_URL",
+    "TVMIFY_COMPARE",
+    "TVMIFY_DISABLE",
+)
 
 # Marks a field that cannot change the compiled code, and so stays out of the disk key.
 _NOT_KEYED = {"keyed": False}

@@ -8,6 +8,7 @@ from tvmify.cli.doctor import doctor
 from tvmify.cli.entries import list_entries, show
 from tvmify.cli.explain_miss import explain_miss
 from tvmify.cli.inspect import inspect
+from tvmify.cli.moving import export_entries, import_entries
 from tvmify.cli.removing import clear, prune, verify
 
 app = typer.Typer(
@@ -23,6 +24,8 @@ app.command()(explain_miss)
 app.command()(verify)
 app.command()(prune)
 app.command()(clear)
+app.command("export")(export_entries)
+app.command("import")(import_entries)
 app.command()(inspect)
 app.command()(doctor)
 
