@@ -177,7 +177,8 @@ def show(summary: dict[str, Any]) -> None:
     verdict = "met" if wall <= GOAL else "MISSED"
     console.print(
         f"a warm start takes {wall:.1%} of a cold compile ({cpu:.1%} of its processor time); "
-        f"goal {GOAL:.0%}: {verdict}"
+        f"goal {GOAL:.0%}: {verdict}",
+        soft_wrap=True,
     )
 
 

@@ -132,6 +132,12 @@ def test_fewer_entries_come_before_smaller_differences() -> None:
     assert nearest(KEY, [few, closer, many])[0] == closer  # type: ignore[index]
 
 
+def test_having_no_weights_makes_no_relatives() -> None:
+    key, unlike = changed(weights=""), changed(weights="", program="return")
+    same = changed(weights="", torch="1", options="", target="")
+    assert nearest(key, [unlike, same])[0] == same  # type: ignore[index]
+
+
 def test_the_key_itself_is_not_its_neighbour() -> None:
     assert nearest(KEY, []) is None
     assert nearest(KEY, [Key(dict(ENTRIES))]) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 from collections import Counter
@@ -72,9 +71,8 @@ def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
     """
     rank = _Rank(key)
     others = (other for other in stored if other != key)
-    ranked = ((*rank(other), other.digest, other) for other in others)
-    best = heapq.nsmallest(1, ranked, key=lambda item: item[:-1])
-    return (best[0][-1], differences(key, best[0][-1])) if best else None
+    best = min(others, key=lambda other: (*rank(other), other.digest), default=None)
+    return None if best is None else (best, differences(key, best))
 
 
 def leaves_of(key: Key) -> list[str]:
@@ -92,7 +90,8 @@ class _Rank:
 
     def __call__(self, other: Key) -> tuple[bool, int, int]:
         names = self._key.differences(other)
-        is_related = "program" not in names or _names_of_weights(other) == self._names
+        has_names = bool(self._names) and _names_of_weights(other) == self._names
+        is_related = "program" not in names or has_names
         return not is_related, len(names), sum(self._distance(name, other) for name in names)
 
     def _distance(self, name: str, other: Key) -> int:
@@ -109,7 +108,7 @@ def _parts(name: str, text: str) -> Counter[str]:
 
 
 def _names_of_weights(key: Key) -> list[str]:
-    return [line.partition(": ")[0] for line in key.entries.get("weights", "").split("\n")]
+    return list(_fields(key.entries.get("weights", "")))
 
 
 # ------------------------------------------------------------------ each kind of entry of a key
@@ -191,10 +190,12 @@ def _leaves(text: str) -> tuple[dict[str, str], str]:
     """Return the leaves of the arguments by number, and the rest, which is their structure."""
     lines = text.split("\n")
     leaves: dict[str, str] = {}
-    while lines and (found := _NUMBERED.fullmatch(lines[0])):
+    for line in lines:
+        found = _NUMBERED.fullmatch(line)
+        if found is None:
+            break
         leaves[found[1]] = found[2]
-        del lines[0]
-    return leaves, " ".join(map(str.strip, lines))
+    return leaves, " ".join(map(str.strip, lines[len(leaves) :]))
 
 
 def _changed(ours: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str, str]]:

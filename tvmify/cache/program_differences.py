@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 _VALUE = re.compile(r"%\d+")
-_OPERATION = re.compile(r"\s*(?P<results>[^=]*)= (?P<name>[^\s(]+)\((?P<operands>.*)")
+_OPERATION = re.compile(r"(?P<results>[^=]*)= (?P<name>[^\s(]+)\((?P<operands>.*)")
 # Lines that say where a block begins and ends, which the operation before them does too.
 _BLOCK = re.compile(r"\s*(block\(|yield)")
 # Aligning takes up to the square of this, in lines.
