@@ -1,6 +1,7 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests
 # make fuzz             damaged and forged saved files, MUTANTS=100000 of them
+# make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
 # make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
@@ -48,7 +49,7 @@ SAMPLES ?= 0
 PROGRAMS ?= 2000
 SEED ?= 0
 
-.PHONY: demo install test fuzz soak-serving opinfo models programs lint format \
+.PHONY: demo install test fuzz soak soak-serving opinfo models programs lint format \
 	bench bench-overhead bench-startup bench-heuristic wheel clean
 
 demo: install
@@ -59,6 +60,9 @@ test: install
 
 fuzz: install
 	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file
+
+soak: install
+	TVMIFY_SOAK=1 $(BIN)/python -m pytest tests/cache/test_soak.py
 
 soak-serving: install
 	$(BIN)/python -m benchmarks.serving

@@ -77,3 +77,28 @@ def test_disabled_reads_the_environment(
 def test_every_variable_that_is_read_is_named() -> None:
     source = Path(options.__file__).read_text("utf-8")
     assert set(re.findall(r"TVMIFY_[A-Z_]+", source)) == set(options.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("", (10**10, None)),
+        ("20GB", (20 * 10**9, None)),
+        ("1.5 gib", (3 << 29, None)),
+        ("500 entries", (None, 500)),
+        ("1 entry, 7 B", (7, 1)),
+        ("0 B", (0, None)),
+    ],
+)
+def test_the_size_of_the_cache_is_bytes_or_entries(
+    monkeypatch: pytest.MonkeyPatch, text: str, limits: tuple[int | None, int | None]
+) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_SIZE", text)
+    assert CompileOptions.of({}).cache_limits() == limits
+
+
+@pytest.mark.parametrize("text", ["much", "20 XB", "-1 GB", "1e3", "5 GB and more", ","])
+def test_another_size_of_the_cache_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_SIZE", text)
+    with pytest.raises(OptionError, match=f"TVMIFY_CACHE_SIZE is '{text}'.*500 entries"):
+        CompileOptions.of({}).cache_limits()

@@ -28,7 +28,7 @@ from tvmify.entry import Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.floats import FloatCall, Floats, checked
-from tvmify.obtain import BUILT, LOADED, keep, obtain
+from tvmify.obtain import BUILT, LOADED, keep, obtain, reject
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import (
@@ -171,9 +171,8 @@ class Dispatcher:
         """
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
             self._look_again()
-            entry = Entry("")
             target = self.options.target if target is None else target
-            _, _, executor = self._obtain(args, kwargs, target, entry, stages)
+            _, _, executor = self._obtain(args, kwargs, target, Entry(""), stages)
         return executor.artifact
 
     def captured(self) -> Any:
@@ -315,8 +314,14 @@ class Dispatcher:
             entry.take(executor)
             self._admit_writes(executor.artifact)
             stages.begin("bind")
-            self._bind(entry)
-            entry.run = executor.call()
+            try:
+                self._bind(entry)
+                entry.run = executor.call()
+            except (RuntimeError, ValueError, TypeError) as error:
+                if entry.notes["code"] != LOADED:
+                    raise
+                reject(key, str(error), self.options)
+                return self._make_entry(args, kwargs, stages, general)
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
             if general:

@@ -76,8 +76,8 @@ def obtain(
                     _build, key, program, args, kwargs, options, stages, unpacked
                 )
                 find = functools.partial(_find, key, program, args, kwargs)
-                artifact, source = _artifact(key, _disk(options), find, build, stages)
-                executor = _LOADED[key.digest] = Executor(artifact)
+                executor, source = load_or_build(key, _disk(options), find, build, stages)
+                _LOADED[key.digest] = executor
             stale = [name for name in executor.artifact.weights if name in volatile]
             if not stale:
                 return key, executor, source
@@ -91,40 +91,54 @@ def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
         disk.store(key, artifact)
 
 
-def _artifact(
+def reject(key: Key, problem: str, options: CompileOptions) -> None:
+    """Forget a program that was loaded from disk and turned out not to run."""
+    with _BUILDING:
+        _LOADED.pop(key.digest, None)
+    disk = _disk(options)
+    if disk is not None:
+        disk.reject(key, problem)
+
+
+def load_or_build(
     key: Key,
     disk: Disk | None,
-    find: Callable[[Disk], Artifact | None],
+    find: Callable[[Disk], Executor | None],
     build: Callable[[], Artifact],
     stages: Stages,
-) -> tuple[Artifact, str]:
-    """Load an artifact, or build and store it while other processes wait for that."""
+) -> tuple[Executor, str]:
+    """Load a program, or build and store it while other processes wait for that."""
     if disk is None:
-        return build(), BUILT
-    artifact = find(disk)
-    if artifact is not None:
-        return artifact, LOADED
+        return Executor(build()), BUILT
+    found = find(disk)
+    if found is not None:
+        return found, LOADED
     stages.begin("wait")
     with disk.building(key.digest, _LONGEST_WAIT):
         stages.begin("load")
-        artifact = find(disk)  # another process may have built it since we looked
-        if artifact is not None:
-            return artifact, LOADED
+        found = find(disk)  # another process may have built it since we looked
+        if found is not None:
+            return found, LOADED
         artifact = build()
         stages.begin("store")
         disk.store(key, artifact)
-    return artifact, BUILT
+    return Executor(artifact), BUILT
 
 
 def _find(
     key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
-) -> Artifact | None:
+) -> Executor | None:
     artifact = disk.load(key)
-    problem = artifact and misfit(artifact, key, program, args, kwargs)
-    if problem:
-        disk.reject(key, problem)
+    if artifact is None:
         return None
-    return artifact
+    problem = misfit(artifact, key, program, args, kwargs)
+    if not problem:
+        try:
+            return Executor(artifact)
+        except (RuntimeError, ValueError, TypeError) as error:
+            problem = str(error)
+    disk.reject(key, problem)
+    return None
 
 
 def _disk(options: CompileOptions) -> Disk | None:

@@ -208,8 +208,11 @@ def default_cache_directory() -> Path | None:
 
     None, with a warning, for a user who has no home.
     """
-    chosen = os.environ.get("TVMIFY_CACHE_DIR") or platformdirs.user_cache_dir("tvmify")
-    return _expanded(chosen)
+    chosen = os.environ.get("TVMIFY_CACHE_DIR")
+    try:
+        return _expanded(chosen or platformdirs.user_cache_dir("tvmify"))
+    except RuntimeError:  # older versions of platformdirs leave the "~"
+        return _expanded("~/.cache/tvmify")
 
 
 def _expanded(path: str | os.PathLike[str]) -> Path | None:

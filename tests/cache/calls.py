@@ -1,6 +1,6 @@
 """Calls of real modules whose entries were mutated, each in a process that may crash.
 
-``python -m tests.cache.calls build DIRECTORY`` compiles them; ``… call DIRECTORY KIND FIRST LAST``
+``python -m tests.cache.calls build DIRECTORY`` compiles them; ``… call DIRECTORY FIRST LAST``
 mutates their entries by these seeds, and prints what the calls came to, as JSON. A call is made in
 a process forked from one that has no compiled code loaded and no threads.
 """
@@ -72,7 +72,7 @@ def build(directory: Path) -> None:
             torch.save(results, directory / f"{number}.pt")
 
 
-def call(directory: Path, kind: str, first: int, last: int) -> dict[str, Any]:
+def call(directory: Path, first: int, last: int) -> dict[str, dict[str, int]]:
     """Mutate entries by the seeds from `first` to before `last`, and call their modules."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -87,19 +87,19 @@ def call(directory: Path, kind: str, first: int, last: int) -> dict[str, Any]:
     entries = [cache / digest for digest in _missed]
     for entry in entries:
         entry.rename(directory / entry.name)
-    found: Counter[str] = Counter()
+    found: dict[str, Counter[str]] = {"damage": Counter(), "forgery": Counter()}
     for seed in range(first, last):
         chance = random.Random(seed)
         for entry in entries:
             remove(entry)
             shutil.copytree(directory / entry.name, entry)
-        number = seed % 2
+        number, kind = seed % 2, chance.choice(list(found))
         what = _mutate(kind, entries[number], entries[1 - number], chance)
         outcome = _outcome(*modules[number], torch.load(directory / f"{number}.pt"))
         if outcome not in (RIGHT, MISS):
             print(f"{seed}: {what}: {outcome}", file=sys.stderr)
-        found[outcome] += 1
-    return dict(found)
+        found[kind][outcome] += 1
+    return {kind: dict(outcomes) for kind, outcomes in found.items()}
 
 
 def _modules() -> list[tuple[Any, tuple[torch.Tensor, ...]]]:
@@ -108,7 +108,7 @@ def _modules() -> list[tuple[Any, tuple[torch.Tensor, ...]]]:
 
 
 def _mutate(kind: str, entry: Path, other: Path, chance: random.Random) -> str:
-    if kind == "forge":
+    if kind == "forgery":
         return mutations.forge(entry, chance)
     name = chance.choice(list(mutations.DAMAGE))
     mutations.DAMAGE[name](entry, other, chance)
@@ -163,8 +163,7 @@ def main() -> None:
     if what == "build":
         build(Path(directory))
     else:
-        kind, first, last = rest
-        print(json.dumps(call(Path(directory), kind, int(first), int(last))))
+        print(json.dumps(call(Path(directory), *map(int, rest))))
 
 
 if __name__ == "__main__":

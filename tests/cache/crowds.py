@@ -24,8 +24,10 @@ import filelock  # noqa: F401  (now, so that children need not)
 
 from tests.cache.programs import artifact_of, key_of
 from tvmify import obtain
-from tvmify.cache import DiskCache, Key, Limits
+from tvmify.artifact import Artifact
+from tvmify.cache import DiskCache, Limits
 from tvmify.progress import Stages
+from tvmify.runtime import Executor
 
 #: Seconds after which a process that should be done is taken to hang.
 _PATIENCE = 300
@@ -151,20 +153,23 @@ def _killer(calls: int) -> Callable[..., None]:
 def _obtain(cache: DiskCache, number: int, log: Path) -> None:
     """Take the way of a call, and check what it leads to."""
 
-    def build() -> Any:
+    def build() -> Artifact:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, f"{number}\n".encode())
         os.close(file)
         return artifact_of(number)
 
-    key: Key = key_of(number)
-    artifact, _ = obtain._artifact(
-        key, cache, lambda disk: disk.load(key), build, Stages("", False)
+    def find(disk: DiskCache) -> Executor | None:
+        artifact = disk.load(key_of(number))
+        return None if artifact is None else Executor(artifact)
+
+    executor, _ = obtain.load_or_build(
+        key_of(number), cache, find, build, Stages("", visible=False)
     )
-    assert _is_right(artifact, number), f"a wrong artifact for key {number}"
+    assert _is_right(executor.artifact, number), f"a wrong artifact for key {number}"
 
 
-def _is_right(artifact: Any, number: int) -> bool:
+def _is_right(artifact: Artifact, number: int) -> bool:
     right = artifact_of(number)
     return artifact.library == right.library and artifact.report == right.report
 

@@ -28,14 +28,18 @@ def part(count: int) -> int:
     return max(1, round(count * PART))
 
 
-def crowd(what: str, directory: Path, *counts: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.cache.crowds", what, directory, *counts]
+def process(module: str, *arguments: object) -> str:
+    command = [sys.executable, "-m", f"tests.cache.{module}", *map(str, arguments)]
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        list(map(str, command)), cwd=root, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=root, capture_output=True, text=True, timeout=3600, check=False
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return done.stdout
+
+
+def crowd(what: str, directory: Path, *counts: int) -> dict[str, Any]:
+    return json.loads(process("crowds", what, directory, *counts))
 
 
 def test_each_key_is_built_once(tmp_path: Path) -> None:
@@ -94,3 +98,15 @@ def test_no_form_of_a_manifest_hurts_its_reader(tmp_path: Path) -> None:
         mutations.bury(tmp_path / key_of(0).digest, random.Random(seed))
         with pytest.warns(TvmifyWarning, match="built again"):
             assert cache.load(key_of(0)) is None
+
+
+def test_mutated_entries_of_modules_end_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process("calls", "build", tmp_path)
+    count = part(500)
+    outcomes = json.loads(process("calls", "call", tmp_path, 0, count))
+    assert set(outcomes["damage"]) <= {"right", "miss"}
+    # Who forges a checksum may forge the code as well: wrong results are then beyond us.
+    assert set(outcomes["forgery"]) <= {"right", "miss", "wrong", "raised"}
+    assert outcomes["damage"]["miss"] + outcomes["forgery"]["miss"] > count // 2

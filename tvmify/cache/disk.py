@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 
 from tvmify.artifact import Artifact
@@ -102,15 +102,26 @@ class DiskCache:
         self._move_aside(path)
         self._warn(path.name, f"the entry {path} is not used and will be built again: {problem}")
 
-    def building(self, digest: str, timeout: float) -> AbstractContextManager[bool]:
-        """Return a context in which no other process builds the same program.
+    @contextlib.contextmanager
+    def building(self, digest: str, timeout: float) -> Iterator[bool]:
+        """Keep other processes from building the same program meanwhile.
 
-        It gives True; or False if the others took longer than `timeout` seconds, or there are no
-        locks here: then the program may be built twice.
+        Yields
+        ------
+        bool
+            False if others do so, for longer than `timeout` seconds, or there are no locks here:
+            then the program may be built twice.
         """
+        try:
+            private.ensure(self.directory)
+            (self.directory / LOCKS).mkdir(mode=0o700, exist_ok=True)
+        except (CacheError, OSError):  # of which `store` tells
+            yield False
+            return
         # A file for each of 4096 groups of keys: it may never be removed, so there had better not
         # be one for each key.
-        return locked(self.directory / LOCKS / f"{digest[:3]}.lock", timeout)
+        with locked(self.directory / LOCKS / f"{digest[:3]}.lock", timeout) as is_mine:
+            yield is_mine
 
     # ------------------------------------------------------------------ for whoever looks inside
 

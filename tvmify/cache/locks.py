@@ -42,7 +42,6 @@ def locked(path: Path, timeout: float) -> Iterator[bool]:
     # Never a lock that consists in the file's existence: it would outlive its process.
     lock = FileLock(path, timeout, 0o600, False, poll_interval=_POLL, fallback_to_soft=False)
     try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
         lock.acquire()
     except (Timeout, OSError, NotImplementedError):
         yield False

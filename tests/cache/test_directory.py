@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cache.programs import artifact_of, key_of
+from tvmify import TvmifyWarning
+from tvmify.cache import DiskCache, directory
+from tvmify.errors import CacheError
+
+NOBODY = 54321  # a number that belongs to nobody
+
+
+def open_to_others(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    place.chmod(0o705)
+
+
+def open_to_a_group(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    place.chmod(0o720)
+
+
+def link(place: Path) -> None:
+    (place.parent / "other").mkdir(mode=0o700)
+    place.symlink_to(place.parent / "other")
+
+
+def link_to_nowhere(place: Path) -> None:
+    place.symlink_to(place.parent / "other")
+
+
+def file(place: Path) -> None:
+    place.touch(mode=0o600)
+
+
+def pipe(place: Path) -> None:
+    os.mkfifo(place, 0o600)
+
+
+def in_an_open_parent(place: Path) -> None:
+    place.mkdir(mode=0o700)
+    place.parent.chmod(0o777)
+
+
+def behind_a_link_in_an_open_parent(place: Path) -> None:
+    (place.parent / "open").mkdir()
+    (place.parent / "open").chmod(0o777)
+    (place.parent / "open" / "real").mkdir(mode=0o700)
+    place.symlink_to(place.parent / "open" / "real")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (open_to_others, "chmod 700"),
+        (open_to_a_group, "chmod 700"),
+        (link, "symbolic link.*other"),
+        (link_to_nowhere, "symbolic link"),
+        (file, "not a directory"),
+        (pipe, "not a directory"),
+        (in_an_open_parent, "chmod go-w"),
+        (behind_a_link_in_an_open_parent, "symbolic link|chmod go-w"),
+    ],
+)
+def test_a_directory_that_is_not_private_is_not_used(
+    tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    (tmp_path / "parent").mkdir(mode=0o700)
+    place = tmp_path / "parent" / "cache"
+    make(place)
+    before = sorted(tmp_path.rglob("*"))
+    cache = DiskCache(place)
+    with pytest.warns(TvmifyWarning, match=said) as warned:
+        assert cache.load(key_of(0)) is None
+        cache.store(key_of(0), artifact_of(0))
+        assert cache.load(key_of(0)) is None
+    assert len(warned) == 1
+    with cache.building(key_of(0).digest, 0) as is_mine:
+        assert not is_mine
+    with pytest.raises(CacheError, match=said):
+        cache.entries()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_parent_like_tmp_serves(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    cache = DiskCache(tmp_path / "tmp" / "cache")
+    cache.store(key_of(0), artifact_of(0))
+    assert cache.load(key_of(0)) == artifact_of(0)
+
+
+def test_a_parent_may_be_a_link_of_our_own(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    cache = DiskCache(tmp_path / "home" / "cache")
+    cache.store(key_of(0), artifact_of(0))
+    assert cache.load(key_of(0)) == artifact_of(0)
+
+
+def test_parents_are_made_for_the_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        DiskCache(tmp_path / "a" / "b" / "cache").store(key_of(0), artifact_of(0))
+    finally:
+        os.umask(before)
+    for place in (tmp_path / "a").rglob("*"):
+        assert stat.S_IMODE(place.lstat().st_mode) == (0o700 if place.is_dir() else 0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+@pytest.mark.parametrize("whose", ["cache", "parent"])
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path, whose: str) -> None:
+    place = tmp_path / "parent" / "cache"
+    directory.ensure(place)
+    os.chown(place if whose == "cache" else place.parent, NOBODY, NOBODY)
+    with pytest.raises(CacheError, match=f"belongs to user {NOBODY}"):
+        directory.is_there(place)
+
+
+def as_nobody(script: str, *arguments: object) -> str:
+    """Run a script as a user who has no name, no home and no rights; return what it warns of."""
+    # What is imported later, is imported before: the user may not read the library either.
+    code = f"""
+import os, pwd, sys, tempfile, warnings
+from pathlib import Path
+from tests.cache.programs import artifact_of, key_of
+from tvmify.cache import DiskCache
+from tvmify.options import CompileOptions
+with tempfile.TemporaryDirectory() as place:
+    cache = DiskCache(Path(place) / "cache")
+    with cache.building(key_of(0).digest, 1): cache.store(key_of(0), artifact_of(0))
+warnings.simplefilter("always")
+if os.geteuid() == 0: os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
+for name in ("HOME", "XDG_CACHE_HOME", "TVMIFY_CACHE_DIR"): os.environ.pop(name, None)
+"""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code + script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_user_without_rights_goes_on_from_memory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    script = """
+cache = DiskCache(Path(sys.argv[1]))
+assert cache.load(key_of(0)) is None
+cache.store(key_of(0), artifact_of(0))
+cache.store(key_of(1), artifact_of(1))
+with cache.building(key_of(0).digest, 1) as is_mine: assert not is_mine
+"""
+    assert as_nobody(script, tmp_path / "cache").count("TvmifyWarning:") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
+def test_a_user_without_a_home_goes_on_from_memory() -> None:
+    said = as_nobody("""
+assert CompileOptions.of({}).cache_directory() is None
+assert CompileOptions.of({"cache": "~/cache"}).cache_directory() is None
+assert CompileOptions.of({"cache": "/tmp/cache"}).cache_directory() == Path("/tmp/cache")
+""")
+    assert "no home" in said
+    assert "Set TVMIFY_CACHE_DIR" in said
+
+
+def test_a_full_disk_is_one_warning_and_leaves_nothing(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+    try:
+        with pytest.warns(TvmifyWarning, match="in memory only.*large") as warned:
+            cache.store(key_of(1), artifact_of(1))
+            cache.store(key_of(2), artifact_of(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(warned) == 1
+    assert cache.load(key_of(0)) == artifact_of(0)
+    assert [path.name for path in tmp_path.iterdir()] == [key_of(0).digest]
+
+
+@pytest.mark.parametrize("name", ["mkdir", "rename", "fsync", "open"])
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_failing_disk_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch, pytest.warns(TvmifyWarning) as warned:
+        patch.setattr(os, name, fail)
+        cache.store(key_of(1), artifact_of(1))
+        cache.store(key_of(2), artifact_of(2))
+    assert len(warned) == 1
+    assert cache.load(key_of(0)) == artifact_of(0)
+    cache.store(key_of(1), artifact_of(1))
+    assert cache.load(key_of(1)) == artifact_of(1)

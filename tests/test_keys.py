@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import keys
+from tvmify.cache import Key
+from tvmify.capture import capture
+from tvmify.options import CompileOptions
+from tvmify.signature import Signature
+from tvmify.target import Target
+
+CPU = Target("llvm", {"mtriple": "x86_64-unknown-linux-gnu", "mattr": ["+avx2", "+fma"]})
+
+
+class Net(nn.Module):
+    def __init__(self, slope: float = 0.5) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.slope = slope
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x))) * self.slope
+
+
+class Gelu(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(nn.functional.gelu(self.first(x))) * self.slope
+
+
+class Rewired(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(torch.relu(self.second(x))) * self.slope
+
+
+class InATuple(Net):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.second(torch.relu(self.first(x))) * self.slope,)
+
+
+def key(
+    net: nn.Module | None = None,
+    args: tuple[Any, ...] = (torch.zeros(2, 4),),
+    kwargs: dict[str, Any] | None = None,
+    weights: dict[str, torch.Tensor] | None = None,
+    target: Target = CPU,
+    unpacked: tuple[str, ...] = (),
+    **options: Any,
+) -> Key:
+    """Return the key of a call in which all that is not given is always the same."""
+    torch.manual_seed(0)
+    program = capture((net or Net()).eval(), (torch.zeros(2, 4),), {})
+    signature = Signature.of(args, kwargs or {})
+    given = weights or {"a": torch.zeros(4, 4), "b": torch.zeros(4, 4)}
+    chosen = CompileOptions.of(options)
+    return keys.key(program.fingerprint, signature, given, target, chosen, unpacked)
+
+
+def shared() -> dict[str, torch.Tensor]:
+    weight = torch.zeros(4, 4)
+    return {"a": weight, "b": weight}
+
+
+#: The entry of the key, and what is given otherwise.
+GIVEN: list[tuple[str, dict[str, Any]]] = [
+    ("program", {"net": Gelu()}),
+    ("program", {"net": Rewired()}),
+    ("program", {"net": InATuple()}),
+    ("program", {"net": Net(slope=0.25)}),
+    ("inputs", {"args": (torch.zeros(3, 4),)}),
+    ("inputs", {"args": (torch.zeros(2, 4, dtype=torch.float64),)}),
+    ("inputs", {"args": (torch.zeros(2, 4, device="meta"),)}),
+    ("inputs", {"args": ([torch.zeros(2, 4)],)}),
+    ("inputs", {"args": (), "kwargs": {"x": torch.zeros(2, 4)}}),
+    ("inputs", {"kwargs": {"flag": True}}),
+    ("inputs", {"kwargs": {"flag": 1}}),
+    ("weights", {"weights": {"a": torch.zeros(4, 4), "c": torch.zeros(4, 4)}}),
+    ("weights", {"weights": {"a": torch.zeros(4, 5), "b": torch.zeros(4, 4)}}),
+    ("weights", {"weights": {"a": torch.zeros(4, 4), "b": torch.zeros(4, 4).half()}}),
+    ("weights", {"weights": shared()}),
+    ("unpacked", {"unpacked": ("a",)}),
+    ("target", {"target": Target("llvm", {**CPU.attributes, "mattr": ["+avx2"]})}),
+    ("target", {"target": Target("llvm", {**CPU.attributes, "mcpu": "znver4"})}),
+    ("target", {"target": Target("cuda", CPU.attributes)}),
+    ("options", {"accuracy": "strict"}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), GIVEN)
+def test_what_is_given_counts(name: str, given: dict[str, Any]) -> None:
+    other = key(**given)
+    assert key().differences(other) == [name]
+    assert key().digest != other.digest
+
+
+def autocast() -> Callable[[], object]:
+    context = torch.autocast("cpu")
+    context.__enter__()
+    return lambda: context.__exit__(None, None, None)
+
+
+def mode(switch: Callable[[Any], object], other: Any, usual: Any) -> Callable[[], Any]:
+    def enter() -> Callable[[], object]:
+        switch(other)
+        return lambda: switch(usual)
+
+    return enter
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [
+        mode(torch.set_default_dtype, torch.float64, torch.float32),
+        mode(torch.set_default_device, "meta", None),
+        mode(torch.use_deterministic_algorithms, True, False),
+        mode(torch.set_float32_matmul_precision, "medium", "highest"),
+        autocast,
+    ],
+)
+def test_modes_of_torch_count(enter: Callable[[], Callable[[], object]]) -> None:
+    given = {"args": (torch.zeros(2, 4),), "weights": {"a": torch.zeros(4, 4)}, "net": Net()}
+    usual = key(**given)
+    leave = enter()
+    try:
+        other = key(**given)
+    finally:
+        leave()
+    assert usual.differences(other) == ["modes"]
+
+
+def test_tuning_counts_with_its_threads() -> None:
+    threads = torch.get_num_threads()
+    tuned = key(tune="quick")
+    assert key().differences(tuned) == ["options", "tuned for"]
+    torch.set_num_threads(threads + 1)
+    try:
+        assert tuned.differences(key(tune="quick")) == ["tuned for"]
+        assert key().entries["tuned for"] == ""
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("tvmify", "tvmify"), ("tvm", "apache-tvm"), ("tvm-ffi", "apache-tvm-ffi")],
+)
+def test_versions_count(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    usual, version = key(), metadata.version
+    monkeypatch.setattr(metadata, "version", lambda p: "9.9" if p == package else version(p))
+    assert usual.differences(key()) == [name]
+
+
+def test_the_version_of_torch_counts_with_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = key()
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    assert usual.differences(key()) == ["torch"]
+
+
+@pytest.mark.parametrize("attribute", ["FORMAT_VERSION", "_compiler_digest"])
+def test_the_form_of_artifacts_and_the_compiler_count(
+    monkeypatch: pytest.MonkeyPatch, attribute: str
+) -> None:
+    usual = key()
+    other = 99 if attribute == "FORMAT_VERSION" else lambda: "0" * 16
+    monkeypatch.setattr(keys, attribute, other)
+    assert usual.differences(key()) == ["tvmify"]
+
+
+def test_every_entry_has_a_test() -> None:
+    tested = {name for name, _ in GIVEN} | {"modes", "tuned for", "tvmify", "tvm", "tvm-ffi"}
+    assert set(key().entries) == tested | {"torch"}
+
+
+def test_what_changes_no_code_changes_no_key() -> None:
+    usual = key()
+    assert usual == key()
+    assert usual == key(strict=True, compare=False, cache=False, cache_size=3, progress=True)
+    weights = {"a": torch.ones(4, 4), "b": torch.ones(4, 4)}
+    assert usual == key(weights=weights, args=(torch.ones(2, 4),))
+    # Code reads a contiguous copy of what is not.
+    assert usual == key(args=(torch.zeros(4, 2).t(),))
+
+
+PRINT_KEYS = """
+import sys
+import torch
+from tvmify import obtain, tvmify
+from tvmify.errors import BuildError
+from tests.test_keys import Gelu, InATuple, Net
+
+def show(key, *_):
+    print(key.digest)
+    raise BuildError("no build", "This is a test.")
+
+obtain._build = show
+
+@tvmify(strict=False, cache=False)
+def function(values, *, names=frozenset({"a", "b", "c", "dd"}), **more):
+    return {name: values["x"] * len(name) for name in sorted(names)}, more["z"]
+
+with torch.inference_mode():
+    x = torch.zeros(2, 4)
+    for net in (Net(), Gelu(), InATuple()):
+        tvmify(net.eval(), cache=False, progress=False)(x)
+    function({"x": x, "y": [x, 1, "text"]}, z=x, w=None)
+"""
+
+
+def test_processes_agree_on_keys_whatever_the_seed_of_hashes() -> None:
+    def printed(seed: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PRINT_KEYS],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    first = printed("1")
+    assert len(set(first.split())) == len(first.split()) >= 4
+    assert printed("4242") == first
