@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tvmify.cache import Limits
+from tvmify.cache.disk import QUARANTINE
 from tvmify.cli.printing import (
     FAILED,
     USAGE,
@@ -39,7 +40,8 @@ def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
         print_json({"directory": str(cache.directory), "checked": count, "damaged": problems})
     else:
         lines = [f"{digest}: {problem}" for digest, problem in damaged]
-        lines.append(f"{cache.directory}: {count} entries checked, {len(damaged)} damaged")
+        aside = f", now in {cache.directory / QUARANTINE}" if damaged else ""
+        lines.append(f"{cache.directory}: {count} entries checked, {len(damaged)} damaged{aside}")
         print_all(text("\n".join(lines)))
     if damaged:
         raise typer.Exit(FAILED)
