@@ -40,7 +40,7 @@ def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
         print_json({"directory": str(cache.directory), "checked": count, "damaged": problems})
     else:
         lines = [f"{digest}: {problem}" for digest, problem in damaged]
-        aside = f", now in {cache.directory / QUARANTINE}" if damaged else ""
+        aside = f", see {cache.directory / QUARANTINE}" if damaged else ""
         lines.append(f"{cache.directory}: {count} entries checked, {len(damaged)} damaged{aside}")
         print_all(text("\n".join(lines)))
     if damaged:
