@@ -84,6 +84,10 @@ class BuildError(NotCompiled):
     """TVM failed while lowering, scheduling or building a program that was captured."""
 
 
+class CacheMiss(NotCompiled):
+    """No cache has the program of a call, and the option ``on_miss`` rules out to wait for it."""
+
+
 class UnsupportedOperator(NotCompiled):
     """The program uses operators, or an effect, that the compiler does not know.
 

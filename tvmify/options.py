@@ -41,6 +41,9 @@ _NOT_KEYED = {"keyed": False}
 # What Path makes of a URL: it would name a folder beside the program.
 _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
+#: Values of ``on_miss``.
+ON_MISS = ("build", "background", "eager", "error")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
@@ -72,6 +75,13 @@ class CompileOptions:
         How many signatures one module keeps ready in memory.
     progress
         Show the stages of a compilation. None shows them when standard error is a terminal.
+    on_miss
+        What a call does whose program is in no cache. ``"build"``: it waits while it is compiled.
+        ``"background"``: it runs in eager PyTorch, while one thread compiles; a later call runs
+        what that made. ``"eager"``: it runs in eager PyTorch. ``"error"``: it raises `CacheMiss`.
+    record
+        A file, to which each signature that is called is appended, for ``tvmify warmup --from``;
+        None for ``TVMIFY_RECORD``, or none.
     """
 
     # The target has an entry of its own in the key, resolved for the device of the call.
@@ -83,6 +93,8 @@ class CompileOptions:
     cache: bool | str | os.PathLike[str] = field(default=True, metadata=_NOT_KEYED)
     cache_size: int = field(default=64, metadata=_NOT_KEYED)
     progress: bool | None = field(default=None, metadata=_NOT_KEYED)
+    on_miss: str = field(default="build", metadata=_NOT_KEYED)
+    record: str | os.PathLike[str] | None = field(default=None, metadata=_NOT_KEYED)
 
     def __post_init__(self) -> None:
         targets.check(self.target)
@@ -116,6 +128,18 @@ class CompileOptions:
             "an int above 0",
         )
         _expect(self.progress in (None, True, False), "progress", self.progress, "a bool or None")
+        _expect(
+            self.on_miss in ON_MISS,
+            "on_miss",
+            self.on_miss,
+            f"one of {', '.join(map(repr, ON_MISS))}",
+        )
+        _expect(
+            self.record is None or isinstance(self.record, (str, os.PathLike)),
+            "record",
+            self.record,
+            "a path or None",
+        )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CompileOptions:
@@ -166,6 +190,11 @@ class CompileOptions:
         if _is_url(self.cache):
             return str(self.cache)
         return os.environ.get("TVMIFY_CACHE_URL") or None
+
+    def record_file(self) -> Path | None:
+        """Return the file to which signatures are appended, or None."""
+        chosen = self.record or os.environ.get("TVMIFY_RECORD")
+        return Path(chosen).expanduser() if chosen else None
 
     def shows_progress(self) -> bool:
         """Whether to draw the stages of a compilation on standard error."""
