@@ -13,6 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify.cache import Neighbours
+from tvmify.capture.threads import is_recorded_elsewhere
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
@@ -303,7 +304,7 @@ class TvmifiedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call."""
-        if is_compiling():
+        if is_compiling() and not is_recorded_elsewhere():
             return self._function(*args, **kwargs)
         return self._tvmify_dispatcher(args, kwargs)
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tvmify import keys, options
+from tvmify import keys, misses, options, recording
 from tvmify.artifact import Artifact
-from tvmify.cache import Key, MemoryCache, Neighbours
+from tvmify.cache import Key, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
-from tvmify.entry import Entry, State
+from tvmify.entry import Entries, Entry, State
 from tvmify.errors import NotCompiled, UnsupportedTarget
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.floats import FloatCall, Floats, checked
@@ -106,7 +106,7 @@ class Dispatcher:
             # that memory is free as soon as the module is.
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self._lock = threading.RLock()
-        self._memory: MemoryCache[Entry] = MemoryCache(compile_options.cache_size)
+        self._memory = Entries(compile_options.cache_size)
         self._warned: set[str] = set()
         self._builds = self._disk_hits = 0
         self._seconds: dict[str, float] = {}
@@ -151,7 +151,8 @@ class Dispatcher:
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> None:
         """Do all that `__call__` does, except to return a result."""
-        _, entry = self._find(args, kwargs)
+        with misses.building_now():
+            _, entry = self._find(args, kwargs)
         self._report(entry)
 
     def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Artifact:
@@ -169,10 +170,11 @@ class Dispatcher:
         NotCompiled
             The call cannot run compiled, whatever the options say about that.
         """
-        with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
+        shown = self.options.shows_progress()
+        with misses.building_now(), self._lock, Stages(self.name, shown) as stages:
             self._look_again()
             target = self.options.target if target is None else target
-            _, _, executor = self._obtain(args, kwargs, target, Entry(""), stages)
+            _, executor = self._obtain(args, kwargs, target, Entry(""), stages)
         return executor.artifact
 
     def captured(self) -> Any:
@@ -211,7 +213,7 @@ class Dispatcher:
     def explain(self, neighbours: Neighbours | None = None) -> str:
         """Return what ran where, and why, as text."""
         neighbours = neighbours or Neighbours(self.options.cache_directory())
-        return explain(self.name, self._memory.values(), self.cache_info(), neighbours)
+        return explain(self.name, self._memory.everything(), self.cache_info(), neighbours)
 
     # ----------------------------------------------------------------- signature → memory cache
 
@@ -282,14 +284,19 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------- miss
 
     def _prepare(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Entry:
+        place = self._state.number, signature
+        if (known := self._memory.known(place)) is not None:
+            return known
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
-            entry = self._memory.peek((self._state.number, signature))
-            if entry is None and self._keeps_all and len(self._memory) >= self.options.cache_size:
-                return Entry("others", reason=TOO_MANY)
+            entry = self._memory.known(place)
             if entry is None:
+                if not self._keeps_all:  # else it is of a part, which nobody calls by itself
+                    recording.record(self.options, self.name, self.module(), args, kwargs)
+                elif len(self._memory) >= self.options.cache_size:
+                    return Entry("others", reason=TOO_MANY)
                 make = functools.partial(self._make_entry, args, kwargs, stages)
-                signature, entry = self._floats.make(signature, args, kwargs, make)
-                self._memory.put((self._state.number, signature), entry)
+                found_by, entry = self._floats.make(signature, args, kwargs, make)
+                self._memory.keep(place, (self._state.number, found_by), entry)
                 stages.end()
                 for stage, seconds in stages.seconds.items():
                     self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
@@ -304,7 +311,7 @@ class Dispatcher:
             return entry
         try:
             recorded = general or (args, kwargs)
-            key, _, executor = self._obtain(*recorded, self.options.target, entry, stages)
+            key, executor = self._obtain(*recorded, self.options.target, entry, stages)
             if executor.refusal:
                 raise UnsupportedTarget(
                     f"code for this target cannot run here: {executor.refusal}",
@@ -338,7 +345,7 @@ class Dispatcher:
 
     def _obtain(
         self, args: Args, kwargs: Kwargs, target: TargetOption, entry: Entry, stages: Stages
-    ) -> tuple[Key, Program, Executor]:
+    ) -> tuple[Key, Executor]:
         """Return what a call leads to, and note on its entry where it came from."""
         signature = Signature.of(args, kwargs)
         entry.signature = f"{signature} {autocast_text()}".rstrip()
@@ -352,15 +359,14 @@ class Dispatcher:
         resolved = keys.target_of_call(signature, weights, target)
         written = {id(tensor) for tensor in present(self.module(), self._written)}
         volatile = {name for name, weight in weights.items() if id(weight) in written}
-        key_of = functools.partial(
-            keys.key, program.fingerprint, signature, weights, resolved, self.options
-        )
+        named = program.fingerprint, signature, weights, resolved, self.options
+        key_of = functools.partial(keys.key, *named)
         call = (program, args, kwargs)
         key, executor, source = obtain(key_of, volatile, *call, self.options, stages)
         self._builds += source == BUILT
         self._disk_hits += source == LOADED
         entry.found(key, source, source == BUILT)
-        return key, program, executor
+        return key, executor
 
     def _admit_writes(self, artifact: Artifact) -> None:
         """Let the guard overlook what the module's own calls write to."""
@@ -390,10 +396,10 @@ class Dispatcher:
 
     def _report(self, entry: Entry) -> None:
         """Say why a call does not run compiled: an error if strict, else a warning, once."""
-        if entry.reason is not None:
-            if self.options.strict:
-                raise entry.reason
-            warn_once(self._warned, f"{self.name} runs in eager PyTorch: {entry.reason}")
+        if (reason := entry.reason) is not None and not misses.is_awaited(reason):
+            if misses.must_raise(reason, self.options):
+                raise reason
+            warn_once(self._warned, f"{self.name} runs in eager PyTorch: {reason}")
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.cache import Key
+from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.children import Children
 from tvmify.driving import Driven
 from tvmify.errors import GradientsNeeded, NotCompiled
+from tvmify.misses import Missing, is_over
 from tvmify.runtime import Call, Executor, PackedWeights, is_being_transformed
 from tvmify.signature import Signature, TensorSpec
 from tvmify.verdict import judge
@@ -130,3 +131,45 @@ class State:
     scripted: Program | None = None
     #: Runs it by regions, where it cannot be one program.
     driven: Driven | Children | None = None
+
+
+class Entries(MemoryCache[Entry]):
+    """The entries of a dispatcher by state and signature, and apart from them its misses."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        # Not among the values, since a hit is not asked whether it is one.
+        self._missing: MemoryCache[Entry] = MemoryCache(size)
+
+    def known(self, place: Hashable) -> Entry | None:
+        """Return an entry that was made before, unless it is worth making again."""
+        entry = self.peek(place) or self._missing.peek(place)
+        return None if entry is None or is_over(entry.reason) else entry
+
+    def keep(self, place: Hashable, found_by: Hashable, entry: Entry) -> None:
+        """Keep an entry.
+
+        Parameters
+        ----------
+        place
+            Where the call looked for it.
+        found_by
+            Where later calls will look, if it is more than a miss.
+        """
+        if isinstance(entry.reason, Missing):
+            earlier = self._missing.peek(place)
+            entry.reason.follow(earlier and earlier.reason)
+            entry.reason.__traceback__ = None  # whose frames hold the arguments of the call
+            self._missing.put(place, entry)
+        else:
+            self._missing.discard(place)
+            self.put(found_by, entry)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        super().clear()
+        self._missing.clear()
+
+    def everything(self) -> list[Entry]:
+        """Return the entries, and then the misses."""
+        return [*self.values(), *self._missing.values()]

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact import Artifact
 from tvmify.entry import Entry
 from tvmify.errors import NotCompiled
+from tvmify.misses import is_awaited
 from tvmify.runtime import Call, flatten
 from tvmify.signature import FLOAT
 
@@ -67,6 +68,8 @@ class Floats:
         if entry.reason is None:
             self.arguments.add(general)
             return general, entry
+        if is_awaited(entry.reason):
+            return exact, entry  # whether it serves all values is known when it is built
         entry = make()
         if entry.reason is None:  # else it was for another reason
             self.arguments.discard(general)

@@ -54,7 +54,7 @@ def key(
             "unpacked": "\n".join(unpacked),
             "target": str(target),
             "options": options.key_text(),
-            "modes": _modes_text(),
+            "modes": modes_text(),
             "tuned for": f"{torch.get_num_threads()} threads" if options.tune else "",
             "tvmify": _tvmify_text(),
             "torch": torch.__version__,
@@ -103,7 +103,8 @@ def _weights_text(weights: Mapping[str, torch.Tensor]) -> str:
     return "\n".join(lines)
 
 
-def _modes_text() -> str:
+def modes_text() -> str:
+    """Return the modes of torch that decide what a program computes, one a line."""
     modes = {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.compiler import is_compiling
 
+from tvmify.capture.threads import is_recorded_elsewhere
 from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError
@@ -85,7 +86,8 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
 
     @functools.wraps(eager)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # torch.compile looks through us, at the operators
+        # torch.compile looks through us, at the operators
+        if is_compiling() and not is_recorded_elsewhere():
             return eager(self, *args, **kwargs)
         dispatcher = self.__dict__.get(attribute)
         # A shallow copy of a module comes with the dispatcher of the one it was copied from.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from tvmify import misses
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, remote_at
 from tvmify.capture import Program
@@ -19,6 +22,7 @@ from tvmify.keys import processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor, measure
+from tvmify.signature import TensorSpec
 from tvmify.target import Target
 
 Disk = DiskCache | TwoLevels
@@ -31,7 +35,7 @@ _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionar
 # Held while a program is looked up on disk or built, so that a process builds each only once.
 _BUILDING = threading.RLock()
 #: Seconds to wait for a process that builds the same program, before this one does so, too.
-_LONGEST_WAIT = 300.0
+_LONGEST_WAIT = 300
 
 
 def obtain(
@@ -60,6 +64,8 @@ def obtain(
 
     Raises
     ------
+    CacheMiss
+        It is in no cache, and is not to be built now.
     NotCompiled
         The program cannot be exported or built.
     """
@@ -72,11 +78,14 @@ def obtain(
             if loaded is not None:
                 executor, source = loaded.share(), SHARED
             else:
-                build = functools.partial(
-                    _build, key, program, args, kwargs, options, stages, unpacked
-                )
+                disk = _disk(options)
                 find = functools.partial(_find, key, program, args, kwargs)
-                executor, source = load_or_build(key, _disk(options), find, build, stages)
+                found = misses.finished(key) or _load(disk, find)
+                if found is None:
+                    call = program, *_examples(args, kwargs)
+                    make = functools.partial(_make, key, disk, *call, options, tuple(unpacked))
+                    found = misses.resolve(key, make, options, stages)
+                executor, source = found
                 _LOADED[key.digest] = executor
             stale = [name for name in executor.artifact.weights if name in volatile]
             if not stale:
@@ -108,21 +117,61 @@ def load_or_build(
     stages: Stages,
 ) -> tuple[Executor, str]:
     """Load a program, or build and store it while other processes wait for that."""
+    return _load(disk, find) or _build_once(key, disk, find, build, stages)
+
+
+def _load(
+    disk: Disk | None, find: Callable[[Disk], Executor | None]
+) -> tuple[Executor, str] | None:
+    executor = find(disk) if disk is not None else None
+    return None if executor is None else (executor, LOADED)
+
+
+def _build_once(
+    key: Key,
+    disk: Disk | None,
+    find: Callable[[Disk], Executor | None],
+    build: Callable[[], Artifact],
+    stages: Stages,
+) -> tuple[Executor, str]:
     if disk is None:
         return Executor(build()), BUILT
-    found = find(disk)
-    if found is not None:
-        return found, LOADED
-    stages.begin("wait")
-    with disk.building(key.digest, _LONGEST_WAIT):
+    with contextlib.ExitStack() as lock:
+        for _ in range(_LONGEST_WAIT):
+            stages.begin("wait")  # each second: a build in the background may be given up here
+            if lock.enter_context(disk.building(key.digest, timeout=1.0)):
+                break
         stages.begin("load")
-        found = find(disk)  # another process may have built it since we looked
-        if found is not None:
-            return found, LOADED
+        # another process may have built it since we looked
+        if (found := _load(disk, find)) is not None:
+            return found
         artifact = build()
         stages.begin("store")
         disk.store(key, artifact)
     return Executor(artifact), BUILT
+
+
+def _make(
+    key: Key,
+    disk: Disk | None,
+    program: Program,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CompileOptions,
+    unpacked: Sequence[str],
+    stages: Stages,
+) -> tuple[Executor, str]:
+    """Do what `misses.resolve` asks for, now or later."""
+    find = functools.partial(_find, key, program, args, kwargs)
+    build = functools.partial(_build, key, program, args, kwargs, options, stages, unpacked)
+    return _build_once(key, disk, find, build, stages)
+
+
+def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Return arguments of the same signature, for a build that may come when those are gone."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs)
+    )
 
 
 def _find(
@@ -177,4 +226,5 @@ def _build(
         tuning = Tuning(measure, database, stages.advance)
     # The program casts what autocast would: what the compiler calls is not to cast again.
     with torch.autocast("cpu", enabled=False):
-        return compile(exported, target, stages.begin, options.accuracy, tuning, unpacked)
+        chosen = options.accuracy, tuning, unpacked, stages.threads
+        return compile(exported, target, stages.begin, *chosen)

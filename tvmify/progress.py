@@ -23,7 +23,11 @@ class Stages:
     ----------
     seconds
         Seconds per finished stage, by name.
+    threads
+        How many the compiler may use; None for as many as there are processors.
     """
+
+    threads: int | None = None
 
     def __init__(self, subject: str, visible: bool) -> None:
         self.seconds: dict[str, float] = {}

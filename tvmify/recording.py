@@ -21,12 +21,12 @@ from torch.utils import _pytree as pytree
 from tvmify.errors import NotCompiled, WarmUpError
 from tvmify.explanation import warn_once
 from tvmify.options import CompileOptions
+from tvmify.runtime import casting, casts_now
 from tvmify.signature import check_tensor
 from tvmify.structure import structure_of, structure_text
 
 #: Raised whenever a line means something else than before.
 VERSION = 1
-_DEVICES = ("cpu", "cuda")
 
 _LOCK = threading.Lock()
 _written: set[tuple[Path, str]] = set()
@@ -115,22 +115,36 @@ class Recorded:
         return f"{name}({', '.join(values)}){casts}"
 
 
+def names_of(name: str, module: object) -> tuple[str, str]:
+    """Return module and method, as lines name them, of what a dispatcher calls its name."""
+    if module is None:
+        return name, ""
+    cls, _, method = name.partition(".")
+    return cls, method or "forward"
+
+
 def record(
     options: CompileOptions,
-    module: str,
-    method: str,
+    name: str,
+    module: torch.nn.Module | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    training: bool,
 ) -> None:
-    """Append the signature of a call to the file that the options name, unless it was before."""
+    """Append the signature of a call to the file that the options name, unless it was before.
+
+    Parameters
+    ----------
+    name, module
+        Of the dispatcher.
+    """
     path = options.record_file()
     if path is None:
         return
     try:
-        line = Recorded.of(module, method, args, kwargs, training).to_json()
+        training = module is not None and module.training
+        line = Recorded.of(*names_of(name, module), args, kwargs, training).to_json()
     except WarmUpError as error:
-        warn_once(_said, f"a call of {module} is not recorded: {error}")
+        warn_once(_said, f"a call of {name} is not recorded: {error}")
         return
     with _LOCK:
         if (path, line) in _written:
@@ -314,9 +328,7 @@ def modes_now() -> dict[str, Any]:
     return {
         "grad": "grad" if torch.is_grad_enabled() else grad,
         "autocast": {
-            device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
-            for device in _DEVICES
-            if torch.is_autocast_enabled(device)
+            device: str(dtype).removeprefix("torch.") for device, dtype in casts_now().items()
         },
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "default_device": str(torch.get_default_device()),
@@ -336,10 +348,8 @@ def entered(modes: Mapping[str, Any]) -> Iterator[None]:
         grad = modes.get("grad", before["grad"])
         stack.enter_context(torch.inference_mode(grad == "inference"))
         stack.enter_context(torch.set_grad_enabled(grad == "grad"))
-        casts = modes.get("autocast", before["autocast"])
-        for device in _DEVICES:
-            dtype = dtype_of(casts[device]) if device in casts else None
-            stack.enter_context(torch.autocast(device, dtype, enabled=dtype is not None))
+        casts = modes.get("autocast", before["autocast"]).items()
+        stack.enter_context(casting({device: dtype_of(name) for device, name in casts}))
         if (default := modes.get("default_device", "cpu")) != before["default_device"]:
             stack.enter_context(torch.device(default))
         yield

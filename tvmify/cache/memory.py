@@ -57,6 +57,12 @@ class MemoryCache(Generic[Value]):
             self._values[key] = value
             self._latest = None  # it may be the one that had to leave
 
+    def discard(self, key: Hashable) -> None:
+        """Forget the value of a key, if there is one."""
+        with self._lock:
+            self._values.pop(key, None)
+            self._latest = None
+
     def clear(self) -> None:
         """Forget every value; the counts stay."""
         with self._lock:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
+from tvmify.capture.threads import recording_here
 from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
 
 _DECORATE_AROUND = (
@@ -83,7 +84,14 @@ def export(
         ``torch.export`` cannot handle it.
     """
     args, kwargs = examples((args, kwargs))
-    with RECORDING, quiet(), uncached_autocast(), refusing_seeds(), torch.no_grad():
+    with (
+        RECORDING,
+        recording_here(),
+        quiet(),
+        uncached_autocast(),
+        refusing_seeds(),
+        torch.no_grad(),
+    ):
         try:
             program = torch.export.export(module, args, kwargs, strict=False)
         except NotCompiled:

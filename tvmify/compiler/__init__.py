@@ -35,6 +35,7 @@ def compile(
     accuracy: str = "default",
     tuning: Tuning | None = None,
     unpacked: Sequence[str] = (),
+    threads: int | None = None,
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
@@ -53,6 +54,8 @@ def compile(
         How to measure which kernels are the fastest; None leaves that to the rules.
     unpacked
         Names of weights that may change between any two calls: they become `Artifact.state`.
+    threads
+        How many LLVM may use; None for as many as there are processors.
 
     Raises
     ------
@@ -68,7 +71,7 @@ def compile(
         # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
         warnings.simplefilter("ignore")
         try:
-            return _compile(program, target, stages, accuracy, tuning, unpacked)
+            return _compile(program, target, stages, accuracy, tuning, unpacked, threads)
         except NotCompiled:
             raise
         except Exception as error:
@@ -86,6 +89,7 @@ def _compile(
     accuracy: str,
     tuning: Tuning | None,
     unpacked: Sequence[str],
+    threads: int | None,
 ) -> Artifact:
     # Imported here: TVM costs seconds, and a warm process must not load its compiler.
     with stages("import"):
@@ -114,7 +118,8 @@ def _compile(
     with stages("schedule"), choice.choosing(choices):
         scheduled, kernels = schedule(fused, tvm_target)
     with stages("build"):
-        generated = build.generate(pipeline.plan_memory(scheduled, tvm_target), tvm_target)
+        planned = pipeline.plan_memory(scheduled, tvm_target)
+        generated = build.generate(planned, tvm_target, threads=threads)
     with stages("link"):
         library = build.link(generated)
     return Artifact(

@@ -29,7 +29,12 @@ class Generated:
     functions: list[str]
 
 
-def generate(ir_mod: tvm.IRModule, target: tvm.target.Target, mode: str = "compiled") -> Generated:
+def generate(
+    ir_mod: tvm.IRModule,
+    target: tvm.target.Target,
+    mode: str = "compiled",
+    threads: int | None = None,
+) -> Generated:
     """Generate LLVM code for every TIR function, in several threads.
 
     LLVM is the slowest stage of a compilation, and functions do not see each other; TVM releases
@@ -40,12 +45,14 @@ def generate(ir_mod: tvm.IRModule, target: tvm.target.Target, mode: str = "compi
     mode
         ``"compiled"``: the functions of the VM become TIR too, which saves up to 40 % of the time
         per call. ``"bytecode"``: the VM's instrument sees every call of a kernel.
+    threads
+        How many to use at most; None for as many as there are processors.
     """
     builder = relax.ExecBuilder()
     ir_mod = vm_build._vmcodegen(builder, ir_mod, mode)
     lowered = _lower_to_packed_calls(ir_mod, target)
     functions = list(lowered.functions_items())
-    workers = min(os.cpu_count() or 1, len(functions))
+    workers = min(threads or os.cpu_count() or 1, len(functions))
     parts = [tvm.IRModule(dict(functions[i::workers]), attrs=lowered.attrs) for i in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
         modules = list(pool.map(lambda part: codegen_build(part, target), parts))

@@ -16,6 +16,8 @@ from tvmify.runtime.gradients import attach
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.surroundings import (
     autocast_text,
+    casting,
+    casts_now,
     check_modes,
     is_being_transformed,
     unusual_signature,
@@ -32,6 +34,8 @@ __all__ = [
     "Watched",
     "attach",
     "autocast_text",
+    "casting",
+    "casts_now",
     "check_modes",
     "compiled_module",
     "cpu_features",

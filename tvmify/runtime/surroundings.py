@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils._device import DeviceContext
 from tvmify.errors import GradientsNeeded, TrainingMode
 from tvmify.runtime.native import flatten
 from tvmify.runtime.watch import Watched
+
+_DEVICES = ("cpu", "cuda")
 
 
 def unusual_signature(
@@ -45,11 +48,28 @@ def is_being_transformed() -> bool:
 
 def autocast_text() -> str:
     """Return what autocast does now, as text; empty where it is off."""
+    casts = casts_now().items()
     return ", ".join(
-        f"autocast {device} {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
-        for device in ("cpu", "cuda")
-        if torch.is_autocast_enabled(device)
+        f"autocast {device} {str(dtype).removeprefix('torch.')}" for device, dtype in casts
     )
+
+
+def casts_now() -> dict[str, torch.dtype]:
+    """Return what autocast casts to, for each type of device for which it is on."""
+    return {
+        device: torch.get_autocast_dtype(device)
+        for device in _DEVICES
+        if torch.is_autocast_enabled(device)
+    }
+
+
+@contextlib.contextmanager
+def casting(casts: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Turn autocast on for these types of devices, and off for others."""
+    with contextlib.ExitStack() as stack:
+        for device in _DEVICES:
+            stack.enter_context(torch.autocast(device, casts.get(device), device in casts))
+        yield
 
 
 def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -1,0 +1,208 @@
+"""What a call does when no cache has its program: the option ``on_miss``."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import torch
+
+from tvmify import background
+from tvmify.background import Job
+from tvmify.cache import Key
+from tvmify.errors import BuildError, CacheMiss, NotCompiled
+from tvmify.keys import modes_text
+from tvmify.options import CompileOptions
+from tvmify.progress import Stages
+from tvmify.runtime import Executor, casting, casts_now
+
+#: Given the stages to announce, returns a program and where it came from.
+Build: TypeAlias = Callable[[Stages], tuple[Executor, str]]
+
+# By the digest of the key: what is being built in the background, as long as a call wants it.
+_jobs: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+_now = threading.local()
+
+
+class Missing(CacheMiss):
+    """A miss, and when to look again.
+
+    Parameters
+    ----------
+    reason, next_step
+        As for `NotCompiled`.
+    is_over
+        Whether a call that looks again may find more.
+    job
+        What builds it meanwhile, if anything does.
+
+    Attributes
+    ----------
+    job
+        As given.
+    earlier
+        A miss of the same call before this one, whose job led to this one.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        next_step: str,
+        is_over: Callable[[], bool] = lambda: True,
+        job: Job | None = None,
+    ) -> None:
+        super().__init__(reason, next_step)
+        self._is_over = is_over
+        self.job = job
+        self.earlier: Missing | None = None
+
+    def follow(self, earlier: NotCompiled | None) -> None:
+        """Keep what was built for the misses of the same call before this one."""
+        if isinstance(earlier, Missing):
+            has_outcome = earlier.job is not None and (earlier.job.result or earlier.job.error)
+            self.earlier = earlier if has_outcome else earlier.earlier
+
+    def is_over(self) -> bool:
+        """Whether it is worth looking again."""
+        return self._is_over() or _builds_now()
+
+    def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
+        return CacheMiss, (self.reason, self.next_step)
+
+
+@contextlib.contextmanager
+def building_now() -> Iterator[None]:
+    """Compile in this thread what is missing, whatever ``on_miss`` says: somebody asked for it."""
+    before = _builds_now()
+    _now.builds = True
+    try:
+        yield
+    finally:
+        _now.builds = before
+
+
+def _builds_now() -> bool:
+    return getattr(_now, "builds", False)
+
+
+def must_raise(reason: NotCompiled, options: CompileOptions) -> bool:
+    """Tell whether a call raises the reason that it cannot run compiled."""
+    return options.on_miss == "error" if isinstance(reason, CacheMiss) else options.strict
+
+
+def is_over(reason: NotCompiled | None) -> bool:
+    """Tell whether a reason was a miss for which it is worth looking again."""
+    return isinstance(reason, Missing) and reason.is_over()
+
+
+def is_awaited(reason: NotCompiled | None) -> bool:
+    """Tell whether the program of a call is being built in the background."""
+    return isinstance(reason, Missing) and reason.job is not None
+
+
+def finished(key: Key) -> tuple[Executor, str] | None:
+    """Return what was built in the background for a key, if anything was.
+
+    Raises
+    ------
+    NotCompiled
+        The build failed.
+    """
+    job = _jobs.get(key.digest)
+    if job is None or not job.is_over:
+        return None
+    result, error = job.result, job.error
+    del job  # else who keeps the error would keep it, too
+    if error is None:
+        return result
+    if isinstance(error, NotCompiled):
+        raise error
+    raise BuildError(
+        f"the build in the background failed: {type(error).__name__}: {error}",
+        "Call refresh() to try again, or use on_miss='build' to see where it fails.",
+    ) from error
+
+
+def resolve(
+    key: Key, build: Build, options: CompileOptions, stages: Stages
+) -> tuple[Executor, str]:
+    """Do what ``on_miss`` says about a program that is in no cache.
+
+    Parameters
+    ----------
+    build
+        Compiles it. It may be called in another thread, and later.
+
+    Raises
+    ------
+    CacheMiss
+        It is not compiled now.
+    NotCompiled
+        It cannot be compiled.
+    """
+    if options.on_miss == "build" or _builds_now():
+        return build(stages)
+    reason = f"no cache has the program of this call (key {key.digest[:16]})"
+    if options.on_miss == "background":
+        job = _submitted(key, build)
+        if job is None:
+            queue = f"{reason}, and {background.MOST_WAITING} others wait to be built before it"
+            raise Missing(queue, "Nothing: it will be.", background.has_room)
+        waits = f"{reason}; it is being built in the background"
+        raise Missing(waits, "Nothing: a later call will run it.", lambda: job.is_over, job)
+    warm_up = "Compile it ahead, with `tvmify warmup` or warmup()"
+    if options.on_miss == "error":
+        raise Missing(reason, f"{warm_up}; or use another on_miss.")
+    raise Missing(reason, f"{warm_up}, and call refresh(); or use another on_miss.", lambda: False)
+
+
+def _submitted(key: Key, build: Build) -> Job | None:
+    """Return the job that builds a key, a new one if there is none; None if too many wait."""
+    job = _jobs.get(key.digest)
+    if job is not None and not job.is_over:
+        return job
+    job = Job(_in_the_background(key, build))
+    if not background.worker.submit(job):
+        return None
+    _jobs[key.digest] = job
+    return job
+
+
+def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]], object]:
+    """Return what builds in the modes of this thread; None as the result says that others hold."""
+    casts, device = casts_now(), torch.get_default_device()
+    is_inference = torch.is_inference_mode_enabled()  # tensors made so cannot be recorded without
+
+    def run(between: Callable[[], None]) -> object:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(is_inference))
+            stack.enter_context(casting(casts))
+            if device != torch.get_default_device():
+                stack.enter_context(device)
+            # The rest holds for all threads, and somebody may have changed it since.
+            if modes_text() != key.entries["modes"]:
+                return None
+            built = build(_Watchful(between))
+            return built if modes_text() == key.entries["modes"] else None
+
+    return run
+
+
+class _Watchful(Stages):
+    """Stages that nobody sees, and between which a build can be given up."""
+
+    threads = 1
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        super().__init__("", visible=False)
+        self._between = between
+
+    def begin(self, name: str) -> None:
+        self._between()
+        super().begin(name)
+
+    def advance(self, done: int, total: int) -> None:
+        self._between()
