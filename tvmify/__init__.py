@@ -34,6 +34,7 @@ from tvmify.runtime import inspect, load
 from tvmify.runtime.native import cmake_prefix_path as _cmake_prefix_path
 from tvmify.saving import save
 from tvmify.signature import TensorSpec
+from tvmify.warming import Outcome, Warmed, warm_cache
 
 __version__ = metadata.version("tvmify")
 
@@ -53,6 +54,7 @@ __all__ = [
     "NativeLibraryError",
     "NotCompiled",
     "OptionError",
+    "Outcome",
     "SaveError",
     "TensorSpec",
     "TrainingMode",
@@ -62,6 +64,7 @@ __all__ = [
     "UnsupportedOperator",
     "UnsupportedTarget",
     "WarmUpError",
+    "Warmed",
     "cache",
     "cache_info",
     "cmake_prefix_path",
@@ -72,6 +75,7 @@ __all__ = [
     "refresh",
     "save",
     "tvmify",
+    "warm_cache",
     "warmup",
 ]
 

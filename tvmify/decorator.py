@@ -101,7 +101,7 @@ def cache_info(subject: Any) -> CacheInfo:
 
     Of one with several methods: the sums.
     """
-    return CacheInfo.total([d.cache_info() for d in _dispatchers_of(subject)])
+    return CacheInfo.total([d.cache_info() for d in dispatchers_of(subject)])
 
 
 def explain(subject: Any) -> str:
@@ -109,7 +109,7 @@ def explain(subject: Any) -> str:
 
     Of a program that was compiled: which entry of the disk cache was nearest, and what differs.
     """
-    dispatchers = _dispatchers_of(subject)
+    dispatchers = dispatchers_of(subject)
     neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
     text = "\n\n".join(dispatcher.explain(neighbours) for dispatcher in dispatchers)
     print(text)
@@ -123,7 +123,7 @@ def refresh(subject: Any) -> None:
     modes are noticed without this. It is for what no call can see cheaply: a list or dict
     attribute edited in place, a write through ``tensor.data``, a changed global variable.
     """
-    for dispatcher in _dispatchers_of(subject):
+    for dispatcher in dispatchers_of(subject):
         dispatcher.refresh()
 
 
@@ -210,7 +210,8 @@ def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
     return dispatcher_of_method(subject, name, decoration)
 
 
-def _dispatchers_of(subject: Any) -> list[Dispatcher]:
+def dispatchers_of(subject: Any) -> list[Dispatcher]:
+    """Return what runs the calls of a decorated object, one for each of its methods."""
     if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
         return [subject._tvmify_dispatcher]
     decoration = _decoration_of(subject)

@@ -149,11 +149,12 @@ class Dispatcher:
             return attach(result, eager, inputs, entry.tensors, outputs)
         return result
 
-    def warm_up(self, args: Args, kwargs: Kwargs) -> None:
-        """Do all that `__call__` does, except to return a result."""
+    def warm_up(self, args: Args, kwargs: Kwargs) -> Entry:
+        """Do all that `__call__` does, except to return a result; wait for what is missing."""
         with misses.building_now():
             _, entry = self._find(args, kwargs)
         self._report(entry)
+        return entry
 
     def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Artifact:
         """Return the code for a call, from a cache or the compiler, whether or not it is faster.

@@ -28,6 +28,9 @@ from tvmify.structure import structure_of, structure_text
 #: Raised whenever a line means something else than before.
 VERSION = 1
 
+#: Whether this process writes what its calls look like: one that warms up does not.
+is_on = True
+
 _LOCK = threading.Lock()
 _written: set[tuple[Path, str]] = set()
 _said: set[str] = set()
@@ -138,7 +141,7 @@ def record(
         Of the dispatcher.
     """
     path = options.record_file()
-    if path is None:
+    if path is None or not is_on:
         return
     try:
         training = module is not None and module.training

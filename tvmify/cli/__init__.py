@@ -10,6 +10,7 @@ from tvmify.cli.explain_miss import explain_miss
 from tvmify.cli.inspect import inspect
 from tvmify.cli.moving import export_entries, import_entries
 from tvmify.cli.removing import clear, prune, verify
+from tvmify.cli.warmup import warmup
 
 app = typer.Typer(
     name="tvmify",
@@ -28,5 +29,7 @@ app.command("export")(export_entries)
 app.command("import")(import_entries)
 app.command()(inspect)
 app.command()(doctor)
+app.command()(warmup)
+
 
 __all__ = ["app"]

@@ -1,0 +1,203 @@
+"""One of the processes of `tvmify.warming`: makes the object, and builds what it is told to.
+
+Run as ``python -m tvmify.warm_worker``. It reads JSON lines and answers each with one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+
+from tvmify import decorator, misses, recording
+from tvmify.dispatcher import Dispatcher
+from tvmify.entry import Entry
+from tvmify.errors import NotCompiled, TvmifyError, WarmUpError
+from tvmify.obtain import BUILT, LOADED
+from tvmify.progress import Stages
+from tvmify.recording import Recorded
+
+
+class Subjects:
+    """The decorated objects that a name leads to.
+
+    Parameters
+    ----------
+    name
+        ``package.module:attribute``: a module or decorated function, or what makes one when it is
+        called without arguments.
+
+    Attributes
+    ----------
+    notes
+        What a person should know about them.
+
+    Raises
+    ------
+    WarmUpError
+        The name leads to nothing of this kind.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.notes: list[str] = []
+        self._all = self._decorated(_made(_named(name), name), name)
+        kept = [s for s in self._all if decorator.dispatchers_of(s)[0].options.cache_directory()]
+        if not kept:
+            raise WarmUpError(f"{name} keeps no programs on disk: it has the option cache=False")
+
+    @property
+    def names(self) -> list[str]:
+        """The names under which their calls are recorded."""
+        return sorted({_name_of(subject) for subject in self._all})
+
+    @property
+    def threads_count(self) -> bool:
+        """Whether the programs depend on the number of threads."""
+        return any(decorator.dispatchers_of(s)[0].options.tune for s in self._all)
+
+    def dispatchers(self, module: str, method: str) -> list[Dispatcher]:
+        """Return what runs the calls of a method, of each object of a name; "" is the first."""
+        subjects = [s for s in self._all if module in ("", _name_of(s))]
+        subjects = subjects if module else subjects[:1]
+        return [decorator.dispatcher_of(subject, method or None) for subject in subjects]
+
+    def _decorated(self, made: Any, name: str) -> list[Any]:
+        if isinstance(made, nn.Module):
+            if any(part.training for part in made.modules()):
+                made.eval()
+                self.notes.append(f"{name} was in training mode; it was put into evaluation mode")
+            parts = [part for part in made.modules() if decorator.is_decorated(part)]
+            if parts:
+                return parts
+            self.notes.append(f"{name} is not decorated; it was, with the default options")
+            return [decorator.tvmify(made)]
+        if decorator.is_decorated(made):
+            return [made]
+        raise WarmUpError(
+            f"{name} is a {type(made).__qualname__}: expected a torch.nn.Module, a function that "
+            "tvmify decorated, or a function without arguments that returns one of these"
+        )
+
+
+def _named(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise WarmUpError(f"{name!r} names nothing: expected package.module:attribute")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise WarmUpError(f"{name!r} cannot be imported: {error}") from error
+    return found
+
+
+def _made(found: Any, name: str) -> Any:
+    if isinstance(found, nn.Module) or decorator.is_decorated(found) or not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:  # of any kind: it is the user's
+        raise WarmUpError(f"{name}() raised {type(error).__name__}: {error}") from error
+
+
+def _name_of(subject: Any) -> str:
+    dispatcher = decorator.dispatchers_of(subject)[0]
+    return recording.names_of(dispatcher.name, dispatcher.module())[0]
+
+
+# ----------------------------------------------------------------------------------------- build
+
+
+def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> dict[str, Any]:
+    """Build, or load, what a signature needs; return the fields of `tvmify.warming.Outcome`."""
+    begun = time.perf_counter()
+    parts: list[dict[str, Any]] = []
+    try:
+        if recorded.modes.get("training"):
+            raise WarmUpError("the module was in training mode, which runs in eager PyTorch")
+        for dispatcher in subjects.dispatchers(recorded.module, recorded.method):
+            modes = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
+            Stages.threads = threads
+            with recording.entered(modes), misses.building_now():
+                args, kwargs = recorded.call()
+                parts.append(_warm(dispatcher, args, kwargs, target))
+    except TvmifyError as error:
+        reason = error.reason if isinstance(error, NotCompiled) else str(error)
+        parts.append({"source": "eager", "reason": reason})
+    except Exception as error:  # of any kind: the forward of a user ran
+        parts.append({"source": "eager", "reason": f"{type(error).__name__}: {error}"})
+    sources = [part["source"] for part in parts]
+    return {
+        "signature": str(recorded),
+        "source": next(s for s in ("eager", "built", "loaded from disk") if s in sources),
+        "reason": next((part["reason"] for part in parts if part.get("reason")), ""),
+        "seconds": round(time.perf_counter() - begun, 3),
+        "bytes": sum(part.get("bytes", 0) for part in parts),
+    }
+
+
+def _warm(dispatcher: Dispatcher, args: Any, kwargs: Any, target: Any) -> dict[str, Any]:
+    before = dispatcher.cache_info()
+    if target is not None:
+        artifact = dispatcher.compiled(args, kwargs, target)
+        entry = Entry("")
+        size = len(artifact.library)
+    else:
+        entry = dispatcher.warm_up(args, kwargs)
+        if entry.reason is not None:
+            return {"source": "eager", "reason": entry.reason.reason}
+        if entry.driven is not None:
+            dispatcher(args, kwargs)  # its regions are compiled when they are called
+        elif entry.executor is None:
+            return {"source": "eager", "reason": "TVMIFY_DISABLE is set"}
+        size = len(entry.executor.artifact.library) if entry.executor is not None else 0
+    is_built = dispatcher.cache_info().builds > before.builds
+    reason = "" if entry.driven is None else entry.driven.how
+    return {"source": "built" if is_built else LOADED, "reason": reason, "bytes": size}
+
+
+assert BUILT == "built"
+
+
+# ------------------------------------------------------------------------------------- the lines
+
+
+def main() -> None:
+    """Answer until there are no more lines."""
+    # What the user's code prints goes to standard error.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        with contextlib.suppress(KeyboardInterrupt):
+            _answer(sys.stdin, answers)
+
+
+def _answer(requests: TextIO, answers: TextIO) -> None:
+    def send(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    recording.is_on = False
+    torch.set_num_threads(1)
+    try:
+        subjects = Subjects(json.loads(requests.readline())["subject"])
+    except (WarmUpError, ValueError) as error:
+        send({"error": str(error)})
+        return
+    answer = {"names": subjects.names, "notes": subjects.notes}
+    send(answer | {"threads_count": subjects.threads_count})
+    for line in requests:
+        request = json.loads(line)
+        recorded = Recorded.from_json(request["signature"])
+        send(warm(subjects, recorded, request["target"], request["threads"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Building ahead of time what a service calls, in several processes: ``tvmify warmup``."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tvmify.dispatcher import TargetOption
+from tvmify.errors import WarmUpError
+from tvmify.recording import Recorded, read
+from tvmify.signature import example_arguments
+
+#: Where the program of a signature came from.
+BUILT, LOADED, EAGER = "built", "loaded from disk", "eager"
+_SECONDS_TO_END = 5.0
+
+
+class Outcome(NamedTuple):
+    """What became of one signature.
+
+    Attributes
+    ----------
+    signature
+        As text.
+    source
+        ``"built"``, ``"loaded from disk"``, or ``"eager"``: it cannot be compiled.
+    reason
+        Why it runs in eager PyTorch, or how it is compiled where that is not as a whole.
+    seconds
+        How long that took.
+    bytes
+        The size of the compiled code.
+    """
+
+    signature: str
+    source: str
+    reason: str
+    seconds: float
+    bytes: int
+
+
+@dataclass
+class Warmed:
+    """What became of all signatures, in the order in which they were done.
+
+    Attributes
+    ----------
+    outcomes
+        One for each signature.
+    notes
+        What a person should know besides.
+    """
+
+    outcomes: list[Outcome]
+    notes: list[str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is compiled code for every signature."""
+        return all(outcome.source != EAGER for outcome in self.outcomes)
+
+
+def warm_cache(
+    subject: str,
+    *signatures: Any,
+    file: str | os.PathLike[str] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    method: str | None = None,
+    target: TargetOption = None,
+    jobs: int | None = None,
+    on_begin: Callable[[int, list[str]], object] = lambda total, notes: None,
+    on_outcome: Callable[[Outcome], object] = lambda outcome: None,
+) -> Warmed:
+    """Build what a service will call into the disk cache, in several processes.
+
+    What is on disk already is not built again, so that one that was interrupted can be started
+    again. Nothing is compared with eager PyTorch: the service does that, with its own inputs.
+
+    Parameters
+    ----------
+    subject
+        ``"package.module:attribute"``: a module or decorated function, or a function without
+        arguments that makes one. The current directory is importable.
+    *signatures
+        In the forms that ``warmup`` takes.
+    file
+        More signatures, as the option ``record`` or ``TVMIFY_RECORD`` wrote them.
+    dtype, device
+        Of arguments in ``signatures`` that are given as bare shapes.
+    method
+        The method that ``signatures`` call, if several are decorated; of the file, this alone.
+    target
+        What to build for, as the option of that name; None for what the object is decorated with.
+    jobs
+        How many processes; as many as there are processors by default. Together they use no more
+        threads than there are processors.
+    on_begin
+        Called before the first is built, with their number, and with what a person should know.
+    on_outcome
+        Called when one is done.
+
+    Raises
+    ------
+    WarmUpError
+        The subject is none, or there is nothing to build for it.
+    OSError
+        The file cannot be read.
+    """
+    notes: list[str] = []
+    recorded = []
+    for signature in signatures:
+        args, kwargs = example_arguments(signature, dtype, torch.device(device))
+        recorded.append(Recorded.of("", method or "", args, kwargs, training=False))
+    if file is not None:
+        found, unreadable = read(Path(file))
+        recorded += [r for r in found if method in (None, r.method)]
+        if unreadable:
+            notes.append(f"{file}: {unreadable} lines are no signatures")
+    pool = _Pool(subject, target)
+    try:
+        first = pool.start()
+        notes += first.notes
+        wanted = [r for r in recorded if r.module in ("", *first.names)]
+        if not wanted:
+            raise WarmUpError(_nothing(subject, first.names, recorded))
+        if others := len(recorded) - len(wanted):
+            notes.append(f"{others} signatures are of other modules than {', '.join(first.names)}")
+        on_begin(len(wanted), notes)
+        outcomes = []
+        for outcome in pool.run(wanted, first, jobs):
+            outcomes.append(outcome)
+            on_outcome(outcome)
+    finally:
+        pool.end()
+    return Warmed(outcomes, notes)
+
+
+def _nothing(subject: str, names: Iterable[str], recorded: Sequence[Recorded]) -> str:
+    if not recorded:
+        return "there are no signatures: give a file that TVMIFY_RECORD wrote, or shapes"
+    there = ", ".join(sorted({r.module for r in recorded}))
+    return f"{subject} is {', '.join(names)}, and the signatures are of {there}"
+
+
+class _Pool:
+    """Processes that build, each driven by a thread of this one."""
+
+    def __init__(self, subject: str, target: TargetOption) -> None:
+        self._subject = subject
+        self._target = target
+        self._workers: set[_Process] = set()
+        self._is_ended = False
+
+    def start(self) -> _Process:
+        """Start a process, and wait until it has made the object."""
+        worker = _Process()
+        self._workers.add(worker)
+        worker.make(self._subject)
+        return worker
+
+    def run(
+        self, recorded: Sequence[Recorded], first: _Process, jobs: int | None
+    ) -> Iterable[Outcome]:
+        """Yield outcomes as they come; the first process takes part."""
+        processors = len(os.sched_getaffinity(0))
+        # The object may ask for programs that depend on the number of threads: those that tune
+        # time kernels with as many as the service uses.
+        threads = max(r.modes.get("threads", 1) for r in recorded) if first.threads_count else 1
+        count = min(jobs or max(processors // threads, 1), len(recorded))
+        waiting: queue.SimpleQueue[Recorded] = queue.SimpleQueue()
+        for item in recorded:
+            waiting.put(item)
+        done: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+
+        def drive(worker: _Process | None) -> None:
+            try:
+                while not self._is_ended:
+                    item = waiting.get_nowait()
+                    worker = worker or self.start()
+                    request = {
+                        "signature": item.to_json(),
+                        "target": self._target,
+                        "threads": max(processors // count, 1),
+                    }
+                    outcome = worker.ask(request)
+                    if outcome is None:
+                        lost = f"the process that built it ended: {worker.last_words()}"
+                        done.put(Outcome(str(item), EAGER, lost, 0.0, 0))
+                        worker = None
+                    else:
+                        done.put(Outcome(**outcome))
+            except queue.Empty:
+                pass
+            except BaseException as error:  # of any kind: it is raised in the caller's thread
+                done.put(error)
+
+        for place in range(count):
+            worker = first if place == 0 else None
+            threading.Thread(target=drive, args=(worker,), daemon=True).start()
+        for _ in recorded:
+            outcome = done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            yield outcome
+
+    def end(self) -> None:
+        """End all processes, in the middle of their work if need be."""
+        self._is_ended = True
+        for worker in list(self._workers):
+            worker.end()
+
+
+class _Process:
+    """A process that runs `tvmify.warm_worker`."""
+
+    names: list[str]
+    notes: list[str]
+    threads_count: bool
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tvmify.warm_worker"],  # with the current directory on its path
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=os.environ | {"TVMIFY_COMPARE": "0"},
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # so that Ctrl-C reaches this process alone
+        )
+
+    def make(self, subject: str) -> None:
+        """Let it make the object.
+
+        Raises
+        ------
+        WarmUpError
+            It cannot.
+        """
+        answer = self.ask({"subject": subject})
+        if answer is None:
+            raise WarmUpError(f"{subject} cannot be made: {self.last_words()}")
+        if "error" in answer:
+            raise WarmUpError(answer["error"])
+        self.names, self.notes = answer["names"], answer["notes"]
+        self.threads_count = answer["threads_count"]
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer to a request; None if the process has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except (OSError, ValueError):
+            return None
+        return json.loads(line) if line.endswith("\n") else None
+
+    def last_words(self) -> str:
+        """Return how it ended, once it has."""
+        code = self._process.wait()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        return f"{how}{': ' + lines[-1] if lines else ''}"
+
+    def end(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            with suppress(OSError):
+                # First as Ctrl-C would, so that it removes its temporary files.
+                self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(_SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
