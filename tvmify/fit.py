@@ -12,6 +12,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Key
 from tvmify.capture import Program
 from tvmify.errors import NotCompiled
+from tvmify.signature import FloatArgument
 from tvmify.structure import structure_of
 
 
@@ -55,7 +56,8 @@ def _arguments(artifact: Artifact) -> list[tuple[str, int, bool]]:
 
 
 def _is_tensor(leaves: Sequence[Any], index: int) -> bool:
-    return index < len(leaves) and isinstance(leaves[index], torch.Tensor)
+    # A float of any value reaches the program as a tensor.
+    return index < len(leaves) and isinstance(leaves[index], (torch.Tensor, FloatArgument))
 
 
 def _misfit_of_structure(artifact: Artifact) -> str:
