@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -36,7 +37,6 @@ from tvmify.runtime import (
     Guard,
     PackedWeights,
     Watched,
-    attach,
     autocast_text,
     check_modes,
     flatten,
@@ -109,7 +109,7 @@ class Dispatcher:
         self._memory = Entries(compile_options.cache_size)
         self._warned: set[str] = set()
         self._builds = self._disk_hits = 0
-        self._seconds: dict[str, float] = {}
+        self._seconds: Counter[str] = Counter()
         self._watched: Watched | None = None
         self._states: dict[Hashable, State] = {}
         self._state = State(0)
@@ -143,10 +143,7 @@ class Dispatcher:
             self._report(entry.refused(leaves))
             return self.eager_call(args, kwargs)()
         if entry.differentiable:
-            inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            eager = self.eager_call(args, kwargs)
-            outputs = entry.executor.artifact.outputs if entry.executor is not None else None
-            return attach(result, eager, inputs, entry.tensors, outputs)
+            return entry.with_gradients(result, self.eager_call(args, kwargs), leaves)
         return result
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> Entry:
@@ -174,9 +171,8 @@ class Dispatcher:
         shown = self.options.shows_progress()
         with misses.building_now(), self._lock, Stages(self.name, shown) as stages:
             self._look_again()
-            target = self.options.target if target is None else target
-            _, executor = self._obtain(args, kwargs, target, Entry(""), stages)
-        return executor.artifact
+            target = target or self.options.target
+            return self._obtain(args, kwargs, target, Entry(""), stages)[1].artifact
 
     def captured(self) -> Any:
         """Return what is captured: the plain module, or the function."""
@@ -299,8 +295,7 @@ class Dispatcher:
                 found_by, entry = self._floats.make(signature, args, kwargs, make)
                 self._memory.keep(place, (self._state.number, found_by), entry)
                 stages.end()
-                for stage, seconds in stages.seconds.items():
-                    self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
+                self._seconds.update(stages.seconds)  # which adds them up
             return entry
 
     def _make_entry(
@@ -390,9 +385,7 @@ class Dispatcher:
                 self._constants += program.constants
                 self._constants_guard = Guard([], [], self._constants)
                 self._watched = self._watch_now()
-        entry.notes["captured by"] = program.method
-        if program.reason is not None:
-            entry.notes["not scripted"] = program.reason
+        entry.note_capture(program)
         return program
 
     def _report(self, entry: Entry) -> None:

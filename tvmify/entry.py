@@ -15,7 +15,7 @@ from tvmify.children import Children
 from tvmify.driving import Driven
 from tvmify.errors import GradientsNeeded, NotCompiled
 from tvmify.misses import Missing, is_over
-from tvmify.runtime import Call, Executor, PackedWeights, is_being_transformed
+from tvmify.runtime import Call, Executor, PackedWeights, attach, is_being_transformed
 from tvmify.signature import Signature, TensorSpec
 from tvmify.verdict import judge
 
@@ -69,6 +69,12 @@ class Entry:
         """Whether the call, or regions of it, run compiled."""
         return self.executor is not None or self.driven is not None
 
+    def note_capture(self, program: Program) -> None:
+        """Note how the call was captured."""
+        self.notes["captured by"] = program.method
+        if program.reason is not None:
+            self.notes["not scripted"] = program.reason
+
     def take(self, executor: Executor) -> None:
         """Keep an executor.
 
@@ -117,6 +123,12 @@ class Entry:
             if not verdict.is_for_compiled:
                 self.run = self.executor = None
         return is_new
+
+    def with_gradients(self, result: Any, eager: Callable[[], Any], leaves: tuple[Any, ...]) -> Any:
+        """Return the result of a call so that its gradients lead back, through eager PyTorch."""
+        inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        outputs = self.executor.artifact.outputs if self.executor is not None else None
+        return attach(result, eager, inputs, self.tensors, outputs)
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a call of this signature, with tensors of zeros."""
