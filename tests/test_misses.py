@@ -465,6 +465,13 @@ def test_error_raises_until_the_program_is_there(inference: None) -> None:
     assert fast.cache_info().builds == 0
 
 
+def test_error_names_what_differs_from_the_nearest_entry(inference: None) -> None:
+    decorate(Net().eval())(X)
+    fast = decorate(Net().eval(), on_miss="error", accuracy="strict")
+    with pytest.raises(CacheMiss, match=r"options\.accuracy: 'strict' → 'default'"):
+        fast(X)
+
+
 def test_error_is_about_misses_alone(inference: None) -> None:
     fast = decorate(Net().train(), on_miss="error")
     with pytest.warns(TvmifyWarning, match="training mode"):

@@ -203,9 +203,8 @@ class Dispatcher:
         """Return what the caches have done so far."""
         memory = self._memory
         entries = sum(entry.run is not None for entry in memory.values())
-        seconds = dict(self._seconds)
-        own = CacheInfo(memory.hits, memory.misses, self._builds, self._disk_hits, entries, seconds)
-        return own.with_regions(memory.values())
+        counts = memory.hits, memory.misses, self._builds, self._disk_hits, entries
+        return CacheInfo(*counts, dict(self._seconds)).with_regions(memory.values())
 
     def explain(self, neighbours: Neighbours | None = None) -> str:
         """Return what ran where, and why, as text."""
@@ -299,7 +298,11 @@ class Dispatcher:
             return entry
 
     def _make_entry(
-        self, args: Args, kwargs: Kwargs, stages: Stages, general: tuple[Args, Kwargs] | None = None
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        stages: Stages,
+        general: tuple[Args, Kwargs] | None = None,
     ) -> Entry:
         # `general` are the arguments without the values of floats.
         entry = Entry("any arguments", weights=self._weights)

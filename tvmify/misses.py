@@ -12,7 +12,7 @@ import torch
 
 from tvmify import background
 from tvmify.background import Job
-from tvmify.cache import Key
+from tvmify.cache import Key, Neighbours
 from tvmify.errors import BuildError, CacheMiss, NotCompiled
 from tvmify.keys import modes_text
 from tvmify.options import CompileOptions
@@ -153,6 +153,8 @@ def resolve(
             raise Missing(queue, "Nothing: it will be.", background.has_room)
         waits = f"{reason}; it is being built in the background"
         raise Missing(waits, "Nothing: a later call will run it.", lambda: job.is_over, job)
+    title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
+    reason += f"; {title} {'; '.join(lines)}" if lines else ""
     warm_up = "Compile it ahead, with `tvmify warmup` or warmup()"
     if options.on_miss == "error":
         raise Missing(reason, f"{warm_up}; or use another on_miss.")

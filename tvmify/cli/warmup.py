@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
-from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
+from tvmify.cli.printing import FAILED, USAGE, AsJson, fail, print_all, print_json, size, text
 from tvmify.errors import OptionError, WarmUpError
 from tvmify.recording import dtype_of
 from tvmify.signature import TensorSpec
 from tvmify.target import check
 from tvmify.warming import EAGER, Outcome, Warmed, warm_cache
 
-INCOMPLETE, USAGE, INTERRUPTED = 1, 2, 130
+#: Exit code, beside those of all commands.
+INTERRUPTED = 130
 
 
 def warmup(
@@ -61,7 +63,7 @@ def warmup(
         str | None,
         typer.Option(help="What to build for: llvm, or TVM's attributes in JSON."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Build what a service will call into the disk cache; what is there is not built again.
 
@@ -84,41 +86,39 @@ def warmup(
                 on_outcome=on_outcome,
             )
     except (WarmUpError, OptionError, OSError) as error:
-        typer.echo(f"tvmify: {error}", err=True)
-        raise typer.Exit(USAGE) from error
+        raise fail(error, USAGE) from error
     except KeyboardInterrupt as error:
         _print(Warmed(shown, ["interrupted: what is done stays"]), as_json)
         raise typer.Exit(INTERRUPTED) from error
     _print(warmed, as_json)
     if not warmed.is_complete:
-        raise typer.Exit(INCOMPLETE)
+        raise typer.Exit(FAILED)
 
 
 def _calls(shapes: list[str], dtypes: list[str], device: str) -> list[list[TensorSpec]]:
     if len(dtypes) not in (1, max(len(shapes), 1)):
         raise WarmUpError(f"there are {len(shapes)} --shape and {len(dtypes)} --dtype")
     calls = []
-    for i, text in enumerate(shapes):
+    for i, shape in enumerate(shapes):
         names = dtypes[i if len(dtypes) > 1 else 0].split()
-        tensors = text.split()
+        tensors = shape.split()
         if len(names) not in (1, len(tensors)):
-            raise WarmUpError(f"--shape {text!r} has {len(tensors)} tensors, not {len(names)}")
+            raise WarmUpError(f"--shape {shape!r} has {len(tensors)} tensors, not {len(names)}")
         try:
             kinds = [dtype_of(name) for name in names * (len(tensors) // len(names))]
-            sizes = [tuple(int(size) for size in t.split(",") if size) for t in tensors]
-            calls.append(
-                [TensorSpec(s, kind, device) for s, kind in zip(sizes, kinds, strict=True)]  # type: ignore[arg-type]
-            )
+            sizes = [tuple(int(n) for n in tensor.split(",") if n) for tensor in tensors]
+            place = torch.device(device)
+            calls.append([TensorSpec(s, d, place) for s, d in zip(sizes, kinds, strict=True)])
         except (ValueError, RuntimeError) as error:
-            raise WarmUpError(f"--shape {text!r}: {error}") from error
+            raise WarmUpError(f"--shape {shape!r}: {error}") from error
     return calls
 
 
-def _target(text: str | None) -> Any:
-    if text is None or not text.startswith("{"):
-        return check(text)
+def _target(given: str | None) -> Any:
+    if given is None or not given.startswith("{"):
+        return check(given)
     try:
-        return check(json.loads(text))
+        return check(json.loads(given))
     except ValueError as error:
         raise OptionError(f"--target is no JSON: {error}") from error
 
@@ -134,14 +134,14 @@ def _progress(shown: list[Outcome]) -> Iterator[tuple[Any, Any]]:
     def on_begin(total: int, notes: list[str]) -> None:
         bar.update(task, total=total)
         for note in notes:
-            console.print(Text(f"tvmify: {note}"), soft_wrap=True)
+            console.print(text(f"tvmify: {note}"), soft_wrap=True)
 
     def on_outcome(outcome: Outcome) -> None:
         shown.append(outcome)
         bar.advance(task)
         if not console.is_terminal:
             line = f"{outcome.signature}: {_source(outcome)}, {outcome.seconds:.1f} s"
-            console.print(Text(line), soft_wrap=True)
+            console.print(text(line), soft_wrap=True)
 
     with bar:
         yield on_begin, on_outcome
@@ -154,19 +154,12 @@ def _source(outcome: Outcome) -> str:
 def _print(warmed: Warmed, as_json: bool) -> None:
     if as_json:
         outcomes = [outcome._asdict() for outcome in warmed.outcomes]
-        typer.echo(json.dumps({"outcomes": outcomes, "notes": warmed.notes}, indent=2))
+        print_json({"outcomes": outcomes, "notes": warmed.notes})
         return
     table = Table("signature", "source", "seconds", "size", box=None)
     for outcome in warmed.outcomes:
-        size = filesize.decimal(outcome.bytes) if outcome.bytes else ""
-        cells = outcome.signature, _source(outcome), f"{outcome.seconds:.1f}", size
-        style = "yellow" if outcome.source == EAGER else ""
-        table.add_row(*(Text(cell) for cell in cells), style=style)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 1000  # whoever searches the text wants its lines whole
-    console.print(table)
-    counts = {o.source: 0 for o in warmed.outcomes}
-    for outcome in warmed.outcomes:
-        counts[outcome.source] += 1
-    console.print(", ".join(f"{count} {source}" for source, count in counts.items()))
+        taken = size(outcome.bytes) if outcome.bytes else ""
+        cells = outcome.signature, _source(outcome), f"{outcome.seconds:.1f}", taken
+        table.add_row(*map(text, cells), style="yellow" if outcome.source == EAGER else "")
+    counts = Counter(outcome.source for outcome in warmed.outcomes)
+    print_all(table, text(", ".join(f"{count} {source}" for source, count in counts.items())))
