@@ -298,11 +298,7 @@ class Dispatcher:
             return entry
 
     def _make_entry(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        stages: Stages,
-        general: tuple[Args, Kwargs] | None = None,
+        self, args: Args, kwargs: Kwargs, stages: Stages, general: tuple[Args, Kwargs] | None = None
     ) -> Entry:
         # `general` are the arguments without the values of floats.
         entry = Entry("any arguments", weights=self._weights)
