@@ -127,7 +127,11 @@ def finished(key: Key) -> tuple[Executor, str] | None:
 
 
 def resolve(
-    key: Key, build: Build, options: CompileOptions, stages: Stages
+    key: Key,
+    build: Build,
+    export: Callable[[], object],
+    options: CompileOptions,
+    stages: Stages,
 ) -> tuple[Executor, str]:
     """Do what ``on_miss`` says about a program that is in no cache.
 
@@ -135,6 +139,8 @@ def resolve(
     ----------
     build
         Compiles it. It may be called in another thread, and later.
+    export
+        The first part of that, which finds out whether there can be such a program.
 
     Raises
     ------
@@ -153,6 +159,7 @@ def resolve(
             raise Missing(queue, "Nothing: it will be.", background.has_room)
         waits = f"{reason}; it is being built in the background"
         raise Missing(waits, "Nothing: a later call will run it.", lambda: job.is_over, job)
+    export()  # control flow that depends on values leads to other programs, those of regions
     title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
     reason += f"; {title} {'; '.join(lines)}" if lines else ""
     warm_up = "Compile it ahead, with `tvmify warmup` or warmup()"

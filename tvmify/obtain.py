@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,6 +24,9 @@ from tvmify.progress import Stages
 from tvmify.runtime import Executor, measure
 from tvmify.signature import TensorSpec
 from tvmify.target import Target
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 Disk = DiskCache | TwoLevels
 
@@ -84,7 +87,8 @@ def obtain(
                 if found is None:
                     call = program, *_examples(args, kwargs)
                     make = functools.partial(_make, key, disk, *call, options, tuple(unpacked))
-                    found = misses.resolve(key, make, options, stages)
+                    export = functools.partial(_export, *call, stages)
+                    found = misses.resolve(key, make, export, options, stages)
                 executor, source = found
                 _LOADED[key.digest] = executor
             stale = [name for name in executor.artifact.weights if name in volatile]
@@ -204,6 +208,14 @@ def _disk_at(directory: Path, limits: Limits) -> DiskCache:
     return DiskCache(directory, limits)
 
 
+def _export(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], stages: Stages
+) -> ExportedProgram:
+    stages.begin("export")
+    with torch.no_grad():
+        return program.export(args, kwargs)
+
+
 def _build(
     key: Key,
     program: Program,
@@ -216,9 +228,7 @@ def _build(
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
 
-    stages.begin("export")
-    with torch.no_grad():
-        exported = program.export(args, kwargs)
+    exported = _export(program, args, kwargs, stages)
     target = Target.parse(key.entries["target"])
     tuning = None
     if options.tune is not None:

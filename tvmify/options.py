@@ -34,6 +34,7 @@ VARIABLES = (
     "TVMIFY_CACHE_URL",
     "TVMIFY_COMPARE",
     "TVMIFY_DISABLE",
+    "TVMIFY_RECORD",
 )
 
 # Marks a field that cannot change the compiled code, and so stays out of the disk key.
