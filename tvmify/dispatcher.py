@@ -172,8 +172,7 @@ class Dispatcher:
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
             self._look_again()
             target = self.options.target if target is None else target
-            _, _, executor = self._obtain(args, kwargs, target, Entry(""), stages)
-        return executor.artifact
+            return self._obtain(args, kwargs, target, Entry(""), stages)[2].artifact
 
     def captured(self) -> Any:
         """Return what is captured: the plain module, or the function."""

@@ -6,13 +6,12 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, remote_at
+from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
 from tvmify.fit import misfit
 from tvmify.keys import processor
@@ -145,14 +144,8 @@ def _disk(options: CompileOptions) -> Disk | None:
     directory, url = options.cache_directory(), options.cache_url()
     if directory is None:
         return None
-    near = _disk_at(directory, Limits(*options.cache_limits()))
+    near = disk_at(directory, Limits(*options.cache_limits()))
     return near if url is None else TwoLevels(near, remote_at(url))
-
-
-@functools.lru_cache(maxsize=16)
-def _disk_at(directory: Path, limits: Limits) -> DiskCache:
-    # One for all modules: it counts, and says each thing once.
-    return DiskCache(directory, limits)
 
 
 def _build(

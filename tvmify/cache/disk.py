@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import tempfile
@@ -317,6 +318,12 @@ class DiskCache:
             self._said.add(about)
         if is_news:
             warnings.warn(f"tvmify's disk cache: {message}", TvmifyWarning, stacklevel=4)
+
+
+@functools.lru_cache(maxsize=16)
+def disk_at(directory: Path, limits: Limits) -> DiskCache:
+    """Return the one cache that this process has there: it counts, and says each thing once."""
+    return DiskCache(directory, limits)
 
 
 def _is_at(file: int, path: Path) -> bool:
