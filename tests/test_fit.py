@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.cache import Key
@@ -20,7 +21,7 @@ ARTIFACT = Artifact(
     weights=("layer.weight",),
     packed=("layer.weight as it is",),
     outputs=(("tensor", 0), ("argument", 1), ("view", ("argument", 2, (2,), (1,), 0))),
-    output_structure=structure_text(torch.utils._pytree.tree_structure((1, 2, 3))),
+    output_structure=structure_text(pytree.tree_structure((1, 2, 3))),
     state=("count",),
     writes=(("argument", 0, 0), ("state", 0, 1)),
 )

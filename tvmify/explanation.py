@@ -123,6 +123,14 @@ def _drivens(entries: Iterable[Entry]) -> list[Driven | Children]:
 
 
 def _report_lines(report: Mapping[str, object]) -> list[str]:
+    try:
+        return _lines_of(report)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        # It came from a cache, and nothing else looks at it.
+        return ["    what the compiler reported of it cannot be read"]
+
+
+def _lines_of(report: Mapping[str, object]) -> list[str]:
     lines = []
     kernels = report.get("kernels")
     if isinstance(kernels, Mapping):

@@ -7,7 +7,6 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify import misses
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, remote_at
+from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
 from tvmify.fit import misfit
 from tvmify.keys import processor
@@ -198,14 +197,8 @@ def _disk(options: CompileOptions) -> Disk | None:
     directory, url = options.cache_directory(), options.cache_url()
     if directory is None:
         return None
-    near = _disk_at(directory, Limits(*options.cache_limits()))
+    near = disk_at(directory, Limits(*options.cache_limits()))
     return near if url is None else TwoLevels(near, remote_at(url))
-
-
-@functools.lru_cache(maxsize=16)
-def _disk_at(directory: Path, limits: Limits) -> DiskCache:
-    # One for all modules: it counts, and says each thing once.
-    return DiskCache(directory, limits)
 
 
 def _export(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -134,13 +135,13 @@ def forge(entry: Path, chance: Chance) -> str:
         elif what == 1 and isinstance(parent, list):
             chance.shuffle(parent)
         elif what == 2 and isinstance(parent, list):
-            parent.append(chance.choice(_HOSTILE))
+            parent.append(_hostile(chance))
         elif what == 3 and type(parent[name]) is int:
             parent[name] += chance.choice((-1, 1))
         elif what == 4 and isinstance(parent, dict):
-            parent[chance.choice(("more", "..", "library"))] = chance.choice(_HOSTILE)
+            parent[chance.choice(("more", "..", "library"))] = _hostile(chance)
         else:
-            parent[name] = chance.choice(_HOSTILE)
+            parent[name] = _hostile(chance)
     if chance.random() < 0.1:
         library = chance.choice((b"", b"no library", chance.randbytes(1000)))
         (entry / LIBRARY).write_bytes(library)
@@ -148,6 +149,10 @@ def forge(entry: Path, chance: Chance) -> str:
         changed.append("library")
     seal(entry, json.dumps(document, indent=1, sort_keys=True))
     return " ".join(changed)
+
+
+def _hostile(chance: Chance) -> Any:
+    return copy.deepcopy(chance.choice(_HOSTILE))
 
 
 def bury(entry: Path, chance: Chance) -> None:

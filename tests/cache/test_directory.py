@@ -13,7 +13,7 @@ import pytest
 
 from tests.cache.programs import artifact_of, key_of
 from tvmify import TvmifyWarning
-from tvmify.cache import DiskCache, directory
+from tvmify.cache import DiskCache
 from tvmify.errors import CacheError
 
 NOBODY = 54321  # a number that belongs to nobody
@@ -36,6 +36,15 @@ def link(place: Path) -> None:
 
 def link_to_nowhere(place: Path) -> None:
     place.symlink_to(place.parent / "other")
+
+
+def circle(place: Path) -> None:
+    place.symlink_to(place)
+
+
+def below_a_circle(place: Path) -> None:
+    place.parent.rmdir()
+    place.parent.symlink_to(place.parent)
 
 
 def file(place: Path) -> None:
@@ -65,6 +74,8 @@ def behind_a_link_in_an_open_parent(place: Path) -> None:
         (open_to_a_group, "chmod 700"),
         (link, "symbolic link.*other"),
         (link_to_nowhere, "symbolic link"),
+        (circle, "symbolic link"),
+        (below_a_circle, "symbolic link"),
         (file, "not a directory"),
         (pipe, "not a directory"),
         (in_an_open_parent, "chmod go-w"),
@@ -118,13 +129,18 @@ def test_parents_are_made_for_the_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-@pytest.mark.parametrize("whose", ["cache", "parent"])
-def test_a_directory_of_another_user_is_not_used(tmp_path: Path, whose: str) -> None:
-    place = tmp_path / "parent" / "cache"
-    directory.ensure(place)
-    os.chown(place if whose == "cache" else place.parent, NOBODY, NOBODY)
+def test_what_belongs_to_another_user_is_not_used(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache")
+    cache.store(key_of(0), artifact_of(0))
+    entry = tmp_path / "cache" / key_of(0).digest
+    for path in (entry, entry / "module.so", entry / "manifest.json"):
+        os.chown(path, NOBODY, NOBODY)
+        with pytest.raises(CacheError, match="written to by others"):
+            cache.read(entry.name)
+        os.chown(path, 0, 0)
+    os.chown(tmp_path / "cache", NOBODY, NOBODY)
     with pytest.raises(CacheError, match=f"belongs to user {NOBODY}"):
-        directory.is_there(place)
+        cache.entries()
 
 
 def as_nobody(script: str, *arguments: object) -> str:

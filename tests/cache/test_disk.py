@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tvmify import TvmifyWarning
+from tests.cache.programs import artifact_of, key_of
+from tvmify import CacheError, TvmifyWarning
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key
+from tvmify.cache import DiskCache, Key, Limits
+from tvmify.cache.directory import opened, read
 from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
+from tvmify.cache.manifest import Manifest
 
 KEY = Key({"program": "relu", "target": "llvm"})
 
@@ -127,3 +133,177 @@ def test_a_directory_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "file" / "cache")
     with pytest.warns(TvmifyWarning, match="in memory only"):
         cache.store(KEY, artifact())
+
+
+def flip_a_digit(entry: Path) -> None:
+    text = (entry / MANIFEST).read_text()
+    assert '"number": 0' in text
+    (entry / MANIFEST).write_text(text.replace('"number": 0', '"number": 1'))
+
+
+def test_a_digit_of_the_description_is_not_changed_unnoticed(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    flip_a_digit(tmp_path / key_of(0).digest)
+    with pytest.warns(TvmifyWarning, match="manifest is damaged"):
+        assert cache.load(key_of(0)) is None
+
+
+def test_each_damaged_entry_is_told_of_once(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    for _ in range(3):
+        cache.store(key_of(0), artifact_of(0))
+        flip(tmp_path / key_of(0).digest)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert cache.load(key_of(0)) is None
+        assert len(said) == (cache.counts["quarantined"] == 1)
+    assert cache.counts["quarantined"] == 3
+
+
+def test_few_damaged_entries_are_kept(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    for number in range(12):
+        cache.store(key_of(number), artifact_of(number))
+        flip(tmp_path / key_of(number).digest)
+    assert {digest for digest, _ in cache.verify()} == {key_of(n).digest for n in range(12)}
+    assert len(cache.quarantined()) == 8
+    assert cache.entries() == cache.verify() == []
+    assert cache.clear() == 0
+    assert cache.quarantined() == []
+
+
+def test_a_verdict_replaces_the_manifest_alone(tmp_path: Path) -> None:
+    cache, entry = DiskCache(tmp_path), tmp_path / key_of(0).digest
+    cache.store(key_of(0), artifact_of(0))
+    before = (entry / LIBRARY).stat(), entry.stat().st_ino
+    judged = artifact_of(0)
+    judged.verdicts["8"] = (1.0, 2.0)
+    cache.store(key_of(0), judged)
+    assert ((entry / LIBRARY).stat(), entry.stat().st_ino) == before
+    assert cache.load(key_of(0)) == judged
+
+
+def test_an_entry_that_is_whole_stays(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(KEY, artifact(b"of this process"))
+    cache.store(KEY, artifact(b"of another"))
+    assert cache.load(KEY) == artifact(b"of this process")
+    flip(tmp_path / KEY.digest)
+    cache.store(KEY, artifact(b"of another"))
+    assert cache.load(KEY) == artifact(b"of another")
+
+
+def test_a_reader_keeps_what_is_removed(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    with (
+        opened(tmp_path / key_of(0).digest, kind=os.O_DIRECTORY) as entry,
+        opened(LIBRARY, entry) as library,
+        opened(MANIFEST, entry) as manifest,
+    ):
+        assert cache.clear() == 1
+        assert read(library, 10**6) == artifact_of(0).library
+        assert Manifest.from_json(read(manifest, 10**6)).key == key_of(0)
+    assert cache.load(key_of(0)) is None
+    assert cache.counts["quarantined"] == 0
+
+
+# --------------------------------------------------------------------------------------- eviction
+
+
+def used_in_order(cache: DiskCache, *numbers: int) -> None:
+    for second, number in enumerate(numbers):
+        path = cache.directory / key_of(number).digest / MANIFEST
+        os.utime(path, (second, second))
+
+
+def kept(cache: DiskCache) -> list[int]:
+    return [
+        json.loads((entry.path / MANIFEST).read_text())["artifact"]["report"]["number"]
+        for entry in cache.entries()
+    ]
+
+
+def test_the_least_recently_used_leaves_first(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, Limits(bytes=None, entries=4))
+    for number in range(4):
+        cache.store(key_of(number), artifact_of(number))
+    used_in_order(cache, 2, 0, 3, 1)
+    assert cache.load(key_of(2)) is not None
+    assert kept(cache) == [0, 3, 1, 2]
+    cache.store(key_of(4), artifact_of(4))
+    assert kept(cache) == [1, 2, 4]  # some more leave, so that the next one has room
+    assert cache.counts == {"stored": 5, "hits": 1, "evicted": 2}
+
+
+def test_bytes_count_and_the_latest_stays(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, Limits(bytes=1000, entries=None))
+    cache.store(KEY, artifact(b"x" * 5000))
+    assert len(cache.entries()) == 1
+    assert cache.entries()[0].bytes > 5000
+    cache.store(key_of(0), artifact_of(0))
+    assert kept(cache) == [0]
+
+
+def test_prune_holds_limits_and_says_what_it_removed(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    for number in range(5):
+        cache.store(key_of(number), artifact_of(number))
+    used_in_order(cache, 4, 3, 2, 1, 0)
+    assert cache.prune(Limits(None, None)) == []
+    removed = cache.prune(Limits(None, 3))
+    assert [entry.digest for entry in removed] == [key_of(4).digest, key_of(3).digest]
+    size = sum(entry.bytes for entry in cache.entries())
+    assert [e.digest for e in cache.prune(Limits(size - 1, None))] == [key_of(2).digest]
+    assert len(cache.prune(Limits(0, None))) == 2
+    assert cache.entries() == []
+
+
+def test_what_was_used_since_it_was_listed_stays(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    used_in_order(cache, 0)
+    (entry,) = cache.entries()
+    assert cache.load(key_of(0)) is not None
+    assert not cache._remove(entry)
+    assert cache.load(key_of(0)) is not None
+
+
+def test_what_killed_processes_left_is_swept_after_an_hour(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    for name, age in ((".new-a", 4000), (".old-b", 4000), (".new-c", 3000), ("mine", 4000)):
+        (tmp_path / name / "entry").mkdir(parents=True)
+        before = time.time() - age
+        os.utime(tmp_path / name, (before, before))
+    cache.store(key_of(0), artifact_of(0))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {".new-c", "mine", key_of(0).digest}
+
+
+def test_other_things_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, Limits(None, 0))
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "0123").mkdir()
+    cache.store(key_of(0), artifact_of(0))
+    cache.store(key_of(1), artifact_of(1))
+    assert cache.clear() == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0123", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["..", "../" + "0" * 64, "", "0" * 63, "0" * 64 + "\n", "A" * 64])
+def test_a_name_is_a_digest_or_nothing(tmp_path: Path, name: str) -> None:
+    cache = DiskCache(tmp_path / "cache")
+    cache.store(key_of(0), artifact_of(0))
+    with pytest.raises(FileNotFoundError):
+        cache.read(name)
+    assert cache.read(key_of(0).digest)[0].key == key_of(0)
+
+
+def test_an_entry_under_the_digest_of_another_is_damaged(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    (tmp_path / key_of(0).digest).rename(tmp_path / key_of(1).digest)
+    with pytest.raises(CacheError, match="another key"):
+        cache.read(key_of(1).digest)
+    assert [digest for digest, _ in cache.verify()] == [key_of(1).digest]

@@ -82,3 +82,22 @@ def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None
         measurements.record("work", TIMES)
     measurements.record("more", TIMES)  # says it once
     assert measurements.best("work", NAMES) == "other"
+
+
+def test_what_others_may_write_to_is_not_read(tmp_path: Path) -> None:
+    place = tmp_path / "cache"
+    Measurements(place, "cpu").record("work", TIMES)
+    assert Measurements(place, "cpu").best("work", NAMES) == "other"
+    place.chmod(0o777)
+    measurements = Measurements(place, "cpu")
+    assert measurements.best("work", NAMES) is None
+    with pytest.warns(TvmifyWarning, match="chmod 700"):
+        measurements.record("work", TIMES)
+    place.chmod(0o700)
+    (path,) = place.iterdir()
+    path.rename(tmp_path / "other")
+    path.symlink_to(tmp_path / "other")
+    measurements = Measurements(place, "cpu")
+    assert measurements.best("work", NAMES) is None
+    with pytest.warns(TvmifyWarning, match="kept in memory only"):
+        measurements.record("work", TIMES)

@@ -5,7 +5,7 @@ Nothing in here knows torch or TVM: a key is named texts, an entry is bytes and 
 
 from tvmify.cache.bundle import Imported, export, import_
 from tvmify.cache.differences import differences, nearest
-from tvmify.cache.disk import DiskCache
+from tvmify.cache.disk import DiskCache, disk_at
 from tvmify.cache.key import Key
 from tvmify.cache.levels import TwoLevels
 from tvmify.cache.measurements import Measurements
@@ -26,6 +26,7 @@ __all__ = [
     "StoredEntry",
     "TwoLevels",
     "differences",
+    "disk_at",
     "export",
     "import_",
     "nearest",

@@ -31,10 +31,12 @@ def is_there(directory: Path) -> bool:
         status = directory.lstat()
     except FileNotFoundError:
         return False
+    except OSError as error:
+        raise CacheError(f"{directory} cannot be looked at: {error.strerror}") from error
     _check_parents(directory)
     if stat.S_ISLNK(status.st_mode):
         raise CacheError(
-            f"{directory} is a symbolic link. Name what it leads to ({directory.resolve()}) instead"
+            f"{directory} is a symbolic link. Name instead what it leads to: {_resolved(directory)}"
         )
     if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"{directory} is not a directory. Remove it. {_ELSEWHERE}")
@@ -77,25 +79,22 @@ def _make(directory: Path) -> None:
 
 
 def _check_parents(directory: Path) -> None:
-    """Refuse a path that somebody else than the user and root could lead elsewhere."""
+    """Refuse a path that others could lead elsewhere."""
     absolute = directory.absolute()
-    # Whoever owns the root directory may do anything; in a container that need not be user 0.
-    trusted = {0, os.geteuid(), os.stat("/").st_uid}  # noqa: PTH116
-    for parent in dict.fromkeys([*absolute.parents, *absolute.resolve().parents]):
+    for parent in dict.fromkeys([*absolute.parents, *_resolved(absolute).parents]):
         try:
             status = parent.lstat()
         except FileNotFoundError:
             continue
-        if status.st_uid not in trusted:
-            raise CacheError(
-                f"{directory} is not used: {parent} belongs to user {status.st_uid}, who could "
-                f"replace what is in it. {_ELSEWHERE}"
-            )
         if not stat.S_ISLNK(status.st_mode) and _others_may_replace(status):
             raise CacheError(
-                f"{directory} is not used: others may replace what is in {parent} (mode "
+                f"others may replace what is in {parent} (mode "
                 f"{stat.S_IMODE(status.st_mode):04o}). Run: chmod go-w {parent}. {_ELSEWHERE}"
             )
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises where links lead in a circle
 
 
 def _others_may_replace(status: os.stat_result) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import tempfile
@@ -63,7 +64,8 @@ class DiskCache:
     directory, limits
         As given.
     counts
-        What this process did: ``hits``, ``misses``, ``stored``, ``quarantined``, ``evicted``.
+        What this process did: ``hits``, ``misses`` (two for a program that it builds, since it
+        looks again when it has the lock), ``stored``, ``quarantined``, ``evicted``.
     """
 
     def __init__(self, directory: Path, limits: Limits = Limits()) -> None:  # noqa: B008
@@ -99,7 +101,9 @@ class DiskCache:
     def reject(self, key: Key, problem: str) -> None:
         """Move an entry aside that `load` returned, and that turned out to be of no use."""
         path = self.directory / key.digest
-        self._move_aside(path)
+        with contextlib.suppress(CacheError, OSError):  # then it is from another level
+            if private.is_there(self.directory):
+                self._move_aside(path)
         self._warn(path.name, f"the entry {path} is not used and will be built again: {problem}")
 
     @contextlib.contextmanager
@@ -317,6 +321,12 @@ class DiskCache:
             self._said.add(about)
         if is_news:
             warnings.warn(f"tvmify's disk cache: {message}", TvmifyWarning, stacklevel=4)
+
+
+@functools.lru_cache(maxsize=16)
+def disk_at(directory: Path, limits: Limits) -> DiskCache:
+    """Return the one cache that this process has there: it counts, and says each thing once."""
+    return DiskCache(directory, limits)
 
 
 def _is_at(file: int, path: Path) -> bool:

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from tvmify.errors import TvmifyWarning
+from tvmify.cache import directory as private
+from tvmify.errors import CacheError, TvmifyWarning
 
 #: Name of the file, beside the entries of compiled programs.
 FILE = "measurements.jsonl"
+#: Bytes of the largest file that is read: a line for each of a million workloads.
+_LARGEST = 1 << 28
 #: A candidate displaces the first one, the choice of the rule, if it takes at most so much of its
 #: time: a smaller gain is as likely noise.
 _WORTHWHILE = 0.95
@@ -68,13 +71,15 @@ class Measurements:
             return
         entry = {"processor": self._processor, "workload": workload, "seconds": dict(seconds)}
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            private.ensure(self._path.parent)
+            # Neither through a link nor into a pipe.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.open(self._path, flags, 0o600)
             try:
                 os.write(file, f"\n{json.dumps(entry)}\n".encode())
             finally:
                 os.close(file)
-        except OSError as error:
+        except (CacheError, OSError) as error:
             warnings.warn(
                 f"tvmify's measurements are kept in memory only: {self._path}: {error}",
                 TvmifyWarning,
@@ -84,8 +89,11 @@ class Measurements:
 
     def _read(self, path: Path) -> None:
         try:
-            lines = path.read_bytes().splitlines()
-        except OSError:  # not there yet, or not readable: nothing is known
+            if not private.is_there(path.parent):
+                return
+            with private.opened(path) as file:
+                lines = private.read(file, _LARGEST).splitlines()
+        except (CacheError, OSError):  # not there yet, or not to be trusted: nothing is known
             return
         for line in lines:
             try:
@@ -93,7 +101,7 @@ class Measurements:
                 if entry["processor"] == self._processor:
                     known = self._seconds.setdefault(str(entry["workload"]), {})
                     known.update(_times(entry["seconds"]))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 continue
 
 

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cache import mutations
+from tests.cache.programs import artifact_of, key_of
+from tests.cache.test_locks import holder
+from tvmify import TvmifyWarning, obtain, tvmify
+from tvmify.artifact import Artifact
+from tvmify.cache import DiskCache
+from tvmify.obtain import BUILT, LOADED, load_or_build
+from tvmify.progress import Stages
+from tvmify.runtime import Executor
+
+KEY = key_of(0)
+
+
+def find(disk: DiskCache) -> Executor | None:
+    artifact = disk.load(KEY)
+    return None if artifact is None else Executor(artifact)
+
+
+def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path)
+
+    def build() -> Artifact:
+        assert disk.load(KEY) is None
+        assert (tmp_path / "locks" / f"{KEY.digest[:3]}.lock").exists()
+        return artifact_of(0)
+
+    executor, source = load_or_build(KEY, disk, find, build, Stages("", False))
+    assert (executor.artifact, source) == (artifact_of(0), BUILT)
+    executor, source = load_or_build(KEY, disk, find, pytest.fail, Stages("", False))
+    assert (executor.artifact, source) == (artifact_of(0), LOADED)
+
+
+def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
+    disk, looks = DiskCache(tmp_path), []
+
+    def find_late(disk: DiskCache) -> Executor | None:
+        looks.append(find(disk))
+        disk.store(KEY, artifact_of(0))
+        return looks[-1]
+
+    _, source = load_or_build(KEY, disk, find_late, pytest.fail, Stages("", False))
+    assert source == LOADED
+    assert looks[0] is None
+
+
+def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(obtain, "_LONGEST_WAIT", 1)
+    (tmp_path / "locks").mkdir(mode=0o700)
+    with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
+        stages = Stages("", False)
+        _, source = load_or_build(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
+        assert source == BUILT
+        assert stages.seconds["wait"] >= 0.9
+        process.kill()
+
+
+def test_a_build_that_fails_leaves_nothing_and_no_lock(tmp_path: Path) -> None:
+    def fail() -> Artifact:
+        raise ValueError("of the build")
+
+    disk = DiskCache(tmp_path)
+    with pytest.raises(ValueError, match="of the build"):
+        load_or_build(KEY, disk, find, fail, Stages("", False))
+    with disk.building(KEY.digest, 0) as is_mine:
+        assert is_mine
+    assert disk.entries() == []
+
+
+@pytest.mark.parametrize("library", [b"", b"no library"])
+def test_code_that_cannot_be_loaded_is_built_again(
+    cache_directory: Path, monkeypatch: pytest.MonkeyPatch, inference: None, library: bytes
+) -> None:
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net), target="llvm")(x)
+    (stored,) = DiskCache(cache_directory).entries()
+    document = json.loads((stored.path / "manifest.json").read_text())
+    del document["sha256"]
+    document["library"] = {"sha256": hashlib.sha256(library).hexdigest(), "size": len(library)}
+    (stored.path / "module.so").write_bytes(library)
+    mutations.seal(stored.path, json.dumps(document, indent=1, sort_keys=True))
+    obtain._LOADED.clear()
+    again = tvmify(copy.deepcopy(net), target="llvm")
+    with pytest.warns(TvmifyWarning, match="built again"):
+        assert torch.equal(again(x), expected)
+    assert again.cache_info().builds == 1
+    assert len(DiskCache(cache_directory).entries()) == 1
