@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tvmify import TvmifyWarning, WarmUpError, recording
+from tvmify import NotCompiled, TvmifyWarning, WarmUpError, recording
 from tvmify import tvmify as decorate
+from tvmify.modes import entered, modes_now
 from tvmify.recording import Recorded
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -155,6 +156,8 @@ def test_what_cannot_be_written_is_an_error(value: Any) -> None:
         ),
         recorded_of(1).to_json().replace('"version": 1', '"version": 2'),
         recorded_of(1).to_json()[:-20],
+        recorded_of(1).to_json().replace('"threads": ', '"threads": "two", "x": '),
+        recorded_of({}).to_json().replace('"dict": []', '"dict": [1]'),
     ],
 )
 def test_what_is_no_signature_is_refused(line: str) -> None:
@@ -184,7 +187,7 @@ def test_what_is_no_signature_is_refused(line: str) -> None:
 )
 def test_a_forged_tree_makes_nothing(tree: Any) -> None:
     recorded = Recorded("Net", "forward", [tree], {}, {})
-    with pytest.raises((WarmUpError, recording.NotCompiled)):
+    with pytest.raises((WarmUpError, NotCompiled)):
         recorded.call()
     str(recorded)
 
@@ -192,7 +195,7 @@ def test_a_forged_tree_makes_nothing(tree: Any) -> None:
 def test_reading_imports_nothing() -> None:
     tree = {"structure": recorded_of(Pair(1, 2)).args[0]["structure"], "leaves": [1, 2]}
     forged = json.loads(json.dumps(tree).replace(__name__, "antigravity"))
-    with pytest.raises((WarmUpError, recording.NotCompiled)):
+    with pytest.raises((WarmUpError, NotCompiled)):
         Recorded("Net", "forward", [forged], {}, {}).call()
 
 
@@ -203,16 +206,16 @@ def test_modes_come_back() -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.float16):
         torch.set_default_dtype(torch.float64)
         try:
-            modes = recording.modes_now()
+            modes = modes_now()
         finally:
             torch.set_default_dtype(torch.float32)
-    before = recording.modes_now()
+    before = modes_now()
     assert modes != before
-    with recording.entered(json.loads(json.dumps(modes))):
-        assert recording.modes_now() == modes
-        with recording.entered(before):
-            assert recording.modes_now() == before
-    assert recording.modes_now() == before
+    with entered(json.loads(json.dumps(modes))):
+        assert modes_now() == modes
+        with entered(before):
+            assert modes_now() == before
+    assert modes_now() == before
 
 
 # ----------------------------------------------------------------------------------------- files

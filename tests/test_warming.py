@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import tvmify
-from tvmify import WarmUpError, recording
+from tvmify import WarmUpError
+from tvmify.modes import modes_now
 from tvmify.progress import Stages
 from tvmify.recording import Recorded
 from tvmify.warm_worker import Subjects, warm
@@ -92,10 +93,10 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_models", None)
 
 
-def line_of(module: str, rows: int = 3, **modes: Any) -> Recorded:
+def line_of(module: str, rows: int = 3, **changed: Any) -> Recorded:
     tree = {"tensor": [rows, 4], "dtype": "float32", "device": "cpu"}
     with torch.no_grad():
-        return Recorded(module, "forward", [tree], {}, recording.modes_now() | modes)
+        return Recorded(module, "forward", [tree], {}, modes_now() | changed)
 
 
 def warm_here(subject: str, recorded: Recorded) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
-from tvmify import decorator, misses, recording
+from tvmify import decorator, misses, modes, recording
 from tvmify.dispatcher import Dispatcher
 from tvmify.entry import Entry
 from tvmify.errors import NotCompiled, TvmifyError, WarmUpError
@@ -124,9 +124,9 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
         if recorded.modes.get("training"):
             raise WarmUpError("the module was in training mode, which runs in eager PyTorch")
         for dispatcher in subjects.dispatchers(recorded.module, recorded.method):
-            modes = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
+            wanted = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
             Stages.threads = threads
-            with recording.entered(modes), misses.building_now():
+            with modes.entered(wanted), misses.building_now():
                 args, kwargs = recorded.call()
                 parts.append(_warm(dispatcher, args, kwargs, target))
     except TvmifyError as error:

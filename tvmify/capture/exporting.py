@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +23,7 @@ from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.threads import recording_here
 from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
+from tvmify.silence import silenced
 
 _DECORATE_AROUND = (
     "Write it with torch.where, or decorate the submodules around it and leave this place to "
@@ -140,8 +140,7 @@ def quiet() -> Iterator[None]:
     log.setLevel(logging.CRITICAL)  # else it prints whole graphs about a branch that we report
     _trace.__dict__["print"] = lambda *_, **__: None  # of the graph up to there, too
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with silenced():
             yield
     finally:
         _trace.__dict__.pop("print", None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +19,7 @@ from tvmify.capture.program import Program
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
 from tvmify.errors import UnsupportedInput
+from tvmify.silence import silenced
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
 
 
-#: ``torch.jit`` keeps global tables of types, and warning filters are global as well.
+#: ``torch.jit`` keeps global tables of types.
 _SCRIPTING = threading.RLock()
 
 
@@ -52,10 +52,9 @@ def script(callable_: Any) -> Scripted:
         With the reason as one line that names the place.
     """
     source = twin(callable_) if isinstance(callable_, torch.nn.Module) else callable_
-    with _SCRIPTING, without_autocast(), warnings.catch_warnings():
-        # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
-        # warnings are about annotations; eager and torch.export do not read those.
-        warnings.simplefilter("ignore")
+    # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
+    # warnings are about annotations; eager and torch.export do not read those.
+    with _SCRIPTING, without_autocast(), silenced():
         types = _types_of(source)
         try:
             scripted = torch.jit.script(source)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -17,6 +16,7 @@ from tvmify.artifact import Artifact
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.tuning import Tuning, tune
 from tvmify.errors import BuildError, NotCompiled
+from tvmify.silence import silenced
 from tvmify.target import Target
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tuning", "compile"]
 
-#: `warnings.catch_warnings` restores the filters of the process, so two must not overlap.
-_QUIETLY_ONE_AT_A_TIME = threading.Lock()
+#: TVM has one stack of block builders for all threads.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def compile(
@@ -67,9 +67,8 @@ def compile(
         TVM failed; the message is the first line of its own, the cause the whole of it.
     """
     stages = _Stages(on_stage)
-    with _QUIETLY_ONE_AT_A_TIME, warnings.catch_warnings():
-        # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
-        warnings.simplefilter("ignore")
+    # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
+    with _ONE_AT_A_TIME, silenced():
         try:
             return _compile(program, target, stages, accuracy, tuning, unpacked, threads)
         except NotCompiled:
