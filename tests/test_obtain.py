@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,20 @@ def test_code_that_cannot_be_loaded_is_built_again(
         assert torch.equal(again(x), expected)
     assert again.cache_info().builds == 1
     assert len(DiskCache(cache_directory).entries()) == 1
+
+
+def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net), target="llvm")(x)
+    obtain._LOADED.clear()
+    found = []
+
+    def call() -> None:
+        with torch.inference_mode():
+            found.append(tvmify(copy.deepcopy(net), target="llvm")(x))
+
+    with obtain._BUILDING:  # as this thread does while it builds something else
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(60)
+    assert torch.equal(found[0], expected)

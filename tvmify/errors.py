@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Sequence
 
 
@@ -113,3 +115,16 @@ class UnsupportedOperator(NotCompiled):
 
 class TvmifyWarning(UserWarning):
     """A call runs slower than it could: in eager, or without the disk cache."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line that led here from outside of tvmify and PyTorch."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, TvmifyWarning, stacklevel=level)
+
+
+def _is_internal(module: str) -> bool:
+    return module.partition(".")[0] in ("tvmify", "torch")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from tvmify.errors import TvmifyWarning
+from tvmify.errors import warn
 
 if TYPE_CHECKING:
     from tvmify.cache import Neighbours
     from tvmify.children import Children
     from tvmify.driving import Driven
     from tvmify.entry import Entry
-
-_INTERNAL = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 
 
 class CacheInfo(NamedTuple):
@@ -174,8 +167,4 @@ def warn_once(said: set[str], message: str) -> None:
     if message in said:
         return
     said.add(message)
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
-        frame = frame.f_back
-        level += 1
-    warnings.warn(message, TvmifyWarning, stacklevel=level)
+    warn(message)

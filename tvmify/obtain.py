@@ -34,7 +34,8 @@ SHARED, LOADED, BUILT = "shared with another module of this process", "loaded fr
 
 # Executors by the digest of their key: instances that differ only in weights share the code.
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
-# Held while a program is looked up on disk or built, so that a process builds each only once.
+# Held while a program is built, so that a process builds each only once; not while one is loaded,
+# which had to wait for the builds of others.
 _BUILDING = threading.RLock()
 #: Seconds to wait for a process that builds the same program, before this one does so, too.
 _LONGEST_WAIT = 300
@@ -71,29 +72,32 @@ def obtain(
     NotCompiled
         The program cannot be exported or built.
     """
-    with _BUILDING:
-        unpacked: list[str] = []
-        while True:
-            key = key_of(unpacked)
-            stages.begin("load")
-            loaded = _LOADED.get(key.digest)
-            if loaded is not None:
-                executor, source = loaded.share(), SHARED
-            else:
-                disk = _disk(options)
-                find = functools.partial(_find, key, program, args, kwargs)
-                found = misses.finished(key) or _load(disk, find)
-                if found is None:
-                    call = program, *_examples(args, kwargs)
-                    make = functools.partial(_make, key, disk, *call, options, tuple(unpacked))
-                    export = functools.partial(_export, *call, stages)
-                    found = misses.resolve(key, make, export, options, stages)
-                executor, source = found
-                _LOADED[key.digest] = executor
-            stale = [name for name in executor.artifact.weights if name in volatile]
-            if not stale:
-                return key, executor, source
-            unpacked = stale
+    unpacked: list[str] = []
+    while True:
+        key = key_of(unpacked)
+        disk = _disk(options)
+        find = functools.partial(_find, key, program, args, kwargs)
+        stages.begin("load")
+        found = _shared(key) or misses.finished(key) or _load(disk, find)
+        if found is None:
+            call = program, *_examples(args, kwargs)
+            make = functools.partial(_make, key, disk, *call, options, tuple(unpacked))
+            export = functools.partial(_export, *call, stages)
+            with _BUILDING:  # another thread may have built it since we looked
+                found = _shared(key) or misses.resolve(key, make, export, options, stages)
+                _LOADED.setdefault(key.digest, found[0])  # before the next thread looks
+        executor, source = found
+        if source != SHARED:
+            _LOADED[key.digest] = executor
+        stale = [name for name in executor.artifact.weights if name in volatile]
+        if not stale:
+            return key, executor, source
+        unpacked = stale
+
+
+def _shared(key: Key) -> tuple[Executor, str] | None:
+    loaded = _LOADED.get(key.digest)
+    return None if loaded is None else (loaded.share(), SHARED)
 
 
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
@@ -105,8 +109,7 @@ def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
 
 def reject(key: Key, problem: str, options: CompileOptions) -> None:
     """Forget a program that was loaded from disk and turned out not to run."""
-    with _BUILDING:
-        _LOADED.pop(key.digest, None)
+    _LOADED.pop(key.digest, None)
     disk = _disk(options)
     if disk is not None:
         disk.reject(key, problem)

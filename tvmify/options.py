@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import re
 import sys
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import platformdirs
 
 from tvmify import target as targets
-from tvmify.errors import OptionError, TvmifyWarning
+from tvmify.errors import OptionError, warn
 
 #: Bytes that the disk cache may take, unless TVMIFY_CACHE_SIZE says otherwise.
 _CACHE_SIZE = 10 * 10**9
@@ -250,13 +250,16 @@ def _expanded(path: str | os.PathLike[str]) -> Path | None:
     text = os.path.expanduser(path)  # noqa: PTH111
     if not text.startswith("~"):
         return Path(text)
-    warnings.warn(
-        f"compiled programs are kept in memory only: this user has no home, and so no {text}. "
-        "Set TVMIFY_CACHE_DIR.",
-        TvmifyWarning,
-        stacklevel=2,
-    )
+    _say_that_there_is_no(text)
     return None
+
+
+@functools.cache  # once is enough
+def _say_that_there_is_no(place: str) -> None:
+    warn(
+        f"compiled programs are kept in memory only: this user has no home, and so no {place}. "
+        "Set TVMIFY_CACHE_DIR."
+    )
 
 
 def environment() -> dict[str, str]:

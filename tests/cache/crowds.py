@@ -1,7 +1,7 @@
 """Many processes at one cache directory: they race, evict under one another, and get killed.
 
-``python -m tests.cache.crowds race DIRECTORY 16 50`` and the like print what happened as JSON. A
-process of its own, with one thread, so that it can be forked.
+``python -m tests.cache.crowds DIRECTORY 0.1`` does a tenth of all that, and prints what happened as
+JSON. A process of its own, with one thread, so that it can be forked.
 """
 
 from __future__ import annotations
@@ -198,9 +198,13 @@ def _age_all(directory: Path) -> None:
 
 def main() -> None:
     """Do what the command line says."""
-    what, directory, *counts = sys.argv[1:]
-    does = {"race": race, "evict": evict, "kill": kill}[what]
-    print(json.dumps(does(Path(directory), *map(int, counts))))
+    directory, part = Path(sys.argv[1]), float(sys.argv[2])
+    results = {
+        "race": race(directory / "race", 16, round(50 * part)),
+        "evict": evict(directory / "evict", 8, round(1250 * part)),
+        "kill": kill(directory / "kill", round(200 * part)),
+    }
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

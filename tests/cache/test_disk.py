@@ -176,11 +176,12 @@ def test_few_damaged_entries_are_kept(tmp_path: Path) -> None:
 def test_a_verdict_replaces_the_manifest_alone(tmp_path: Path) -> None:
     cache, entry = DiskCache(tmp_path), tmp_path / key_of(0).digest
     cache.store(key_of(0), artifact_of(0))
-    before = (entry / LIBRARY).stat(), entry.stat().st_ino
+    places = entry, entry / LIBRARY
+    before = [place.stat().st_ino for place in places]
     judged = artifact_of(0)
     judged.verdicts["8"] = (1.0, 2.0)
     cache.store(key_of(0), judged)
-    assert ((entry / LIBRARY).stat(), entry.stat().st_ino) == before
+    assert [place.stat().st_ino for place in places] == before
     assert cache.load(key_of(0)) == judged
 
 

@@ -90,3 +90,18 @@ def test_what_the_holder_raises_reaches_the_caller(tmp_path: Path) -> None:
         raise OSError("of the build")
     with locked(tmp_path / "lock", 0) as is_mine:
         assert is_mine
+
+
+def test_a_disk_that_fails_at_the_end_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def fail_to_unlock(file: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flock(file, operation)
+
+    with monkeypatch.context() as patch, locked(tmp_path / "lock", 0) as is_mine:
+        assert is_mine
+        patch.setattr(fcntl, "flock", fail_to_unlock)

@@ -38,27 +38,28 @@ def process(module: str, *arguments: object) -> str:
     return done.stdout
 
 
-def crowd(what: str, directory: Path, *counts: int) -> dict[str, Any]:
-    return json.loads(process("crowds", what, directory, *counts))
+@pytest.fixture(scope="module")
+def crowds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return json.loads(process("crowds", tmp_path_factory.mktemp("crowds"), max(PART, 0.02)))
 
 
-def test_each_key_is_built_once(tmp_path: Path) -> None:
-    keys = part(50)
-    result = crowd("race", tmp_path / "cache", 16, keys)
-    assert result == {"failed": [], "damaged": [], "keys": 2 * keys, "most": 1}
+def test_each_key_is_built_once(crowds: dict[str, Any]) -> None:
+    result = crowds["race"]
+    assert result == {"failed": [], "damaged": [], "keys": result["keys"], "most": 1}
+    assert result["keys"] >= 100 * PART
 
 
-def test_entries_leave_under_readers(tmp_path: Path) -> None:
-    result = crowd("evict", tmp_path / "cache", 8, part(1250))
+def test_entries_leave_under_readers(crowds: dict[str, Any]) -> None:
+    result = crowds["evict"]
     assert result["failed"] == result["damaged"] == result["left"] == []
     assert result["kept"] <= 10
     assert result["builds"] < result["gets"]
 
 
-def test_killed_builders_leave_nothing_behind(tmp_path: Path) -> None:
-    result = crowd("kill", tmp_path / "cache", part(200))
+def test_killed_builders_leave_nothing_behind(crowds: dict[str, Any]) -> None:
+    result = crowds["kill"]
     assert result["lost"] == result["blocked"] == result["left"] == []
-    assert result["whole"] >= part(200) // 10
+    assert result["whole"] >= 20 * PART
 
 
 @pytest.mark.parametrize("damage", mutations.DAMAGE)

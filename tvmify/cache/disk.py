@@ -10,7 +10,6 @@ import secrets
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,7 @@ from tvmify.cache.stored import (
     read_files,
     touch,
 )
-from tvmify.errors import CacheError, TvmifyWarning
+from tvmify.errors import CacheError, warn
 
 #: Directories beside the entries: damaged ones, and what processes wait for one another with.
 QUARANTINE, LOCKS = "quarantine", "locks"
@@ -320,7 +319,7 @@ class DiskCache:
             is_news = about not in self._said
             self._said.add(about)
         if is_news:
-            warnings.warn(f"tvmify's disk cache: {message}", TvmifyWarning, stacklevel=4)
+            warn(f"tvmify's disk cache: {message}")
 
 
 @functools.lru_cache(maxsize=16)

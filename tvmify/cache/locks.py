@@ -51,4 +51,5 @@ def locked(path: Path, timeout: float) -> Iterator[bool]:
         yield True
     finally:
         own.discard(holder)
-        lock.release()
+        with contextlib.suppress(OSError):  # a disk that fails; the end of the process frees it
+            lock.release()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 from tvmify.cache import directory as private
-from tvmify.errors import CacheError, TvmifyWarning
+from tvmify.errors import CacheError, warn
 
 #: Name of the file, beside the entries of compiled programs.
 FILE = "measurements.jsonl"
@@ -80,11 +79,7 @@ class Measurements:
             finally:
                 os.close(file)
         except (CacheError, OSError) as error:
-            warnings.warn(
-                f"tvmify's measurements are kept in memory only: {self._path}: {error}",
-                TvmifyWarning,
-                stacklevel=2,
-            )
+            warn(f"tvmify's measurements are kept in memory only: {self._path}: {error}")
             self._path = None
 
     def _read(self, path: Path) -> None:
