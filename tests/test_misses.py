@@ -427,7 +427,7 @@ def test_jobs_run_one_after_the_other_at_low_priority() -> None:
     assert not worker.wait(0)
     go_on.set()
     assert worker.wait(60)
-    assert seen == [os.getpriority(os.PRIO_PROCESS, 0) + 10, 0, 1]
+    assert seen == [os.getpriority(os.PRIO_PROCESS, 0) + background._NICENESS, 0, 1]
     assert jobs[0].is_over
     assert jobs[0].result == "done"
     worker.stop()

@@ -14,8 +14,9 @@ from typing import Any
 
 #: How many builds may wait; calls that want further ones go on in eager, and ask again.
 MOST_WAITING = 64
-#: What is added to the thread's niceness: it gets what calls leave of the processor.
-_NICENESS = 10
+#: What is added to the thread's niceness. Not more: a thread that gets no processor while it holds
+#: the interpreter's lock keeps the calls waiting, too (docs/facts.md).
+_NICENESS = 5
 #: Seconds that a fork waits at most for the build to come to the end of its stage.
 _LONGEST_STAGE = 30.0
 
