@@ -107,7 +107,5 @@ def test_mutated_entries_of_modules_end_no_process(
     process("calls", "build", tmp_path)
     count = part(500)
     outcomes = json.loads(process("calls", "call", tmp_path, 0, count))
-    assert set(outcomes["damage"]) <= {"right", "miss"}
-    # Who forges a checksum may forge the code as well: wrong results are then beyond us.
-    assert set(outcomes["forgery"]) <= {"right", "miss", "wrong", "raised"}
+    assert set(outcomes["damage"]) | set(outcomes["forgery"]) <= {"right", "miss"}
     assert outcomes["damage"]["miss"] + outcomes["forgery"]["miss"] > count // 2
