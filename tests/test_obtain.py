@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
+import dataclasses
 import threading
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cache import mutations
 from tests.cache.programs import artifact_of, key_of
 from tests.cache.test_locks import holder
 from tvmify import TvmifyWarning, obtain, tvmify
@@ -84,18 +82,18 @@ def test_code_that_cannot_be_loaded_is_built_again(
 ) -> None:
     net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     expected = tvmify(copy.deepcopy(net), target="llvm")(x)
-    (stored,) = DiskCache(cache_directory).entries()
-    document = json.loads((stored.path / "manifest.json").read_text())
-    del document["sha256"]
-    document["library"] = {"sha256": hashlib.sha256(library).hexdigest(), "size": len(library)}
-    (stored.path / "module.so").write_bytes(library)
-    mutations.seal(stored.path, json.dumps(document, indent=1, sort_keys=True))
+    disk = DiskCache(cache_directory)
+    (stored,) = disk.entries()
+    manifest, content = disk.read(stored.digest)
+    artifact = dataclasses.replace(manifest.artifact_of(content), library=library)
+    disk.clear()
+    disk.store(manifest.key, artifact)
     obtain._LOADED.clear()
     again = tvmify(copy.deepcopy(net), target="llvm")
     with pytest.warns(TvmifyWarning, match="built again"):
         assert torch.equal(again(x), expected)
     assert again.cache_info().builds == 1
-    assert len(DiskCache(cache_directory).entries()) == 1
+    assert len(disk.entries()) == 1
 
 
 def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:

@@ -13,7 +13,7 @@ from tvmify import CacheError, TvmifyWarning
 from tvmify import cache as tvmify_cache
 from tvmify.cache import DiskCache, Key, export, import_, packed
 from tvmify.cache.disk import LIBRARY
-from tvmify.cache.manifest import Manifest
+from tvmify.cache.manifest import Manifest, library_file
 
 THIRD = Key({"program": "tanh", "target": "llvm"})
 ALL = sorted(key.digest for key in (KEY, OTHER, THIRD))
@@ -113,7 +113,8 @@ def test_equal_entries_are_equal_archives(full: DiskCache, tmp_path: Path) -> No
 
 def bundle(path: Path, *entries: tuple[Key, bytes]) -> bytes:
     file = io.BytesIO()
-    packed.write(file, [(Manifest.of(k, artifact(code)), code) for k, code in entries])
+    made = [(key, artifact(code)) for key, code in entries]
+    packed.write(file, [(Manifest.of(key, a), library_file(key, a)) for key, a in made])
     path.write_bytes(file.getvalue())
     return file.getvalue()
 

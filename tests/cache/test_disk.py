@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.mutations import seal
 from tests.cache.programs import artifact_of, key_of
 from tvmify import CacheError, TvmifyWarning
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits
 from tvmify.cache.directory import opened, read
 from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
-from tvmify.cache.manifest import Manifest
+from tvmify.cache.manifest import Manifest, library_file
 
 KEY = Key({"program": "relu", "target": "llvm"})
 
@@ -204,7 +205,7 @@ def test_a_reader_keeps_what_is_removed(tmp_path: Path) -> None:
         opened(MANIFEST, entry) as manifest,
     ):
         assert cache.clear() == 1
-        assert read(library, 10**6) == artifact_of(0).library
+        assert read(library, 10**6) == library_file(key_of(0), artifact_of(0))
         assert Manifest.from_json(read(manifest, 10**6)).key == key_of(0)
     assert cache.load(key_of(0)) is None
     assert cache.counts["quarantined"] == 0
@@ -308,3 +309,20 @@ def test_an_entry_under_the_digest_of_another_is_damaged(tmp_path: Path) -> None
     with pytest.raises(CacheError, match="another key"):
         cache.read(key_of(1).digest)
     assert [digest for digest, _ in cache.verify()] == [key_of(1).digest]
+
+
+@pytest.mark.parametrize("part", ["artifact", "key"])
+def test_a_manifest_alone_cannot_say_otherwise(tmp_path: Path, part: str) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    entry = tmp_path / key_of(0).digest
+    document = json.loads((entry / MANIFEST).read_text())
+    del document["sha256"]
+    if part == "artifact":
+        document["artifact"]["weights"].reverse()  # code would read past the end of one
+    else:
+        document["key"] = dict(key_of(1).entries)
+        entry = entry.rename(tmp_path / key_of(1).digest)
+    seal(entry, json.dumps(document, indent=1, sort_keys=True))
+    with pytest.warns(TvmifyWarning, match="not the one that its library was built with"):
+        assert cache.load(key_of(int(part == "key"))) is None

@@ -5,6 +5,7 @@ A tenth of what ``make soak`` runs; TVMIFY_SOAK is the part of it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -78,7 +79,8 @@ def test_damage_is_a_miss(tmp_path: Path, damage: str) -> None:
         assert DiskCache(tmp_path).load(key_of(1)) == artifact_of(1)
 
 
-def test_forgery_is_a_miss_or_an_artifact(tmp_path: Path) -> None:
+def test_forgery_is_a_miss_or_changes_no_call(tmp_path: Path) -> None:
+    right = dataclasses.replace(artifact_of(0), verdicts={}, report={})
     entry = tmp_path / key_of(0).digest
     for seed in range(part(2000)):
         chance = random.Random(seed)
@@ -87,9 +89,10 @@ def test_forgery_is_a_miss_or_an_artifact(tmp_path: Path) -> None:
         mutations.forge(entry, chance)
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")
-            cache.load(key_of(0))
+            loaded = cache.load(key_of(0))
             cache.entries()
             cache.verify()
+        assert loaded is None or dataclasses.replace(loaded, verdicts={}, report={}) == right
 
 
 def test_no_form_of_a_manifest_hurts_its_reader(tmp_path: Path) -> None:
@@ -107,7 +110,5 @@ def test_mutated_entries_of_modules_end_no_process(
     process("calls", "build", tmp_path)
     count = part(500)
     outcomes = json.loads(process("calls", "call", tmp_path, 0, count))
-    assert set(outcomes["damage"]) <= {"right", "miss"}
-    # Who forges a checksum may forge the code as well: wrong results are then beyond us.
-    assert set(outcomes["forgery"]) <= {"right", "miss", "wrong", "raised"}
+    assert set(outcomes["damage"]) | set(outcomes["forgery"]) <= {"right", "miss"}
     assert outcomes["damage"]["miss"] + outcomes["forgery"]["miss"] > count // 2

@@ -29,7 +29,7 @@ def test_prune_keeps_what_was_used_last(tmp_path: Path) -> None:
     result = run("prune", "--entries", 3, "--json", "--cache", tmp_path)
     assert result.exit_code == 0
     assert json.loads(result.output)["removed"] == [keys[0].digest]
-    assert run("prune", "--cache", tmp_path).output.endswith("3 left, 16.1 kB\n")
+    assert run("prune", "--cache", tmp_path).output.endswith("3 left, 16.2 kB\n")
     half = sum(entry.bytes for entry in DiskCache(tmp_path).entries()) // 2
     assert run("prune", "--size", f"{half}B", "--cache", tmp_path).exit_code == 0
     assert [entry.digest for entry in DiskCache(tmp_path).entries()] == [keys[3].digest]

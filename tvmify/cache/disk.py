@@ -19,7 +19,7 @@ from tvmify.cache import directory as private
 from tvmify.cache.eviction import surplus
 from tvmify.cache.key import Key
 from tvmify.cache.locks import locked
-from tvmify.cache.manifest import Manifest
+from tvmify.cache.manifest import Manifest, library_file
 from tvmify.cache.stored import (
     LIBRARY,
     MANIFEST,
@@ -255,7 +255,7 @@ class DiskCache:
             private.write(new / MANIFEST, manifest.to_json().encode())
             if self._update(path, manifest, new / MANIFEST):
                 return
-            private.write(new / LIBRARY, artifact.library)
+            private.write(new / LIBRARY, library_file(key, artifact))
             try:
                 new.rename(path)
             except OSError as error:

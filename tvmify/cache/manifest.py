@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ class Manifest:
     artifact
         The description of the compiled program, as `Artifact.description` gives it.
     library_sha256
-        SHA-256 of ``module.so`` in hexadecimal, checked before it is loaded.
+        SHA-256 of ``module.so`` (see `library_file`) in hexadecimal, checked before it is loaded.
     library_size
         Its size in bytes.
     """
@@ -42,8 +43,9 @@ class Manifest:
     @classmethod
     def of(cls, key: Key, artifact: Artifact) -> Manifest:
         """Describe an artifact that is to be stored under a key."""
-        digest = hashlib.sha256(artifact.library).hexdigest()
-        return cls(key, artifact.description(), digest, len(artifact.library))
+        content = library_file(key, artifact)
+        digest = hashlib.sha256(content).hexdigest()
+        return cls(key, artifact.description(), digest, len(content))
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``."""
@@ -83,35 +85,55 @@ class Manifest:
         except _MALFORMED as error:
             raise CacheError(f"its manifest is not one: {error!r:.200}") from error
 
-    def check(self, library: bytes) -> None:
-        """Compare the bytes of the library with those that were stored.
+    def check(self, content: bytes) -> None:
+        """Compare the contents of ``module.so`` with those that were stored.
 
         Raises
         ------
         CacheError
             They differ.
         """
-        if hashlib.sha256(library).hexdigest() != self.library_sha256:
+        if hashlib.sha256(content).hexdigest() != self.library_sha256:
             raise CacheError(
-                f"the library has {len(library)} bytes that do not match its SHA-256 "
+                f"the library has {len(content)} bytes that do not match its SHA-256 "
                 f"(stored: {self.library_size} bytes)"
             )
 
-    def artifact_of(self, library: bytes) -> Artifact:
-        """Join the description and the bytes of the library.
+    def artifact_of(self, content: bytes) -> Artifact:
+        """Join the description and the contents of ``module.so``.
 
         Raises
         ------
         CacheError
-            The bytes are not those that were stored, or the description is none of a program.
+            They are not those that were stored, or not of one another.
         """
-        self.check(library)
+        self.check(content)
         try:
+            library, bond = content[:-_BOND_LENGTH], content[-_BOND_LENGTH:]
+            if bond != _bond(self.key, self.artifact):
+                raise CacheError("its manifest is not the one that its library was built with")
             return Artifact.from_description(library, self.artifact)
         except _MALFORMED as error:
             raise CacheError(f"the description of its program is none: {error!r:.200}") from error
 
 
+def library_file(key: Key, artifact: Artifact) -> bytes:
+    """Return the contents of ``module.so``: the library, and behind it what ties it to its key.
+
+    Compiled code believes what its description says of it. So a manifest alone, even one with all
+    the right checksums, must not be able to say something else.
+    """
+    return artifact.library + _bond(key, artifact.description())
+
+
+def _bond(key: Key, description: Mapping[str, Any]) -> bytes:
+    said = {name: value for name, value in description.items() if name not in _CHANGES_LATER}
+    return hashlib.sha256(f"{key.digest} {json.dumps(said, sort_keys=True)}".encode()).digest()
+
+
+_BOND_LENGTH = 32
+#: What no call depends on, and the compiler does not know.
+_CHANGES_LATER = ("verdicts", "report")
 #: What reading a document raises that is of another form, or so large or deep that it hurts.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
 

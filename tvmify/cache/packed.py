@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from tvmify.artifact import Artifact
 from tvmify.cache.key import Key
-from tvmify.cache.manifest import Manifest
+from tvmify.cache.manifest import Manifest, library_file
 from tvmify.errors import CacheError
 
 _MANIFEST, _LIBRARY = "manifest.json", "module.so"
@@ -63,7 +63,7 @@ def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str
 def pack(key: Key, artifact: Artifact) -> bytes:
     """Return the archive of one entry."""
     file = io.BytesIO()
-    write(file, [(Manifest.of(key, artifact), artifact.library)])
+    write(file, [(Manifest.of(key, artifact), library_file(key, artifact))])
     return file.getvalue()
 
 
