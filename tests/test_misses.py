@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, background, obtain
+from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, background, misses, obtain
 from tvmify import tvmify as decorate
 from tvmify.background import Job, Worker
 
@@ -33,6 +33,11 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
         return torch.relu(self.linear(x)) * self.scale * times
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misses, "_jobs", weakref.WeakValueDictionary())
 
 
 class OnDemand(Worker):
@@ -223,6 +228,31 @@ def test_other_modes_meanwhile_are_not_built_for(worker: OnDemand) -> None:
     assert worker.work() == 1
     assert fast(X).dtype == torch.float32
     assert fast.cache_info().builds == 1
+
+
+def test_what_was_built_under_other_modes_is_not_stored(
+    worker: OnDemand, monkeypatch: pytest.MonkeyPatch, cache_directory: Any
+) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    build = obtain._build
+
+    def disturbed(*args: Any) -> Any:
+        artifact = build(*args)
+        torch.set_default_dtype(torch.float64)  # as another thread might
+        return artifact
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(obtain, "_build", disturbed)
+            assert worker.work() == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not [path for path in cache_directory.glob("*") if len(path.name) == 64]
+    assert_same(fast)
+    assert worker.work() == 1
+    assert_same(fast)
+    assert fast.cache_info().entries == 1
 
 
 def test_autocast_holds_for_the_build(worker: OnDemand) -> None:

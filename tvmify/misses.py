@@ -191,26 +191,37 @@ def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]],
             stack.enter_context(casting(casts))
             if device != torch.get_default_device():
                 stack.enter_context(device)
-            # The rest holds for all threads, and somebody may have changed it since.
-            if modes_text() != key.entries["modes"]:
+            try:
+                built = build(_Watchful(between, key.entries["modes"]))
+            except _OtherModes:
                 return None
-            built = build(_Watchful(between))
             return built if modes_text() == key.entries["modes"] else None
 
     return run
 
 
+class _OtherModes(BaseException):
+    """Modes that hold for all threads have changed since the call. Not for `except Exception`."""
+
+
 class _Watchful(Stages):
-    """Stages that nobody sees, and between which a build can be given up."""
+    """Stages that nobody sees, and between which a build can be given up.
+
+    What was recorded under other modes than those of its key is not stored.
+    """
 
     threads = 1
 
-    def __init__(self, between: Callable[[], None]) -> None:
+    def __init__(self, between: Callable[[], None], modes: str) -> None:
         super().__init__("", visible=False)
         self._between = between
+        self._modes = modes
 
     def begin(self, name: str) -> None:
         self._between()
+        # Others are the compiler's own, which turns autocast off.
+        if name in ("export", "store") and modes_text() != self._modes:
+            raise _OtherModes
         super().begin(name)
 
     def advance(self, done: int, total: int) -> None:
