@@ -58,6 +58,12 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     return aten._adaptive_avg_pool2d(x, sizes)
 
 
+def _of_floats(decomposition: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Keep an operator whole where its result is of integers, which this rounds another way."""
+    result = decomposition(*arguments, **options)
+    return result if result.is_floating_point() else NotImplemented
+
+
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Return the program in core ATen, functional, with the operators of `WHOLE` kept."""
     composite, table = _tables()
@@ -85,6 +91,9 @@ def _tables() -> tuple[_Table, _Table]:
     for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
         table[operator] = _adaptive_mean
         ours.add(operator)
+    for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
+        operator = getattr(aten.linspace, name)
+        table[operator] = functools.partial(_of_floats, table[operator])
     split = exported_program._split_decomp_table_to_cia_and_python_decomp
     composite, rest = split(table.materialize())
     # Without a rule, PyTorch composes them as it does in eager.
