@@ -85,6 +85,18 @@ def test_every_policy(wrap: Any, autocast: torch.dtype) -> None:
     assert_close_to_reference(result, net, (X,))
 
 
+@pytest.mark.parametrize("wrap", [lambda module: module, Starred], ids=["scripted", "exported"])
+@pytest.mark.parametrize("module", [Mixed, Regions])
+def test_inference_mode(module: type[nn.Module], wrap: Any) -> None:
+    """Casts are other operators there, and weights may be made there or outside."""
+    for made_inside in (False, True):
+        with torch.inference_mode(made_inside):
+            net = wrap(module().eval()).eval()
+        fast = decorate(net, strict=True)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            assert_close_to_reference(fast(X), net, (X,))
+
+
 def test_the_setting_is_part_of_the_key() -> None:
     net = Mixed().eval()
     fast: Any = decorate(net, strict=True)

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvmify.errors import CaptureError
 
 _REGION = torch.ops.higher_order.wrap_with_autocast
-_CAST = torch.ops.aten._to_copy.default
+#: The casts that autocast puts before an operator; in inference mode they are recorded as they are.
+_CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
 
 class _Setting(NamedTuple):
@@ -138,7 +139,7 @@ class _Log(TorchDispatchMode):
             tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
             self.calls.append(f"{func}{[(t.dtype, tuple(t.shape)) for t in tensors]}")
             is_first = len(self.casts) == len(self.calls) - 1
-            if func is _CAST and is_first and id(tensors[0]) in self.arguments:
+            if func in _CASTS and is_first and id(tensors[0]) in self.arguments:
                 self.casts.append((tensors[0], result.dtype))
         return result
 
