@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from tvmify.cache import packed
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.manifest import Manifest
 from tvmify.cache.stored import Limits
-from tvmify.errors import CacheError, TvmifyWarning
+from tvmify.errors import CacheError, warn
 from tvmify.options import CompileOptions
 
 #: How many refused entries a message names.
@@ -159,7 +158,7 @@ def import_(
         )
         if len(refused) == len(archive.digests):
             raise CacheError(message)
-        warnings.warn(message, TvmifyWarning, stacklevel=2)
+        warn(message)
     return Imported([d for d in stored if d in kept], [d for d in present if d in kept], refused)
 
 
@@ -178,6 +177,4 @@ def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[tuple[Manifest
         except FileNotFoundError:
             continue  # another process needed its place
         except CacheError as error:
-            warnings.warn(
-                f"the entry {digest} is not exported: {error}", TvmifyWarning, stacklevel=4
-            )
+            warn(f"the entry {digest} is not exported: {error}")

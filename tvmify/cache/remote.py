@@ -7,7 +7,6 @@ import functools
 import re
 import secrets
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache.attempts import Attempts, Paused
 from tvmify.cache.key import Key
 from tvmify.cache.packed import pack, unpack
-from tvmify.errors import CacheError, TvmifyWarning
+from tvmify.errors import CacheError, warn
 
 #: Seconds that one operation may take, and for which the remote is left alone after a failure.
 TIMEOUT, PAUSE = 10.0, 60.0
@@ -145,9 +144,7 @@ class RemoteCache:
     def _fault(self, what: str, message: str) -> None:
         self._count(what)
         if self.counts.get("failed", 0) + self.counts.get("damaged", 0) == 1:
-            warnings.warn(
-                f"tvmify's second cache level, {self.name}: {message}", TvmifyWarning, stacklevel=4
-            )
+            warn(f"tvmify's second cache level, {self.name}: {message}")
 
 
 @functools.cache
