@@ -205,3 +205,11 @@ def test_what_operators_of_torch_return_is_returned(inference: None) -> None:
     result = decorate(function, strict=True)(x)
     assert type(result["largest"]) is torch.return_types.max
     assert torch.equal(result["two"].indices, function(x)["two"].indices)
+
+
+def test_a_size_stays_one_in_the_arguments_that_are_kept(inference: None) -> None:
+    function, args, kwargs = CALLS["a size"]
+    fast: Any = decorate(function, strict=True)
+    fast(*args, **kwargs)
+    (((_, size), _),) = fast._tvmify_dispatcher.examples()
+    assert type(size) is torch.Size

@@ -21,7 +21,7 @@ from tvmify.keys import processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor, measure
-from tvmify.signature import TensorSpec
+from tvmify.signature import TensorSpec, is_size
 from tvmify.target import Target
 
 if TYPE_CHECKING:
@@ -176,7 +176,10 @@ def _make(
 def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Return arguments of the same signature, for a build that may come when those are gone."""
     return pytree.tree_map_only(
-        torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs)
+        torch.Tensor,
+        lambda tensor: TensorSpec.of(tensor).example(),
+        (args, kwargs),
+        is_leaf=is_size,
     )
 
 

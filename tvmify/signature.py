@@ -164,6 +164,11 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     )
 
 
+def is_size(item: Any) -> bool:
+    """Tell whether an item is to stay whole: ``pytree`` makes a plain tuple of a ``torch.Size``."""
+    return isinstance(item, torch.Size)
+
+
 def example_arguments(
     signature: Any, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
