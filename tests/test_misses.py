@@ -385,8 +385,15 @@ def run_script(text: str) -> subprocess.CompletedProcess[str]:
     start = """
     import os, threading, torch
     from torch import nn
-    from tvmify import background, tvmify
+    from tvmify import background, compiler, tvmify
 
+    begun, compile = threading.Event(), compiler.compile
+
+    def noted(*args):
+        begun.set()
+        return compile(*args)
+
+    compiler.compile = noted
     net = tvmify(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), on_miss="background")
     x = torch.ones(3, 4)
     torch.set_grad_enabled(False)
@@ -399,14 +406,6 @@ def run_script(text: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_process_ends_in_the_middle_of_a_build(cache_directory: Any) -> None:
     result = run_script("""
-    from tvmify import compiler
-    begun, compile = threading.Event(), compiler.compile
-
-    def slow(*args):
-        begun.set()
-        return compile(*args)
-
-    compiler.compile = slow
     net(x)
     assert begun.wait(60)
     print("bye")
@@ -417,14 +416,6 @@ def test_a_process_ends_in_the_middle_of_a_build(cache_directory: Any) -> None:
 
 def test_a_forked_child_builds_for_itself() -> None:
     result = run_script("""
-    from tvmify import compiler
-    begun, compile = threading.Event(), compiler.compile
-
-    def slow(*args):
-        begun.set()
-        return compile(*args)
-
-    compiler.compile = slow
     torch.set_num_threads(1)
     net(x)
     assert begun.wait(60)

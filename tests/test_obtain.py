@@ -14,7 +14,7 @@ from tests.cache.test_locks import holder
 from tvmify import TvmifyWarning, obtain, tvmify
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache
-from tvmify.obtain import BUILT, LOADED, load_or_build
+from tvmify.obtain import BUILT, LOADED, build_once
 from tvmify.progress import Stages
 from tvmify.runtime import Executor
 
@@ -34,9 +34,9 @@ def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
         assert (tmp_path / "locks" / f"{KEY.digest[:3]}.lock").exists()
         return artifact_of(0)
 
-    executor, source = load_or_build(KEY, disk, find, build, Stages("", False))
+    executor, source = build_once(KEY, disk, find, build, Stages("", False))
     assert (executor.artifact, source) == (artifact_of(0), BUILT)
-    executor, source = load_or_build(KEY, disk, find, pytest.fail, Stages("", False))
+    executor, source = build_once(KEY, disk, find, pytest.fail, Stages("", False))
     assert (executor.artifact, source) == (artifact_of(0), LOADED)
 
 
@@ -48,7 +48,8 @@ def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
         disk.store(KEY, artifact_of(0))
         return looks[-1]
 
-    _, source = load_or_build(KEY, disk, find_late, pytest.fail, Stages("", False))
+    assert find_late(disk) is None
+    _, source = build_once(KEY, disk, find_late, pytest.fail, Stages("", False))
     assert source == LOADED
     assert looks[0] is None
 
@@ -58,7 +59,7 @@ def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "locks").mkdir(mode=0o700)
     with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
         stages = Stages("", False)
-        _, source = load_or_build(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
+        _, source = build_once(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
         assert source == BUILT
         assert stages.seconds["wait"] >= 0.9
         process.kill()
@@ -70,7 +71,7 @@ def test_a_build_that_fails_leaves_nothing_and_no_lock(tmp_path: Path) -> None:
 
     disk = DiskCache(tmp_path)
     with pytest.raises(ValueError, match="of the build"):
-        load_or_build(KEY, disk, find, fail, Stages("", False))
+        build_once(KEY, disk, find, fail, Stages("", False))
     with disk.building(KEY.digest, 0) as is_mine:
         assert is_mine
     assert disk.entries() == []

@@ -16,7 +16,7 @@ from tvmify.driving import Driven
 from tvmify.errors import GradientsNeeded, NotCompiled
 from tvmify.misses import Missing, is_over
 from tvmify.runtime import Call, Executor, PackedWeights, attach, is_being_transformed
-from tvmify.signature import Signature, TensorSpec, is_size
+from tvmify.signature import Signature, TensorSpec, map_only
 from tvmify.verdict import judge
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ class Entry:
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what `example` makes arguments of."""
-        self._call = pytree.tree_map_only(
-            torch.Tensor, TensorSpec.of, (args, kwargs), is_leaf=is_size
-        )
+        self._call = map_only(torch.Tensor, TensorSpec.of, (args, kwargs))
 
     def refused(self, leaves: tuple[Any, ...]) -> Entry:
         """Return why compiled code left a call to eager; no reason if it failed, as eager will."""
@@ -134,7 +132,7 @@ class Entry:
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a call of this signature, with tensors of zeros."""
-        return pytree.tree_map_only(TensorSpec, TensorSpec.example, self._call, is_leaf=is_size)
+        return map_only(TensorSpec, TensorSpec.example, self._call)
 
 
 @dataclass

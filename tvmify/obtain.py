@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tvmify import misses
 from tvmify.artifact import Artifact
@@ -21,7 +20,7 @@ from tvmify.keys import processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor, measure
-from tvmify.signature import TensorSpec, is_size
+from tvmify.signature import TensorSpec, map_only
 from tvmify.target import Target
 
 if TYPE_CHECKING:
@@ -115,31 +114,14 @@ def reject(key: Key, problem: str, options: CompileOptions) -> None:
         disk.reject(key, problem)
 
 
-def load_or_build(
+def build_once(
     key: Key,
     disk: Disk | None,
     find: Callable[[Disk], Executor | None],
     build: Callable[[], Artifact],
     stages: Stages,
 ) -> tuple[Executor, str]:
-    """Load a program, or build and store it while other processes wait for that."""
-    return _load(disk, find) or _build_once(key, disk, find, build, stages)
-
-
-def _load(
-    disk: Disk | None, find: Callable[[Disk], Executor | None]
-) -> tuple[Executor, str] | None:
-    executor = find(disk) if disk is not None else None
-    return None if executor is None else (executor, LOADED)
-
-
-def _build_once(
-    key: Key,
-    disk: Disk | None,
-    find: Callable[[Disk], Executor | None],
-    build: Callable[[], Artifact],
-    stages: Stages,
-) -> tuple[Executor, str]:
+    """Build and store a program while other processes wait for that, or load what they built."""
     if disk is None:
         return Executor(build()), BUILT
     with contextlib.ExitStack() as lock:
@@ -157,6 +139,13 @@ def _build_once(
     return Executor(artifact), BUILT
 
 
+def _load(
+    disk: Disk | None, find: Callable[[Disk], Executor | None]
+) -> tuple[Executor, str] | None:
+    executor = find(disk) if disk is not None else None
+    return None if executor is None else (executor, LOADED)
+
+
 def _make(
     key: Key,
     disk: Disk | None,
@@ -170,17 +159,12 @@ def _make(
     """Do what `misses.resolve` asks for, now or later."""
     find = functools.partial(_find, key, program, args, kwargs)
     build = functools.partial(_build, key, program, args, kwargs, options, stages, unpacked)
-    return _build_once(key, disk, find, build, stages)
+    return build_once(key, disk, find, build, stages)
 
 
 def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Return arguments of the same signature, for a build that may come when those are gone."""
-    return pytree.tree_map_only(
-        torch.Tensor,
-        lambda tensor: TensorSpec.of(tensor).example(),
-        (args, kwargs),
-        is_leaf=is_size,
-    )
+    return map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs))
 
 
 def _find(

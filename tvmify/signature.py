@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,9 +164,11 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     )
 
 
-def is_size(item: Any) -> bool:
-    """Tell whether an item is to stay whole: ``pytree`` makes a plain tuple of a ``torch.Size``."""
-    return isinstance(item, torch.Size)
+def map_only(kind: type, function: Callable[[Any], Any], arguments: Any) -> Any:
+    """Do what `pytree.tree_map_only` does, which makes a plain tuple of a ``torch.Size``."""
+    return pytree.tree_map_only(
+        kind, function, arguments, is_leaf=lambda item: isinstance(item, torch.Size)
+    )
 
 
 def example_arguments(

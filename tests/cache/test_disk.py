@@ -10,29 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.entries import KEY, artifact
 from tests.cache.mutations import seal
 from tests.cache.programs import artifact_of, key_of
 from tvmify import CacheError, TvmifyWarning
-from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits
 from tvmify.cache.directory import opened, read
 from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
 from tvmify.cache.manifest import Manifest, library_file
-
-KEY = Key({"program": "relu", "target": "llvm"})
-
-
-def artifact(library: bytes = b"code") -> Artifact:
-    return Artifact(
-        library=library,
-        target='{"kind": "llvm"}',
-        inputs=(0,),
-        weights=("weight",),
-        packed=("weight as it is",),
-        outputs=(("tensor", 0), ("constant", None)),
-        output_structure="[1]",
-        report={"kernels": {"relu": "elementwise"}},
-    )
 
 
 def test_an_entry_comes_back_equal(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tvmify.errors import CacheError
 _SEAL = ',\n "sha256": "{}"\n}}\n'
 _SEAL_LENGTH = len(_SEAL.format("0" * 64))
 #: Bytes of the largest library that is read.
-_LARGEST_LIBRARY = 1 << 31
+LARGEST_LIBRARY = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Manifest:
             library = document["library"]
             key = Key({_text(name): _text(text) for name, text in document["key"].items()})
             size = library["size"]
-            if type(size) is not int or not 0 <= size <= _LARGEST_LIBRARY:
+            if type(size) is not int or not 0 <= size <= LARGEST_LIBRARY:
                 raise CacheError(f"a library of {size!r:.50} bytes is not read")
             return cls(key, dict(document["artifact"]), _text(library["sha256"]), size)
         except _MALFORMED as error:

@@ -18,13 +18,13 @@ from typing import BinaryIO
 
 from tvmify.artifact import Artifact
 from tvmify.cache.key import Key
-from tvmify.cache.manifest import Manifest, library_file
+from tvmify.cache.manifest import LARGEST_LIBRARY, Manifest, library_file
+from tvmify.cache.stored import LIBRARY, LONGEST_MANIFEST, MANIFEST
 from tvmify.errors import CacheError
 
-_MANIFEST, _LIBRARY = "manifest.json", "module.so"
-_MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(_MANIFEST)}|{re.escape(_LIBRARY)})")
-#: The largest members that are read. Programs are text and code: their weights are not in them.
-_LIMITS = {_MANIFEST: 32 << 20, _LIBRARY: 1 << 31}
+_MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(MANIFEST)}|{re.escape(LIBRARY)})")
+#: The largest members that are read: what is read of an entry on disk.
+_LIMITS = {MANIFEST: LONGEST_MANIFEST, LIBRARY: LARGEST_LIBRARY}
 _ENCRYPTED = 1
 # What zipfile raises for archives that are damaged or forged.
 _UNREADABLE = (
@@ -52,7 +52,7 @@ def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for manifest, library in entries:
             digests.append(manifest.key.digest)
-            for name, content in (_MANIFEST, manifest.to_json().encode()), (_LIBRARY, library):
+            for name, content in (MANIFEST, manifest.to_json().encode()), (LIBRARY, library):
                 # Without a time: the archive of equal entries is the same, byte for byte.
                 member = zipfile.ZipInfo(f"{digests[-1]}/{name}")
                 member.external_attr = (stat.S_IFREG | 0o644) << 16
@@ -106,7 +106,7 @@ class Reader:
         if not self.digests:
             raise CacheError("it has no entries")
         for digest in self.digests:
-            for name in (_MANIFEST, _LIBRARY):
+            for name in (MANIFEST, LIBRARY):
                 if f"{digest}/{name}" not in names:
                     raise CacheError(f"member '{digest}/{name}' is missing")
 
@@ -119,8 +119,8 @@ class Reader:
             It is damaged, of another format version, or belongs to another key.
         """
         try:
-            manifest = Manifest.from_json(self._archive.read(f"{digest}/{_MANIFEST}"))
-            library = self._archive.read(f"{digest}/{_LIBRARY}")
+            manifest = Manifest.from_json(self._archive.read(f"{digest}/{MANIFEST}"))
+            library = self._archive.read(f"{digest}/{LIBRARY}")
         except _UNREADABLE as error:
             raise CacheError(f"unreadable: {error}") from error
         if manifest.key.digest != digest:

@@ -17,7 +17,7 @@ from tvmify.errors import CacheError
 MANIFEST = "manifest.json"
 LIBRARY = "module.so"
 #: Bytes of the longest manifest that is read: far more than any program needs.
-_LONGEST_MANIFEST = 32 << 20
+LONGEST_MANIFEST = 32 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
@@ -109,7 +109,7 @@ def read_manifest(entry: int) -> Manifest:
         It cannot be read.
     """
     with directory.opened(MANIFEST, entry) as file:
-        return Manifest.from_json(directory.read(file, _LONGEST_MANIFEST))
+        return Manifest.from_json(directory.read(file, LONGEST_MANIFEST))
 
 
 def read_files(entry: int) -> tuple[Manifest, bytes]:
