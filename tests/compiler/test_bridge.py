@@ -78,6 +78,16 @@ def test_results_that_a_converter_leaves_out_come_from_pytorch():
     torch.testing.assert_close(executed(artifact, program, x), program(x))
 
 
+def test_a_result_that_nothing_reads_need_not_have_the_declared_shape():
+    def program(indices: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> Any:
+        return F.embedding_bag(indices, weight, offsets, mode="max", include_last_offset=True)
+
+    args = torch.randint(0, 9, (6,)), torch.randn(10, 4), torch.tensor([0, 3, 6])
+    artifact = compiled(program, *args)
+    assert artifact.report["bridged"] == {"aten._embedding_bag_forward_only.default": 1}
+    torch.testing.assert_close(executed(artifact, program, *args), program(*args))
+
+
 def test_a_result_is_never_the_memory_of_an_argument():
     def program(x: torch.Tensor) -> Any:
         y = x + 1

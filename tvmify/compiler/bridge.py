@@ -59,7 +59,7 @@ def is_complex(node: fx.Node) -> bool:
 def bridge(
     node: fx.Node, env: dict[fx.Node, Any], emit: Callable[[relax.Expr], Any], after: Any = None
 ) -> Any:
-    """Emit the call of an operator by PyTorch; return its result, a tuple if it has several.
+    """Emit the call of an operator by PyTorch.
 
     Parameters
     ----------
@@ -71,20 +71,39 @@ def bridge(
         Binds an expression to a variable.
     after
         A tensor that has to be computed before, if order matters: of a random operator.
+
+    Returns
+    -------
+    The Relax value of the result; a tuple if there are several, with None for those that nothing
+    reads.
     """
     nodes = _tensor_nodes(node)
     arguments = [env[n] for n in nodes] + ([] if after is None else [after])
-    text = _graph(node, nodes, len(arguments))
     results = _leaves(node.meta["val"])
-    types = [relax.TensorType(*_shape_and_dtype(tensor)) for tensor in results]
+    used = _used(node, len(results))
+    text = _graph(node, nodes, len(arguments), used)
+    types = [relax.TensorType(*_shape_and_dtype(results[i])) for i in used]
     ty = types[0] if len(types) == 1 else relax.TupleType(types)
     call = relax.op.call_pure_packed(FUNCTION, tvm.ir.StringImm(text), *arguments, ty_args=[ty])
     value = emit(call)
     if isinstance(node.meta["val"], torch.Tensor):
         return value
-    if len(types) == 1:
-        return (value,)
-    return tuple(emit(relax.TupleGetItem(value, i)) for i in range(len(types)))
+    known = {used[0]: value}
+    if len(used) > 1:
+        known = {place: emit(relax.TupleGetItem(value, i)) for i, place in enumerate(used)}
+    return tuple(known.get(i) for i in range(len(results)))
+
+
+def _used(node: fx.Node, results: int) -> list[int]:
+    """Return which results of a call the program reads.
+
+    The others are not even looked at: some, such as the bookkeeping of embedding_bag, do not have
+    the shapes that their operator declares.
+    """
+    if isinstance(node.meta["val"], torch.Tensor):
+        return [0]
+    indices = {user.args[1] for user in node.users if user.users}
+    return [i for i in range(results) if i in indices] or [0]
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -106,8 +125,11 @@ def _shape_and_dtype(tensor: torch.Tensor) -> tuple[list[int], str]:
 # ------------------------------------------------------------------------- TorchScript's notation
 
 
-def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int) -> str:
-    """Return a graph that takes the tensors, and perhaps others of no meaning, and calls."""
+def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) -> str:
+    """Return a graph that takes the tensors, and perhaps others of no meaning, and calls.
+
+    It returns those results whose indices are in ``used``.
+    """
     graph = torch._C.Graph()
     given = [graph.addInput(f"x{i}") for i in range(inputs)]
     known = {}
@@ -123,8 +145,9 @@ def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int) -> str:
     if is_list:
         values[0].setType(torch._C.ListType.ofTensors())
         values = _insert(graph, "prim::ListUnpack", values, len(results))
-    for value, tensor in zip(values, results, strict=True):
-        result = value
+    for i in used:
+        result = value = values[i]
+        tensor = results[i]
         if tensor.dtype in PARTS:
             (resolved,) = _insert(graph, "aten::resolve_conj", [value])
             (result,) = _insert(graph, "aten::view_as_real", [resolved])

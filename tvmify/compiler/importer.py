@@ -293,7 +293,8 @@ class Importer(ExportedProgramImporter):
         if self._drawn is None:
             raise UnsupportedOperator([operators.name(node)], "the program takes no tensor")
         value = bridge(node, self.env, self.emit, after=self._drawn)
-        self._drawn = value[0] if isinstance(value, tuple) else value
+        fields = value if isinstance(value, tuple) else (value,)
+        self._drawn = next(field for field in fields if field is not None)
         return value
 
     def _checked(self, node: fx.Node, value: Any, expected: Any) -> Any:
