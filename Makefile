@@ -12,6 +12,7 @@
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
+# make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one
 # make wheel            a wheel in dist/, tried out in a clean environment
 # make clean            remove what the targets above made
 #
@@ -50,7 +51,7 @@ PROGRAMS ?= 2000
 SEED ?= 0
 
 .PHONY: demo install test fuzz soak soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-startup bench-heuristic wheel clean
+	bench bench-overhead bench-startup bench-heuristic gpu-check wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -106,6 +107,10 @@ bench-heuristic: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.heuristic build --seconds 3600
 	$(BIN)/python -m benchmarks.heuristic measure --seconds 3600
 	$(BIN)/python -m benchmarks.heuristic report
+
+gpu-check: install
+	$(BIN)/python -m pytest -rs tests/gpu
+	$(BIN)/python -m benchmarks.gpu --rounds $(ROUNDS)
 
 wheel: install
 	rm -rf build/lib* dist

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,28 +24,31 @@ class Worker:
 
     Parameters
     ----------
-    model, contender
-        Their names.
-    threads
-        How many it may use.
+    command
+        Starts it.
     folder
         Where its caches are, and the files that it shares with the others.
+    contender
+        Its name: of its own files in that folder.
+    threads
+        How many it may use of the CPU; None for as many as it likes.
     """
 
-    def __init__(self, model: str, contender: str, threads: int, folder: Path) -> None:
-        number = str(threads)
+    def __init__(
+        self, command: list[str], folder: Path, contender: str, threads: int | None = None
+    ) -> None:
         environment = os.environ | {
             "TVMIFY_CACHE_DIR": str(folder / contender),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / contender),
-            "OMP_NUM_THREADS": number,
-            "MKL_NUM_THREADS": number,
             "HF_HUB_OFFLINE": "1",
         }
+        if threads is not None:
+            environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         # Read only if the process ends without an answer.
         self.log = folder / f"{contender}.log"
         with self.log.open("w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.worker", model, contender, number, str(folder)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

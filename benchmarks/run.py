@@ -128,7 +128,9 @@ def compare(
     with ExitStack() as stack:
         for name, result in results.items():
             step(f"preparing {CONTENDERS[name].title}")
-            worker = stack.enter_context(Worker(model, name, threads, folder))
+            command = [sys.executable, "-m", "benchmarks.worker", model, name, str(threads)]
+            worker = Worker([*command, str(folder)], folder, name, threads)
+            worker = stack.enter_context(worker)
             try:
                 report = first_of(folder, name, worker.answer())
             except WorkerError as error:

@@ -1,0 +1,168 @@
+"""A process that is one contender on an NVIDIA GPU; it answers as `benchmarks.worker` does.
+
+    python -m benchmarks.gpu_worker CASE CONTENDER FOLDER
+
+The contender ``reference`` writes what the outputs should be, and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from benchmarks.contenders import first_line
+from benchmarks.models import build
+from benchmarks.reference import OUTPUTS
+from benchmarks.worker import largest_error
+
+DEVICE = "cuda"
+BURST = 0.5  # seconds
+FEWEST_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model as it is run on a GPU.
+
+    Attributes
+    ----------
+    model
+        Its name in `benchmarks.models.MODELS`.
+    batch
+        How many of the model's examples make a batch.
+    tokens
+        The length of the sequences, where the model's own is not meant.
+    """
+
+    model: str
+    batch: int = 1
+    tokens: int | None = None
+
+
+#: All in float16, images and their convolutions with channels last.
+CASES = {
+    "resnet50_1": Case("resnet50"),
+    "resnet50_32": Case("resnet50", batch=32),
+    "bert_base_1x128": Case("bert_base"),
+    "bert_base_8x512": Case("bert_base", batch=8, tokens=512),
+    "vit_base_1": Case("vit_base"),
+    "mlp_1": Case("mlp_1"),
+    "gpt2_decode_1": Case("gpt2_decode"),
+}
+
+
+def loaded(case: Case) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """Return a model in float16 and its arguments, on the GPU."""
+    module, args = build(case.model)
+    module = module.half().to(DEVICE)
+    if any(isinstance(child, torch.nn.Conv2d) for child in module.modules()):
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module, tuple(_batched(arg, case).to(DEVICE) for arg in args)
+
+
+def _batched(tensor: torch.Tensor, case: Case) -> torch.Tensor:
+    if case.tokens is not None:
+        tensor = tensor.repeat(1, -(-case.tokens // tensor.shape[1]))[:, : case.tokens]
+    tensor = tensor.repeat(case.batch, *[1] * (tensor.dim() - 1))
+    if tensor.is_floating_point():
+        tensor = tensor.half()
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+# ----------------------------------------------------------------------------------- contenders
+
+
+def eager(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    """As everybody runs it."""
+    return lambda: module(*args)
+
+
+def max_autotune(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    """``torch.compile`` at its best: templates are timed, and CUDA graphs are replayed."""
+    compiled = torch.compile(module, mode="max-autotune")
+    return lambda: compiled(*args)
+
+
+def tvmify(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
+    """Decorated, with CUDA graphs, too."""
+    from tvmify import tvmify as decorate
+
+    fast = decorate(module, target="cuda", cuda_graph=True, strict=True, progress=False)
+    return lambda: fast(*args)
+
+
+CONTENDERS = {"eager": eager, "max-autotune": max_autotune, "tvmify": tvmify}
+
+
+# ------------------------------------------------------------------------------------ measuring
+
+
+def burst(call: Callable[[], Any]) -> dict[str, Any]:
+    """Call for some time; return the milliseconds that the GPU sees pass from call to result.
+
+    Each call starts on an idle GPU, so that what the host needs to launch it counts, too.
+    """
+    call()
+    torch.cuda.synchronize()
+    taken: list[float] = []
+    begin = time.perf_counter()
+    while len(taken) < FEWEST_CALLS or time.perf_counter() - begin < BURST:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        taken.append(start.elapsed_time(end))
+    return {"median_ms": statistics.median(taken), "minimum_ms": min(taken), "calls": len(taken)}
+
+
+def make_reference(case: Case, path: Path) -> None:
+    """Write the outputs of a model in float64, of the weights and inputs that float16 has."""
+    module, args = loaded(case)
+    wide = [arg.double() if arg.is_floating_point() else arg for arg in args]
+    outputs = pytree.tree_leaves(module.double()(*wide))
+    torch.save([output.cpu() for output in outputs], path)
+
+
+def main() -> None:
+    """Keep standard output for the answers: compilers print to it."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    name, contender, folder = sys.argv[1:]
+
+    def answer(record: dict[str, Any]) -> None:
+        print(json.dumps(record), file=answers, flush=True)
+
+    with torch.inference_mode():
+        if contender == "reference":
+            make_reference(CASES[name], Path(folder, OUTPUTS))
+            return
+        try:
+            module, args = loaded(CASES[name])
+            start = time.perf_counter()
+            call = CONTENDERS[contender](module, args)
+            outputs = pytree.tree_map(lambda tensor: tensor.cpu(), call())
+            first = time.perf_counter() - start
+            error = largest_error(outputs, torch.load(Path(folder, OUTPUTS)))
+            for _ in range(3):  # graphs are captured after some calls
+                call()
+        except Exception as failure:  # whatever a contender cannot do is a blank with its reason
+            answer({"reason": f"{type(failure).__name__}: {first_line(failure)}"})
+            return
+        answer({"first_call_s": first, "error": error})
+        for _ in sys.stdin:
+            answer(burst(call) | {"peak_mib": torch.cuda.max_memory_allocated() / 2**20})
+
+
+if __name__ == "__main__":
+    main()

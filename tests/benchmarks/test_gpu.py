@@ -1,0 +1,61 @@
+"""The table of the GPU benchmark, which itself needs a GPU."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks import gpu
+from benchmarks.gpu_worker import CASES, Case, _batched
+from benchmarks.results import Result
+
+
+def measured(contender: str, median: float, error: float) -> Result:
+    bursts = [{"median_ms": median, "minimum_ms": median, "calls": 20}]
+    return Result("resnet50_1", 0, contender, bursts, first_call_s=1.0, error=error)
+
+
+def printed(*results: Result) -> str:
+    text = io.StringIO()
+    by_name = {result.contender: result for result in results}
+    Console(file=text, width=160).print(gpu.table({results[0].model: by_name}, "a GPU"))
+    return text.getvalue()
+
+
+def test_a_table_says_which_goals_are_met() -> None:
+    text = printed(
+        measured("eager", 4.0, 1e-3), measured("max-autotune", 2.0, 1e-3), measured("tvmify", 3, 1)
+    )
+    assert "1.50 > 1.0" in text  # of the time of max-autotune
+    assert "0.75 > 0.6" in text  # of eager's
+    assert "1000.00 > 2.0" in text  # of eager's error
+    assert "0.50 met" in printed(
+        measured("eager", 4.0, 1e-3),
+        measured("max-autotune", 2.0, 1e-3),
+        measured("tvmify", 1.0, 1e-3),
+    )
+
+
+def test_what_could_not_run_is_not_measured() -> None:
+    missing = Result("resnet50_1", 0, "tvmify", reason="UnsupportedTarget")
+    text = printed(measured("eager", 4, 1), measured("max-autotune", 2, 1), missing)
+    assert text.count("not measured") == 3
+
+
+def test_batches_repeat_the_example() -> None:
+    image = torch.randn(1, 3, 4, 4)
+    batch = _batched(image, CASES["resnet50_32"])
+    assert batch.shape == (32, 3, 4, 4)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(batch[7], image[0].half())
+    tokens = torch.arange(6).reshape(1, 6)
+    assert _batched(tokens, Case("", batch=2, tokens=8)).tolist() == [[0, 1, 2, 3, 4, 5, 0, 1]] * 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_benchmark_says_so() -> None:
+    with pytest.raises(SystemExit, match="no NVIDIA GPU"):
+        gpu.main(["--cases", "mlp*"])
