@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 
 from tvmify import NotCompiled, TvmifyWarning, WarmUpError, recording
 from tvmify import tvmify as decorate
-from tvmify.modes import entered, modes_now
 from tvmify.recording import Recorded
+from tvmify.recording.modes import entered, modes_now
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 

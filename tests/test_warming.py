@@ -17,10 +17,10 @@ import torch
 
 import tvmify
 from tvmify import WarmUpError
-from tvmify.modes import modes_now
 from tvmify.progress import Stages
 from tvmify.recording import Recorded
-from tvmify.warm_worker import Subjects, warm
+from tvmify.recording.modes import modes_now
+from tvmify.warming.worker import Subjects, warm
 
 MODELS = """
 import os, torch
@@ -100,7 +100,7 @@ def line_of(module: str, rows: int = 3, **changed: Any) -> Recorded:
 
 
 def warm_here(subject: str, recorded: Recorded) -> dict[str, Any]:
-    """Do in this process what `tvmify.warm_worker` does in its own."""
+    """Do in this process what `tvmify.warming.worker` does in its own."""
     return warm(Subjects(subject), recorded, None, threads=1)
 
 

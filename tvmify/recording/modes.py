@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tvmify.argument_trees import dtype_of
+from tvmify.recording.trees import dtype_of
 from tvmify.runtime import casting, casts_now
 
 

@@ -225,7 +225,7 @@ class _Pool:
 
 
 class _Process:
-    """A process that runs `tvmify.warm_worker`."""
+    """A process that runs `tvmify.warming.worker`."""
 
     names: list[str]
     notes: list[str]
@@ -234,7 +234,11 @@ class _Process:
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tvmify.warm_worker"],  # with the current directory on its path
+            [
+                sys.executable,
+                "-m",
+                "tvmify.warming.worker",
+            ],  # with the current directory on its path
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from tvmify.argument_trees import text_of, tree_of, value_of
 from tvmify.errors import WarmUpError
 from tvmify.explanation import warn_once
-from tvmify.modes import modes_now
 from tvmify.options import CompileOptions
+from tvmify.recording.modes import modes_now
+from tvmify.recording.trees import text_of, tree_of, value_of
 
 #: Raised whenever a line means something else than before.
 VERSION = 1
@@ -39,9 +39,9 @@ class Recorded:
     method
         Name of the method; empty for a function.
     args, kwargs
-        The arguments, see `tvmify.argument_trees`.
+        The arguments, see `tvmify.recording.trees`.
     modes
-        Of torch, see `tvmify.modes`, and whether the module was in training mode.
+        Of torch, see `tvmify.recording.modes`, and whether the module was in training mode.
     """
 
     module: str

@@ -1,6 +1,6 @@
 """One of the processes of `tvmify.warming`: makes the object, and builds what it is told to.
 
-Run as ``python -m tvmify.warm_worker``. It reads JSON lines and answers each with one.
+Run as ``python -m tvmify.warming.worker``. It reads JSON lines and answers each with one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
-from tvmify import decorator, misses, modes, recording
+from tvmify import decorator, misses, recording
 from tvmify.dispatcher import Dispatcher
 from tvmify.entry import Entry
 from tvmify.errors import NotCompiled, TvmifyError, WarmUpError
 from tvmify.obtain import BUILT, LOADED
 from tvmify.progress import Stages
 from tvmify.recording import Recorded
+from tvmify.recording.modes import entered
 
 
 class Subjects:
@@ -126,7 +127,7 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
         for dispatcher in subjects.dispatchers(recorded.module, recorded.method):
             wanted = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
             Stages.threads = threads
-            with modes.entered(wanted), misses.building_now():
+            with entered(wanted), misses.building_now():
                 args, kwargs = recorded.call()
                 parts.append(_warm(dispatcher, args, kwargs, target))
     except TvmifyError as error:
