@@ -19,6 +19,7 @@ ARGUMENTS = {
     "03_digits.py": ("--epochs", "8"),
     "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
     "05_saved_pipeline.py": ("--side", "64"),
+    "06_warm_up.py": ("--sides", "64"),
 }
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
 
@@ -89,3 +90,10 @@ def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
 def test_saved_pipeline_needs_no_compiler(tmp_path: Path) -> None:
     printed = run("05_saved_pipeline.py", cache=tmp_path / "cache")
     assert "as in eager PyTorch, from a process without the compiler" in printed
+
+
+def test_a_service_that_was_warmed_up_compiles_nothing(tmp_path: Path) -> None:
+    before, after = run("06_warm_up.py", cache=tmp_path / "cache").split("The same service")
+    assert "1 signature(s): 0 compiled, 0 loaded from disk" in before
+    assert "built" in before
+    assert "1 signature(s): 0 compiled, 1 loaded from disk" in after
