@@ -79,7 +79,6 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("program", {"net": Net(slope=0.25)}),
     ("inputs", {"args": (torch.zeros(3, 4),)}),
     ("inputs", {"args": (torch.zeros(2, 4, dtype=torch.float64),)}),
-    ("inputs", {"args": (torch.zeros(2, 4, device="meta"),)}),
     ("inputs", {"args": ([torch.zeros(2, 4)],)}),
     ("inputs", {"args": (), "kwargs": {"x": torch.zeros(2, 4)}}),
     ("inputs", {"kwargs": {"flag": True}}),
@@ -91,7 +90,6 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("unpacked", {"unpacked": ("a",)}),
     ("target", {"target": Target("llvm", {**CPU.attributes, "mattr": ["+avx2"]})}),
     ("target", {"target": Target("llvm", {**CPU.attributes, "mcpu": "znver4"})}),
-    ("target", {"target": Target("cuda", CPU.attributes)}),
     ("options", {"accuracy": "strict"}),
 ]
 

@@ -46,11 +46,14 @@ def key(
     unpacked
         Names of weights that calls write to, of which the program may not keep packed copies.
     """
+    # What a machine without a GPU has built is for all GPUs of that kind, whatever their numbers.
+    device = target.device
+    cuda = {"cuda": f"version: {torch.version.cuda}"} if target.kind == "cuda" else {}
     return Key(
         {
             "program": fingerprint,
-            "inputs": signature.key_text(),
-            "weights": _weights_text(weights),
+            "inputs": signature.key_text(device),
+            "weights": _weights_text(weights, device),
             "unpacked": "\n".join(unpacked),
             "target": str(target),
             "options": options.key_text(),
@@ -60,6 +63,7 @@ def key(
             "torch": torch.__version__,
             "tvm": metadata.version("apache-tvm"),
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
+            **cuda,
         }
     )
 
@@ -85,7 +89,24 @@ def target_of_call(
             "Move them to one device.",
         )
     device = devices.pop() if devices else torch.get_default_device()
-    return target_for(option, device.type, cpu_features())
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
+    return target_for(option, device.type, cpu_features(), capability)
+
+
+def misplaced(target: str, signature: Signature) -> str:
+    """Return why code for a target cannot take the tensors of a call; empty if it can.
+
+    Parameters
+    ----------
+    target
+        The text of a `Target`.
+    """
+    served = Target.parse(target).device
+    others = {str(device) for device in signature.devices if device.type != served}
+    return (
+        f"it is for {served!r}, and the inputs are on {', '.join(sorted(others))}" if others else ""
+    )
 
 
 def processor(key: Key) -> str:
@@ -93,13 +114,13 @@ def processor(key: Key) -> str:
     return "\n".join(key.entries[name] for name in ("target", "tuned for", "tvmify", "tvm"))
 
 
-def _weights_text(weights: Mapping[str, torch.Tensor]) -> str:
+def _weights_text(weights: Mapping[str, torch.Tensor], device: str) -> str:
     first_name: dict[int, str] = {}
     lines = []
     for name, tensor in sorted(weights.items()):
         same_as = first_name.setdefault(id(tensor), name)
         alias = "" if same_as == name else f" is {same_as}"
-        lines.append(f"{name}: {TensorSpec.of(tensor)}{alias}")
+        lines.append(f"{name}: {TensorSpec.of(tensor).text(device)}{alias}")
     return "\n".join(lines)
 
 

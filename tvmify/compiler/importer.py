@@ -143,17 +143,6 @@ class Importer(ExportedProgramImporter):
         kwargs.setdefault("primfunc_name_hint", function.__name__)
         return self.block_builder.emit_te(function, *args, **kwargs)
 
-    def call_loop(
-        self, function: tvm.tirx.PrimFunc, name: str, arguments: list[relax.Expr], size: int
-    ) -> relax.Var:
-        """Bind a call of one of `converters.loops` on flat tensors.
-
-        The result is flat, has `size` elements and the dtype of the first argument.
-        """
-        variable = self.block_builder.add_func(function, name)
-        result = relax.TensorType([size], str(arguments[0].ty.dtype))
-        return self.emit(relax.call_tir(variable, arguments, result))
-
     def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
         """Return an argument of a call, given by position or by name."""
         if index < len(node.args):

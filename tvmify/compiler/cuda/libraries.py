@@ -1,0 +1,183 @@
+"""Convolutions and matrix products by the libraries that PyTorch calls: cuDNN and cuBLAS.
+
+Each becomes a call of ``tvmify.aten`` (see `tvmify.compiler.bridge`) with a small graph, in which
+permutations are views: a contiguous tensor in the program's layout, channels last, is one of
+``torch.channels_last`` to PyTorch, and goes in and comes out without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import tvm
+from torch._C import Graph
+from tvm import relax
+from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmify.compiler.bridge import FUNCTION, example, insert
+from tvmify.compiler.passes.rewriting import rewrite_main
+
+#: Integers they do not multiply.
+_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+#: Layouts as PyTorch has them, whatever the memory format.
+_IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
+
+
+class Aten:
+    """A graph of ATen operators, as they are written down."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+    def __call__(self, operator: str, *arguments: Any) -> Any:
+        """Add a call; arguments that are no values of the graph are constants."""
+        values = [
+            x if isinstance(x, torch._C.Value) else self.graph.insertConstant(x) for x in arguments
+        ]
+        return insert(self.graph, f"aten::{operator}", values)[0]
+
+
+def aten(
+    tensors: Sequence[Expr],
+    shape: Sequence[int],
+    dtype: str,
+    body: Callable[..., Any],
+) -> relax.Call:
+    """Return a call of PyTorch.
+
+    Parameters
+    ----------
+    tensors
+        Given to the graph, contiguous.
+    shape, dtype
+        Of the result, which is made contiguous if it is not.
+    body
+        Takes an `Aten` and the graph's values of the tensors, and returns that of the result.
+    """
+    record = Aten()
+    result = body(record, *(record.graph.addInput(f"x{i}") for i in range(len(tensors))))
+    result.inferTypeFrom(example(list(shape), dtype))
+    record.graph.registerOutput(result)
+    text = tvm.ir.StringImm(str(record.graph))
+    return relax.op.call_pure_packed(
+        FUNCTION, text, *tensors, ty_args=[relax.TensorType(list(shape), dtype)]
+    )
+
+
+@tvm.transform.module_pass(opt_level=0, name="CallLibraries")
+class CallLibraries:
+    """Let PyTorch compute the operators of `_CALLS`."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Calling)
+
+
+@mutator
+class _Calling(PyExprMutator):
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+        if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
+            return call
+        return _CALLS[name](self, call)
+
+    def transposed(self, x: Expr) -> tuple[Expr, bool]:
+        """Return a matrix as it lies in memory, and whether that is the other way around."""
+        value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.permute_dims"):
+            return x, False
+        rank = len(value.ty.shape.values)
+        axes = value.attrs.axes
+        order = [int(axis) % rank for axis in axes] if axes is not None else [*range(rank)][::-1]
+        swapped = [*range(rank - 2), rank - 1, rank - 2]
+        return (value.args[0], True) if order == swapped else (x, False)
+
+
+def _matmul(calling: _Calling, call: relax.Call) -> relax.Expr:
+    # A weight stays as it is: cuBLAS takes either order.
+    operands, turned = zip(*(calling.transposed(x) for x in call.args), strict=True)
+
+    def body(record: Aten, *matrices: Any) -> Any:
+        pairs = zip(matrices, turned, strict=True)
+        views = (record("transpose", x, -2, -1) if is_turned else x for x, is_turned in pairs)
+        return record("matmul", *views)
+
+    return aten(operands, _shape(call), str(call.ty.dtype), body)
+
+
+def _conv2d(calling: _Calling, call: relax.Call) -> relax.Expr:
+    attributes = call.attrs
+    top, left, bottom, right = (int(size) for size in attributes.padding)
+    is_even = (top, left) == (bottom, right)
+
+    def body(record: Aten, x: Any, weight: Any) -> Any:
+        x = record("permute", x, _axes(attributes.data_layout, _IMAGE))
+        weight = record("permute", weight, _axes(attributes.kernel_layout, _FILTERS))
+        if not is_even:
+            x = record("constant_pad_nd", x, [left, right, top, bottom], 0.0)
+        padding = [top, left] if is_even else [0, 0]
+        return _convolved(record, x, weight, attributes, padding, None)
+
+    return aten(call.args, _shape(call), str(call.ty.dtype), body)
+
+
+def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
+    attributes = call.attrs
+    x, weight = call.args
+    # As PyTorch would lay them out for each call; here they are packed.
+    order = _axes(attributes.kernel_layout, "IHWO")
+    weight = calling.builder_.emit(relax.op.permute_dims(weight, order))
+    top, left, *_ = (int(size) for size in attributes.padding)
+
+    def body(record: Aten, x: Any, weight: Any) -> Any:
+        x = record("permute", x, _axes(attributes.data_layout, _IMAGE))
+        weight = record("permute", weight, _axes("IHWO", _TURNED_FILTERS))
+        return _convolved(
+            record, x, weight, attributes, [top, left], _numbers(attributes.output_padding)
+        )
+
+    return aten([x, weight], _shape(call), str(call.ty.dtype), body)
+
+
+def _convolved(
+    record: Aten, x: Any, weight: Any, attributes: Any, padding: list[int], extra: list[int] | None
+) -> Any:
+    """Add the convolution; with `extra`, the padding of its output, it is a transposed one."""
+    result = record(
+        "convolution",
+        x,
+        weight,
+        None,
+        _numbers(attributes.strides),
+        padding,
+        _numbers(attributes.dilation),
+        extra is not None,
+        extra or [0, 0],
+        int(attributes.groups),
+    )
+    layout = attributes.out_layout or attributes.data_layout
+    return record("permute", result, _axes(_IMAGE, layout))
+
+
+_CALLS: dict[str, Callable[[_Calling, relax.Call], relax.Expr]] = {
+    "relax.matmul": _matmul,
+    "relax.nn.conv2d": _conv2d,
+    "relax.nn.conv2d_transpose": _conv2d_transpose,
+}
+
+
+def _axes(source: str, target: str) -> list[int]:
+    """Which permutation leads from one layout to another."""
+    return [str(source).index(letter) for letter in str(target)]
+
+
+def _numbers(values: Sequence[Any]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _shape(call: relax.Call) -> list[int]:
+    return [int(extent) for extent in call.ty.shape.values]
