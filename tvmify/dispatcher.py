@@ -307,9 +307,9 @@ class Dispatcher:
         try:
             recorded = general or (args, kwargs)
             key, executor = self._obtain(*recorded, self.options.target, entry, stages)
-            if executor.refusal:
+            if refusal := executor.refusal or keys.misplaced(key, args, kwargs):
                 raise UnsupportedTarget(
-                    f"code for this target cannot run here: {executor.refusal}",
+                    f"code for this target cannot run here: {refusal}",
                     "Leave target= out, or save() the module for a machine of that kind.",
                 )
             entry.remember(args, kwargs)

@@ -91,22 +91,21 @@ def target_of_call(
     device = devices.pop() if devices else torch.get_default_device()
     on_gpu = device.type == "cuda"
     capability = torch.cuda.get_device_capability(device) if on_gpu else None
-    return target_for(option, device.type, cpu_features(), capability)
+    target = target_for(option, device.type, cpu_features(), capability)
+    if target.device != device.type and autocast_text():
+        raise UnsupportedTarget(
+            f"autocast would not do for tensors on {device.type!r} what it does on a GPU",
+            "Build without autocast, or with tensors on the GPU.",
+        )
+    return target
 
 
-def misplaced(target: str, signature: Signature) -> str:
-    """Return why code for a target cannot take the tensors of a call; empty if it can.
-
-    Parameters
-    ----------
-    target
-        The text of a `Target`.
-    """
-    served = Target.parse(target).device
-    others = {str(device) for device in signature.devices if device.type != served}
-    return (
-        f"it is for {served!r}, and the inputs are on {', '.join(sorted(others))}" if others else ""
-    )
+def misplaced(key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return why the program of a key cannot take the tensors of a call; empty if it can."""
+    served = Target.parse(key.entries["target"]).device
+    devices = Signature.of(args, kwargs).devices
+    others = sorted({str(device) for device in devices if device.type != served})
+    return f"it is for {served!r}, and inputs are on {', '.join(others)}" if others else ""
 
 
 def processor(key: Key) -> str:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from tvmify.compiler import operators
+from tvmify.compiler.converters.registry import is_for_gpu
 
 #: The function in the native library.
 FUNCTION = "tvmify.aten"
@@ -175,6 +176,8 @@ def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> A
         return made
     if isinstance(value, (torch.memory_format, torch.layout)):
         value = None  # results are made contiguous anyway
+    if "Device" in kind and is_for_gpu() and (value is not None or not known):
+        value = torch.device("cuda")  # the call's own, wherever the program was recorded
     if "float" in kind:
         value = pytree.tree_map_only(int, float, value)
     if not isinstance(value, (list, tuple)):

@@ -27,7 +27,7 @@ from tvmify.compiler.constants import constant_of, fold_constants
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.refusals import refuse
+from tvmify.compiler.refusals import refuse, refuse_other_devices
 from tvmify.compiler.sharing import Sharing, sharing, written_bases
 from tvmify.compiler.spelt_attention import recognise_attention
 from tvmify.compiler.stock import STOCK
@@ -89,7 +89,10 @@ def import_program(program: ExportedProgram, unpacked: Sequence[str] = ()) -> Im
         them are named), or writes to or returns memory in a way that has no compiled form.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
+    UnsupportedTarget
+        Results are on another device than arguments.
     """
+    refuse_other_devices(program)
     shared = sharing(program)
     program = decompose(program)
     fold_constants(program)
