@@ -18,7 +18,7 @@ class Backend:
     Attributes
     ----------
     attention
-        Lowers what `tvmify.compiler.passes.lower_attention.describe` stands for.
+        Lower what `tvmify.compiler.passes.lower_attention.describe` stands for.
     before_legalizing
         Takes operators out that are not lowered one by one.
     legalizers
@@ -30,7 +30,7 @@ class Backend:
         begins with ``"unscheduled"`` where none did.
     """
 
-    attention: tvm.transform.Pass
+    attention: tuple[tvm.transform.Pass, ...]
     before_legalizing: tvm.transform.Pass
     legalizers: Mapping[str, Legalize]
     after_fusing: tuple[tvm.transform.Pass, ...]

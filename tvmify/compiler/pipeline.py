@@ -43,7 +43,7 @@ LEGALIZERS: dict[str, Legalize] = {
 }
 
 CPU = Backend(
-    attention=LowerAttention(),
+    attention=(merge_projections(), CancelTransposes(), LowerAttention()),
     before_legalizing=GateConvolutions(),
     legalizers=LEGALIZERS,
     after_fusing=(JoinDepthwise(),),
@@ -97,10 +97,8 @@ def lower(
                 "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
             }
         ),
-        merge_projections(),
-        CancelTransposes(),
         # Takes in the permutations around attention, and leaves one that others undo.
-        backend.attention,
+        *backend.attention,
         CancelTransposes(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),

@@ -48,8 +48,8 @@ class _Calling(AttentionLowering):
                 about.scale,
                 about.shared > 1,
             )
-            if seen is not None and about.empty != 0:
-                result = record("masked_fill", result, _empty(record, seen, mask), about.empty)
+            if seen is not None and math.isnan(about.empty):
+                result = record("add", result, _nan_where_empty(record, seen, mask, result), 1)
             return record("permute", result, _SWAP)
 
         tensors = tensors if mask is None else [*tensors, mask]
@@ -65,8 +65,11 @@ def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
     return record("permute", x, _SWAP)
 
 
-def _empty(record: Aten, seen: Any, mask: Expr) -> Any:
-    """Return, as ``[batch, heads, queries, 1]``, which queries see no key."""
-    if str(mask.ty.dtype) != "bool":
-        return record("eq", record("amax", seen, [-1], True), -math.inf)
-    return record("logical_not", record("any", seen, -1, True))
+def _nan_where_empty(record: Aten, seen: Any, mask: Expr, result: Any) -> Any:
+    """Return, as ``[batch, heads, queries, 1]``, NaN for queries that see no key, and else zero."""
+    if str(mask.ty.dtype) == "bool":
+        sees = record("type_as", record("any", seen, -1, True), result)
+        largest = record("log", sees)
+    else:
+        largest = record("amax", seen, [-1], True)
+    return record("mul", largest, 0.0)  # largest is minus infinity there

@@ -29,7 +29,8 @@ def register() -> None:
     for name in _FUNCTIONS:
         own = Op.get(f"tirx.{name}")
         before = own.get_attr("cuda.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
-        register_intrin_lowering(own.name, target="cuda", f=_in_float32(before), level=_LEVEL)
+        if before is not None:  # else it lowers itself to others
+            register_intrin_lowering(own.name, target="cuda", f=_in_float32(before), level=_LEVEL)
     register_intrin_lowering(EXPM1, target="cuda", f=_in_float32(_expm1), level=_LEVEL)
 
 

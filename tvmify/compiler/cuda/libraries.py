@@ -7,6 +7,7 @@ permutations are views: a contiguous tensor in the program's layout, channels la
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from tvmify.compiler.passes.rewriting import rewrite_main
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+_MATMUL = tvm.ir.Op.get("relax.matmul")
 #: Layouts as PyTorch has them, whatever the memory format.
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
 
@@ -78,12 +80,40 @@ class CallLibraries:
 
 @mutator
 class _Calling(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        blocks = ir_mod["main"].body.blocks
+        self.values = {b.var: b.value for block in blocks for b in block.bindings}
+        self.readers: Counter[relax.Var] = Counter()
+        for value in self.values.values():
+            self.readers.update(relax.analysis.free_vars(value))
+
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+        if name == "relax.add":
+            linear = self.linear(op)
+            return call if linear is None else linear
         if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
             return call
         return _CALLS[name](self, call)
+
+    def linear(self, op: relax.Call) -> relax.Expr | None:
+        """Return a product and the addition of a bias as one call; cuBLAS has both."""
+        for product, bias in (op.args, reversed(op.args)):
+            value = self.values.get(product)
+            if (
+                isinstance(value, relax.Call)
+                and value.op == _MATMUL
+                and self.readers[product] == 1
+                and str(op.ty.dtype) in _DTYPES
+                and len(value.args[1].ty.shape.values) == 2
+                and _shape(bias) == _shape(value)[-1:]
+                and len(_shape(value)) > 1
+            ):
+                operands = [self.visit_expr(x) for x in (*value.args, bias)]
+                return _product(self, operands[:2], _shape(value), op.ty.dtype, operands[2:])
+        return None
 
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
         """Return a matrix as it lies in memory, and whether that is the other way around."""
@@ -98,15 +128,28 @@ class _Calling(PyExprMutator):
 
 
 def _matmul(calling: _Calling, call: relax.Call) -> relax.Expr:
+    return _product(calling, call.args, _shape(call), call.ty.dtype, [])
+
+
+def _product(
+    calling: _Calling,
+    factors: Sequence[Expr],
+    shape: list[int],
+    dtype: Any,
+    bias: list[Expr],
+) -> relax.Call:
     # A weight stays as it is: cuBLAS takes either order.
-    operands, turned = zip(*(calling.transposed(x) for x in call.args), strict=True)
+    operands, turned = zip(*(calling.transposed(x) for x in factors), strict=True)
 
-    def body(record: Aten, *matrices: Any) -> Any:
-        pairs = zip(matrices, turned, strict=True)
-        views = (record("transpose", x, -2, -1) if is_turned else x for x, is_turned in pairs)
-        return record("matmul", *views)
+    def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
+        left = record("transpose", left, -2, -1) if turned[0] else left
+        if not shift:
+            right = record("transpose", right, -2, -1) if turned[1] else right
+            return record("matmul", left, right)
+        weight = right if turned[1] else record("transpose", right, -2, -1)
+        return record("linear", left, weight, *shift)
 
-    return aten(operands, _shape(call), str(call.ty.dtype), body)
+    return aten([*operands, *bias], shape, str(dtype), body)
 
 
 def _conv2d(calling: _Calling, call: relax.Call) -> relax.Expr:
@@ -179,5 +222,5 @@ def _numbers(values: Sequence[Any]) -> list[int]:
     return [int(value) for value in values]
 
 
-def _shape(call: relax.Call) -> list[int]:
-    return [int(extent) for extent in call.ty.shape.values]
+def _shape(x: Expr) -> list[int]:
+    return [int(extent) for extent in x.ty.shape.values]
