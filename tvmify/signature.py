@@ -66,14 +66,8 @@ class TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
     def example(self) -> torch.Tensor:
-        """Return a tensor of zeros of this kind; zero is a valid index of any embedding.
-
-        What was recorded on a GPU can be built for where there is none: then it is on the CPU.
-        """
-        is_missing = self.device.type == "cuda" and not torch.cuda.is_available()
-        return torch.zeros(
-            self.shape, dtype=self.dtype, device="cpu" if is_missing else self.device
-        )
+        """Return a tensor of zeros of this kind; zero is a valid index of any embedding."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def text(self, device: str) -> str:
         """Describe the tensor as if it was on another device."""
