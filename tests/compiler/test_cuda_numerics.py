@@ -106,6 +106,24 @@ def test_products():
     check(products, torch.randn(2, 5, 4), torch.randn(4, 3), torch.randn(4), torch.randn(5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_norms_and_softmax(dtype: torch.dtype):
+    def norms(x: Any, scale: Any, shift: Any) -> list[Any]:
+        return [
+            F.layer_norm(x, (4, 6), scale, shift, eps=0.1),
+            F.layer_norm(x, (6,)),
+            F.group_norm(x, 2),
+            x.softmax(1) + F.log_softmax(x, -1),
+            (x.float() * 2).softmax(0),
+        ]
+
+    x, scale, shift = (torch.randn(*shape).to(dtype) for shape in ((3, 4, 6), (4, 6), (4, 6)))
+    artifact = check(norms, x, scale, shift)
+    assert artifact.library.count(b"aten::layer_norm") == 2
+    if dtype is torch.float16:
+        assert b"Half(3, 4, 6" in artifact.library  # eager's kernel has the casts inside
+
+
 def test_a_product_that_is_read_twice_is_computed_once():
     def residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         product = x @ weight

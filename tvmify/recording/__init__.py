@@ -21,6 +21,9 @@ from tvmify.recording.trees import text_of, tree_of, value_of
 #: Raised whenever a line means something else than before.
 VERSION = 1
 
+#: What making arguments raises; the last is what tensors on a GPU need and a torch lacks.
+_NOT_MADE = ValueError, KeyError, TypeError, AttributeError, RuntimeError, AssertionError
+
 #: Whether this process writes what its calls look like: one that warms up does not.
 is_on = True
 
@@ -111,14 +114,7 @@ class Recorded:
         try:
             args = tuple(value_of(place(tree)) for tree in self.args)
             return args, {name: value_of(place(tree)) for name, tree in self.kwargs.items()}
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-            AssertionError,
-        ) as error:
+        except _NOT_MADE as error:
             raise WarmUpError(f"the arguments cannot be made: {error}") from error
 
     def __str__(self) -> str:

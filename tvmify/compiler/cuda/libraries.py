@@ -1,4 +1,4 @@
-"""Convolutions and matrix products by the libraries that PyTorch calls: cuDNN and cuBLAS.
+"""Convolutions and products by cuDNN and cuBLAS, norms and softmax by PyTorch's own kernels.
 
 Each becomes a call of ``tvmify.aten`` (see `tvmify.compiler.bridge`) with a small graph, in which
 permutations are views: a contiguous tensor in the program's layout, channels last, is one of
@@ -23,7 +23,8 @@ from tvmify.compiler.passes.rewriting import rewrite_main
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
-_MATMUL = tvm.ir.Op.get("relax.matmul")
+_HALF = frozenset({"float16", "bfloat16"})
+_ASTYPE, _MATMUL = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.matmul")
 #: Layouts as PyTorch has them, whatever the memory format.
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
 
@@ -94,6 +95,9 @@ class _Calling(PyExprMutator):
         if name == "relax.add":
             linear = self.linear(op)
             return call if linear is None else linear
+        if name == "relax.astype":
+            source = self.narrow(call.args[0])
+            return source if source is not None and source.ty.dtype == call.ty.dtype else call
         if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
             return call
         return _CALLS[name](self, call)
@@ -114,6 +118,13 @@ class _Calling(PyExprMutator):
                 operands = [self.visit_expr(x) for x in (*value.args, bias)]
                 return _product(self, operands[:2], _shape(value), op.ty.dtype, operands[2:])
         return None
+
+    def narrow(self, x: Expr) -> Expr | None:
+        """Return the tensor of a half type that a tensor was made of, if it was."""
+        value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        is_cast = isinstance(value, relax.Call) and value.op == _ASTYPE
+        source = value.args[0] if is_cast else None
+        return source if source is not None and str(source.ty.dtype) in _HALF else None
 
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
         """Return a matrix as it lies in memory, and whether that is the other way around."""
@@ -206,10 +217,44 @@ def _convolved(
     return record("permute", result, _axes(_IMAGE, layout))
 
 
+def _layer_norm(calling: _Calling, call: relax.Call) -> relax.Expr:
+    rank, axes = len(_shape(call)), [int(axis) for axis in call.attrs.axes]
+    if sorted(axis % rank for axis in axes) != list(range(rank - len(axes), rank)):
+        return call
+    sizes, epsilon = _shape(call)[rank - len(axes) :], float(call.attrs.epsilon)
+
+    def body(record: Aten, x: Any, scale: Any, shift: Any) -> Any:
+        return record("layer_norm", x, sizes, scale, shift, epsilon, False)
+
+    return _in_half(calling, call, body)
+
+
+def _softmax(calling: _Calling, call: relax.Call) -> relax.Expr:
+    name, axis = call.op.name.rpartition(".")[2], int(call.attrs.axis)
+
+    def body(record: Aten, x: Any) -> Any:
+        return record(name, x, axis, None)
+
+    return _in_half(calling, call, body)
+
+
+def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> relax.Expr:
+    """Let the kernel read and write a half type, and compute in float32, as it would in eager."""
+    narrow = [calling.narrow(x) for x in call.args]
+    dtypes = {None if x is None else str(x.ty.dtype) for x in narrow}
+    if len(dtypes) > 1 or None in dtypes or str(call.ty.dtype) != "float32":
+        return aten(call.args, _shape(call), str(call.ty.dtype), body)
+    result = calling.builder_.emit(aten(narrow, _shape(call), dtypes.pop(), body))
+    return relax.op.astype(result, "float32")
+
+
 _CALLS: dict[str, Callable[[_Calling, relax.Call], relax.Expr]] = {
     "relax.matmul": _matmul,
     "relax.nn.conv2d": _conv2d,
     "relax.nn.conv2d_transpose": _conv2d_transpose,
+    "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.log_softmax": _softmax,
+    "relax.nn.softmax": _softmax,
 }
 
 

@@ -49,5 +49,16 @@ def _scheduled(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, 
             continue
         if isinstance(found, s_tir.Schedule):
             result = found.mod["main"].with_attr("tirx.is_scheduled", True)
+            if _needs_workspace(result):
+                failures.append(f"{name} needs memory between kernels")
+                continue
             return result, name + (f" ({'; '.join(failures)})" if failures else "")
     return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")
+
+
+def _needs_workspace(function: tirx.PrimFunc) -> bool:
+    """Whether parts of a function leave each other something in global memory.
+
+    TVM would take that from a pool of its own, which knows nothing of streams.
+    """
+    return any(str(buffer.scope()) == "global" for buffer in function.body.block.alloc_buffers)
