@@ -1,4 +1,4 @@
-"""Convolutions and products by cuDNN and cuBLAS, norms and softmax by PyTorch's own kernels.
+"""Convolutions and products by cuDNN and cuBLAS, norms and the like by PyTorch's own kernels.
 
 Each becomes a call of ``tvmify.aten`` (see `tvmify.compiler.bridge`) with a small graph, in which
 permutations are views: a contiguous tensor in the program's layout, channels last, is one of
@@ -7,6 +7,7 @@ permutations are views: a contiguous tensor in the program's layout, channels la
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -238,6 +239,25 @@ def _softmax(calling: _Calling, call: relax.Call) -> relax.Expr:
     return _in_half(calling, call, body)
 
 
+def _reduction(calling: _Calling, call: relax.Call) -> relax.Expr:
+    """Reduce all elements to one by PyTorch, with many blocks; TVM's rules would take a single one.
+
+    They fail where anything follows in the same kernel, since then it has no loops.
+    """
+    shape, name = _shape(call), call.op.name.rpartition(".")[2]
+    if math.prod(shape) != 1 or math.prod(_shape(call.args[0])) < 2:
+        return call
+
+    def body(record: Aten, x: Any) -> Any:
+        if name in ("max", "min"):
+            result = record(f"a{name}", x, [*range(len(_shape(call.args[0])))], False)
+        else:
+            result = record(name, x, None)
+        return record("reshape", result, shape) if shape else result
+
+    return aten(call.args, shape, str(call.ty.dtype), body)
+
+
 def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> relax.Expr:
     """Let the kernel read and write a half type, and compute in float32, as it would in eager."""
     narrow = [calling.narrow(x) for x in call.args]
@@ -250,11 +270,15 @@ def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> r
 
 _CALLS: dict[str, Callable[[_Calling, relax.Call], relax.Expr]] = {
     "relax.matmul": _matmul,
+    "relax.max": _reduction,
+    "relax.mean": _reduction,
+    "relax.min": _reduction,
     "relax.nn.conv2d": _conv2d,
     "relax.nn.conv2d_transpose": _conv2d_transpose,
     "relax.nn.layer_norm": _layer_norm,
     "relax.nn.log_softmax": _softmax,
     "relax.nn.softmax": _softmax,
+    "relax.sum": _reduction,
 }
 
 
