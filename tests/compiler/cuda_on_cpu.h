@@ -22,6 +22,20 @@ using std::max;
 using std::min;
 using uchar = unsigned char;
 
+template <typename T>
+struct Four {
+  T x, y, z, w;
+};
+using float4 = Four<float>;
+using int4 = Four<int>;
+using ushort4 = Four<unsigned short>;
+
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline ushort4 make_ushort4(int x, int y, int z, int w) {
+  const auto narrow = [](int value) { return static_cast<unsigned short>(value); };
+  return {narrow(x), narrow(y), narrow(z), narrow(w)};
+}
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 namespace emulated {

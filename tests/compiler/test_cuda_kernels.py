@@ -102,12 +102,16 @@ def _register(name: str, tags: list[str], launch: Any) -> None:
     tvm.register_global_func("__tvm_set_device", lambda *device: None, override=True)
 
 
-def test_elements(check: Check):
-    def elements(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        gated = F.silu(x) * y + F.gelu(x)
-        return [gated, x.mT + 1, torch.cat([x, y * 2], 1)[:, 3:], torch.where(x > y, x, y).flip(0)]
+@pytest.mark.parametrize(("columns", "rule"), [(37, "fallback"), (36, "elementwise")])
+def test_elements(check: Check, columns: int, rule: str):
+    def elements(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+        gated = F.silu(x * row) * y + F.gelu(x)
+        chosen = torch.where(x > y, x, y).flip(0)
+        joined = torch.cat([x, y * 2], 0).relu()[2:8] - x[:, :1]
+        return [gated, x.mT + 1, torch.cat([x, y * 2], 1)[:, 3:], chosen, joined, x + x.sum()]
 
-    check(elements, torch.randn(3, 37), torch.randn(3, 37))
+    rules = check(elements, torch.randn(6, columns), torch.randn(6, columns), torch.randn(columns))
+    assert next(found for name, found in rules.items() if "gelu" in name) == rule, rules
 
 
 def test_convolutions_and_pools(check: Check):
