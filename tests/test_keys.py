@@ -217,10 +217,13 @@ def test_autocast_elsewhere_is_not_that_of_a_gpu() -> None:
 
 
 def test_a_call_is_for_the_device_of_its_tensors() -> None:
-    args = (torch.zeros(2, 4), 3)
-    assert keys.misplaced(key(), args, {}) == ""
-    assert keys.misplaced(key(target=GPU), (), {}) == ""
-    assert keys.misplaced(key(target=GPU), args, {}) == "it is for 'cuda', and inputs are on cpu"
+    args, elsewhere = (torch.zeros(2, 4), 3), {"kind": "cuda", "arch": "sm_80"}
+    for option in (None, "llvm", {"kind": "llvm"}):
+        keys.check_place(option, args, {})
+    keys.check_place(elsewhere, (3,), {})
+    for option in ("cuda", elsewhere):
+        with pytest.raises(UnsupportedTarget, match="inputs are on 'cpu' and the target is 'cuda'"):
+            keys.check_place(option, args, {})
 
 
 def test_every_entry_has_a_test() -> None:

@@ -17,7 +17,7 @@ from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, cpu_features
 from tvmify.signature import Signature, TensorSpec, check_tensor
-from tvmify.target import Target, target_for
+from tvmify.target import DEVICE_OF_KIND, Target, target_for
 
 
 def key(
@@ -100,12 +100,24 @@ def target_of_call(
     return target
 
 
-def misplaced(key: Key, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Return why the program of a key cannot take the tensors of a call; empty if it can."""
-    served = Target.parse(key.entries["target"]).device
-    devices = Signature.of(args, kwargs).devices
-    others = sorted({str(device) for device in devices if device.type != served})
-    return f"it is for {served!r}, and inputs are on {', '.join(others)}" if others else ""
+def check_place(option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call whose tensors are not where code for the option ``target`` would run.
+
+    Raises
+    ------
+    UnsupportedInput
+        An argument is of a kind that compiled code does not take.
+    UnsupportedTarget
+        Tensors are elsewhere: that such code could be built for another machine does not help.
+    """
+    kind = option.get("kind") if isinstance(option, Mapping) else option
+    devices = {device.type for device in Signature.of(args, kwargs).devices}
+    others = sorted(devices - {DEVICE_OF_KIND[kind]}) if kind is not None else []
+    if others:
+        raise UnsupportedTarget(
+            f"the inputs are on {', '.join(map(repr, others))} and the target is {kind!r}",
+            "Move them, or leave target= out.",
+        )
 
 
 def processor(key: Key) -> str:
