@@ -126,7 +126,7 @@ inline void run_block(Dim size) {
 
 template <typename... A, size_t... I>
 void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
-  kernel(static_cast<A>(values[I])...);
+  kernel(*static_cast<A*>(values[I])...);
 }
 
 template <auto kernel, typename... A>
@@ -134,6 +134,7 @@ void unpack(void (*)(A...), void** values) {
   call(kernel, values, std::index_sequence_for<A...>());
 }
 
+// Runs a kernel; as for CUDA's own launch, each value is where an argument stands.
 template <auto kernel>
 void launch(void** values, const int64_t* sizes) {
   body = [](void** given) { unpack<kernel>(kernel, given); };

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +57,23 @@ def architectures(library: bytes) -> list[int]:
             found.append(flags >> 8 & 0xFF if flags >> 24 else flags & 0xFF)
         at = library.find(_ELF, at + 1)
     return found
+
+
+def kernels_on_cpu(source: str, folder: Path) -> Path:
+    """Compile CUDA C++ for this CPU; the library has a ``launch_…`` for each kernel."""
+    source = source[source.index('extern "C" __global__') :]
+    launches = "".join(
+        f'extern "C" void launch_{name}(void** values, const int64_t* sizes)'
+        f" {{ emulated::launch<{name}>(values, sizes); }}\n"
+        for name in sorted(set(re.findall(r"(\w+_kernel)\(", source)))
+    )
+    number = len(list(folder.iterdir()))  # a path that was loaded once stays what it was
+    written, built = folder / f"kernels{number}.cpp", folder / f"kernels{number}.so"
+    header = Path(__file__).parent / "cuda_on_cpu.h"
+    written.write_text(f'#include "{header}"\n{source}\n{launches}')
+    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+    subprocess.run(["g++", *options, "-o", str(built), str(written)], check=True)
+    return built
 
 
 def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:

@@ -7,7 +7,6 @@ kernel, it gets TVM's CUDA C++ as the C++ compiler of this machine understands i
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.compiler.gpu_programs import exported, gpu
+from tests.compiler.gpu_programs import exported, gpu, kernels_on_cpu
 from tests.compiler.nets import Block, Residual
 from tests.compiler.programs import as_module, executed, target
 from tests.tolerances import assert_close_to_reference
 from tvmify.compiler import build, compile
 
-_HEADER = Path(__file__).parent / "cuda_on_cpu.h"
 _AXES = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
 
 Check = Callable[..., dict[str, str]]
@@ -45,7 +43,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
             ]
             for _, function in ir_mod.functions_items()
         }
-        library = _compiled(source, functions, tmp_path)
+        library = ctypes.CDLL(str(kernels_on_cpu(source, tmp_path)))
         for name, tags in functions.items():
             _register(name, tags, getattr(library, f"launch_{name}"))
         registered.extend(functions)
@@ -73,30 +71,16 @@ def _for_this_machine(**fields: Any) -> Any:
     return Artifact(**{**fields, "target": str(target())})
 
 
-def _compiled(source: str, functions: dict[str, list[str]], folder: Path) -> ctypes.CDLL:
-    start = source.index('extern "C" __global__')
-    launches = "".join(
-        f'extern "C" void launch_{name}(void** a, const int64_t* s)'
-        f" {{ emulated::launch<{name}>(a, s); }}\n"
-        for name in functions
-    )
-    number = len(list(folder.iterdir()))  # a path that was loaded once stays what it was
-    written, built = folder / f"kernels{number}.cpp", folder / f"kernels{number}.so"
-    written.write_text(f'#include "{_HEADER}"\n{source[start:]}\n{launches}')
-    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
-    subprocess.run(["g++", *options, "-o", str(built), str(written)], check=True)
-    return ctypes.CDLL(str(built))
-
-
 def _register(name: str, tags: list[str], launch: Any) -> None:
     import tvm
 
     def run(*given: Any) -> None:
         tensors, extents = given[: -len(tags)], given[-len(tags) :]
         named = dict(zip(tags, extents, strict=True))
-        pointers = (ctypes.c_void_p * len(tensors))(*(x.value for x in tensors))
+        values = [ctypes.c_void_p(tensor.value) for tensor in tensors]
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         sizes = (ctypes.c_int64 * 6)(*(named.get(axis, 1) for axis in _AXES))
-        launch(pointers, sizes)
+        launch(places, sizes)
 
     tvm.register_global_func(name, run, override=True)
     tvm.register_global_func("__tvm_set_device", lambda *device: None, override=True)
