@@ -59,8 +59,9 @@ def test_functions_of_elements(dtype: torch.dtype):
         flags = [x.isnan(), x > 0, x.maximum(x.flip(0)).clamp(min=float("-inf"))]
         return [*results, *flags, x.amax(-1), x.argmax(-1), x.std(-1), x.logsumexp(0)]
 
-    for columns in (33, 32):  # one by one, and several at once
-        cross_built(every, torch.rand(4, columns).to(dtype))
+    cross_built(every, torch.rand(4, 32).to(dtype))  # several at once
+    if dtype is torch.float32:
+        cross_built(every, torch.rand(4, 33))
 
 
 @needs_nvcc
