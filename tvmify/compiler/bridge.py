@@ -103,7 +103,7 @@ def _used(node: fx.Node, results: int) -> list[int]:
     """
     if isinstance(node.meta["val"], torch.Tensor):
         return [0]
-    indices = {user.args[1] for user in node.users if user.users}
+    indices = [user.args[1] for user in node.users if user.users]
     return [i for i in range(results) if i in indices] or [0]
 
 
