@@ -15,11 +15,13 @@ from torch import nn
 from tvmify import keys
 from tvmify.cache import Key
 from tvmify.capture import capture
+from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
-from tvmify.signature import Signature
+from tvmify.signature import Signature, TensorSpec
 from tvmify.target import Target
 
 CPU = Target("llvm", {"mtriple": "x86_64-unknown-linux-gnu", "mattr": ["+avx2", "+fma"]})
+GPU = Target("cuda", {"arch": "sm_80", "host": CPU.attributes})
 
 
 class Net(nn.Module):
@@ -79,7 +81,6 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("program", {"net": Net(slope=0.25)}),
     ("inputs", {"args": (torch.zeros(3, 4),)}),
     ("inputs", {"args": (torch.zeros(2, 4, dtype=torch.float64),)}),
-    ("inputs", {"args": (torch.zeros(2, 4, device="meta"),)}),
     ("inputs", {"args": ([torch.zeros(2, 4)],)}),
     ("inputs", {"args": (), "kwargs": {"x": torch.zeros(2, 4)}}),
     ("inputs", {"kwargs": {"flag": True}}),
@@ -91,7 +92,6 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("unpacked", {"unpacked": ("a",)}),
     ("target", {"target": Target("llvm", {**CPU.attributes, "mattr": ["+avx2"]})}),
     ("target", {"target": Target("llvm", {**CPU.attributes, "mcpu": "znver4"})}),
-    ("target", {"target": Target("cuda", CPU.attributes)}),
     ("options", {"accuracy": "strict"}),
 ]
 
@@ -174,6 +174,56 @@ def test_the_form_of_artifacts_and_the_compiler_count(
     other = 99 if attribute == "FORMAT_VERSION" else lambda: "0" * 16
     monkeypatch.setattr(keys, attribute, other)
     assert usual.differences(key()) == ["tvmify"]
+
+
+def on(device: str) -> Signature:
+    """A call with a tensor on a device that need not be there."""
+    return Signature("structure", (TensorSpec((2, 4), device=torch.device(device)), "int 2"))
+
+
+def test_gpus_share_what_was_built_for_their_kind() -> None:
+    def text(device: str, target: Target) -> str:
+        options = CompileOptions.of({})
+        return keys.key("program", on(device), {"a": torch.zeros(4)}, target, options).digest
+
+    assert text("cuda:0", GPU) == text("cuda:1", GPU) == text("cpu", GPU)
+    other = Target("cuda", {**GPU.attributes, "arch": "sm_90a"})
+    assert text("cuda:0", other) != text("cuda:0", GPU)
+    assert text("cpu", CPU) != text("cpu", GPU)
+
+
+def test_cuda_counts_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for_cpu, for_gpu = key(), key(target=GPU)
+    assert for_cpu.differences(for_gpu) == ["cuda", "inputs", "target", "weights"]
+    monkeypatch.setattr(torch.version, "cuda", "99.0")
+    assert for_cpu == key()
+    assert for_gpu.differences(key(target=GPU)) == ["cuda"]
+
+
+def test_the_gpu_of_a_call_names_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {torch.device("cuda:1"): (9, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    for option in (None, "cuda"):
+        assert keys.target_of_call(on("cuda:1"), {}, option).attributes["arch"] == "sm_90a"
+    with pytest.raises(UnsupportedTarget, match="inputs and weights are on cpu, cuda:1"):
+        keys.target_of_call(on("cuda:1"), {"a": torch.zeros(2)}, None)
+
+
+def test_autocast_elsewhere_is_not_that_of_a_gpu() -> None:
+    option = {"kind": "cuda", "arch": "sm_80"}
+    assert keys.target_of_call(on("cpu"), {}, option).device == "cuda"
+    with torch.autocast("cpu"), pytest.raises(UnsupportedTarget, match="autocast would not do"):
+        keys.target_of_call(on("cpu"), {}, option)
+
+
+def test_a_call_is_for_the_device_of_its_tensors() -> None:
+    args, elsewhere = (torch.zeros(2, 4), 3), {"kind": "cuda", "arch": "sm_80"}
+    for option in (None, "llvm", {"kind": "llvm"}):
+        keys.check_place(option, args, {})
+    keys.check_place(elsewhere, (3,), {})
+    for option in ("cuda", elsewhere):
+        with pytest.raises(UnsupportedTarget, match="inputs are on 'cpu' and the target is 'cuda'"):
+            keys.check_place(option, args, {})
 
 
 def test_every_entry_has_a_test() -> None:

@@ -129,6 +129,16 @@ def test_tensors_come_back_as_zeros_of_their_kind(tensor: torch.Tensor) -> None:
     assert not result.any()
 
 
+def test_what_a_gpu_had_can_be_made_without_one() -> None:
+    recorded = Recorded.of("Net", "forward", ([torch.zeros(2, 3)],), {"x": torch.zeros(4)}, False)
+    line = recorded.to_json().replace('"device": "cpu"', '"device": "cuda:1"')
+    elsewhere = Recorded.from_json(line)
+    with pytest.raises(WarmUpError, match="cannot be made"):
+        elsewhere.call()
+    (tensors,), named = elsewhere.call(on_cpu=True)
+    assert [tuple(x.shape) for x in (*tensors, named["x"])] == [(2, 3), (4,)]
+
+
 def test_a_gradient_that_is_asked_for_counts_where_it_can_be_had() -> None:
     wanted = X.clone().requires_grad_()
     assert back(wanted).requires_grad

@@ -22,7 +22,8 @@ def test_signature_names_structure_leaves_and_values() -> None:
     assert signature.leaves == (TensorSpec((2, 3)), "int 2", "NoneType None")
     assert signature != Signature.of((x, {"scale": 3}), {"mask": None})
     assert signature != Signature.of((x, {"shift": 2}), {"mask": None})
-    assert signature.key_text() != Signature.of((x, {"scale": 2.0}), {"mask": None}).key_text()
+    other = Signature.of((x, {"scale": 2.0}), {"mask": None})
+    assert signature.key_text("cpu") != other.key_text("cpu")
     assert signature == Signature.of((torch.zeros(2, 3), {"scale": 2}), {"mask": None})
 
 

@@ -299,12 +299,12 @@ class Dispatcher:
 
     def _make_entry(
         self, args: Args, kwargs: Kwargs, stages: Stages, general: tuple[Args, Kwargs] | None = None
-    ) -> Entry:
-        # `general` are the arguments without the values of floats.
+    ) -> Entry:  # `general` are the arguments without the values of floats
         entry = Entry("any arguments", weights=self._weights)
         if options.disabled():
             return entry
         try:
+            keys.check_place(self.options.target, args, kwargs)
             recorded = general or (args, kwargs)
             key, executor = self._obtain(*recorded, self.options.target, entry, stages)
             if executor.refusal:

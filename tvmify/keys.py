@@ -17,7 +17,7 @@ from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, cpu_features
 from tvmify.signature import Signature, TensorSpec, check_tensor
-from tvmify.target import Target, target_for
+from tvmify.target import DEVICE_OF_KIND, Target, target_for
 
 
 def key(
@@ -46,11 +46,14 @@ def key(
     unpacked
         Names of weights that calls write to, of which the program may not keep packed copies.
     """
+    # What a machine without a GPU has built is for all GPUs of that kind, whatever their numbers.
+    device = target.device
+    cuda = {"cuda": f"version: {torch.version.cuda}"} if target.kind == "cuda" else {}
     return Key(
         {
             "program": fingerprint,
-            "inputs": signature.key_text(),
-            "weights": _weights_text(weights),
+            "inputs": signature.key_text(device),
+            "weights": _weights_text(weights, device),
             "unpacked": "\n".join(unpacked),
             "target": str(target),
             "options": options.key_text(),
@@ -60,6 +63,7 @@ def key(
             "torch": torch.__version__,
             "tvm": metadata.version("apache-tvm"),
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
+            **cuda,
         }
     )
 
@@ -85,7 +89,35 @@ def target_of_call(
             "Move them to one device.",
         )
     device = devices.pop() if devices else torch.get_default_device()
-    return target_for(option, device.type, cpu_features())
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
+    target = target_for(option, device.type, cpu_features(), capability)
+    if target.device != device.type and autocast_text():
+        raise UnsupportedTarget(
+            f"autocast would not do for tensors on {device.type!r} what it does on a GPU",
+            "Build without autocast, or with tensors on the GPU.",
+        )
+    return target
+
+
+def check_place(option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call whose tensors are not where code for the option ``target`` would run.
+
+    Raises
+    ------
+    UnsupportedInput
+        An argument is of a kind that compiled code does not take.
+    UnsupportedTarget
+        Tensors are elsewhere: that such code could be built for another machine does not help.
+    """
+    kind = option.get("kind") if isinstance(option, Mapping) else option
+    devices = {device.type for device in Signature.of(args, kwargs).devices}
+    others = sorted(devices - {DEVICE_OF_KIND[kind]}) if kind is not None else []
+    if others:
+        raise UnsupportedTarget(
+            f"the inputs are on {', '.join(map(repr, others))} and the target is {kind!r}",
+            "Move them, or leave target= out.",
+        )
 
 
 def processor(key: Key) -> str:
@@ -93,13 +125,13 @@ def processor(key: Key) -> str:
     return "\n".join(key.entries[name] for name in ("target", "tuned for", "tvmify", "tvm"))
 
 
-def _weights_text(weights: Mapping[str, torch.Tensor]) -> str:
+def _weights_text(weights: Mapping[str, torch.Tensor], device: str) -> str:
     first_name: dict[int, str] = {}
     lines = []
     for name, tensor in sorted(weights.items()):
         same_as = first_name.setdefault(id(tensor), name)
         alias = "" if same_as == name else f" is {same_as}"
-        lines.append(f"{name}: {TensorSpec.of(tensor)}{alias}")
+        lines.append(f"{name}: {TensorSpec.of(tensor).text(device)}{alias}")
     return "\n".join(lines)
 
 

@@ -218,6 +218,6 @@ def _build(
         database = Measurements(options.cache_directory(), processor(key))
         tuning = Tuning(measure, database, stages.advance)
     # The program casts what autocast would: what the compiler calls is not to cast again.
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         chosen = options.accuracy, tuning, unpacked, stages.threads
         return compile(exported, target, stages.begin, *chosen)

@@ -69,8 +69,12 @@ class TensorSpec:
         """Return a tensor of zeros of this kind; zero is a valid index of any embedding."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
+    def text(self, device: str) -> str:
+        """Describe the tensor as if it was on another device."""
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} {device}"
+
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} {self.device}"
+        return self.text(str(self.device))
 
 
 @dataclass(frozen=True)
@@ -109,9 +113,16 @@ class Signature:
     def __str__(self) -> str:
         return f"({', '.join(map(str, self.leaves))})"
 
-    def key_text(self) -> str:
-        """Return the leaves, one a line under its number, and the structure."""
-        leaves = (f"{number}: {leaf}" for number, leaf in enumerate(self.leaves))
+    def key_text(self, device: str) -> str:
+        """Return the leaves, one a line under its number, and the structure.
+
+        Parameters
+        ----------
+        device
+            Type of the devices that the program is for, which all tensors are said to be on.
+        """
+        texts = (x.text(device) if isinstance(x, TensorSpec) else x for x in self.leaves)
+        leaves = (f"{number}: {text}" for number, text in enumerate(texts))
         return "\n".join([*leaves, self.structure])
 
 

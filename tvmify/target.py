@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvmify.errors import OptionError, UnsupportedTarget
 
-#: Name of the target that serves a device of torch. The CUDA target joins here.
-TARGET_OF_DEVICE = {"cpu": "llvm"}
-#: Kinds that ``target=`` accepts; those that no device maps to yet run in eager, with a reason.
-KINDS = ("llvm", "cuda")
+#: Name of the target that serves a type of device of torch.
+TARGET_OF_DEVICE = {"cpu": "llvm", "cuda": "cuda"}
+#: Kinds that ``target=`` accepts, and the type of device that each serves.
+DEVICE_OF_KIND = {kind: device for device, kind in TARGET_OF_DEVICE.items()}
+KINDS = tuple(DEVICE_OF_KIND)
+
+#: What schedules and code generation may count on, on every GPU that CUDA 12 and later serve.
+_GPU = {
+    "max_num_threads": 1024,
+    "max_shared_memory_per_block": 48 << 10,
+    "max_threads_per_block": 1024,
+    "registers_per_block": 65536,
+    "thread_warp_size": 32,
+}
+_ARCH = re.compile(r"sm_\d{2,3}[af]?")
 
 
 @dataclass(frozen=True)
@@ -23,9 +35,10 @@ class Target:
     Attributes
     ----------
     kind
-        TVM's name of the code generator: ``"llvm"``.
+        TVM's name of the code generator: ``"llvm"`` or ``"cuda"``.
     attributes
-        TVM's target attributes (``mtriple``, ``mcpu``, ``mattr``), never ``"native"``.
+        TVM's target attributes: ``mtriple``, ``mcpu``, ``mattr``, never ``"native"``; for a GPU
+        ``arch``, its limits, and under ``host`` those of the CPU beside it.
     """
 
     kind: str
@@ -44,15 +57,30 @@ class Target:
         return cls(attributes.pop("kind"), attributes)
 
     @property
+    def device(self) -> str:
+        """Type of the devices of torch whose tensors code for this target takes."""
+        return DEVICE_OF_KIND[self.kind]
+
+    @property
+    def host(self) -> Mapping[str, Any]:
+        """The attributes of the CPU that runs the code, or that launches it."""
+        return self.attributes.get("host", {}) if self.kind == "cuda" else self.attributes
+
+    @property
     def features(self) -> frozenset[str]:
         """LLVM's names of the instruction sets that code for this target may use."""
-        return frozenset(name[1:] for name in self.attributes.get("mattr", ()) if name[0] == "+")
+        return frozenset(name[1:] for name in self.host.get("mattr", ()) if name[0] == "+")
 
     @property
     def requirements(self) -> list[str]:
-        """The architecture, and the features, that a CPU must have to run code for this target."""
-        architecture = str(self.attributes.get("mtriple", "")).partition("-")[0]
-        return [*([architecture] if architecture else []), *sorted(self.features)]
+        """What a machine must have to run code for this target.
+
+        The architecture and the features of its CPU; for a GPU also, as ``"cuda:sm_80"``, that for
+        which the code was made.
+        """
+        architecture = str(self.host.get("mtriple", "")).partition("-")[0]
+        needed = [*([architecture] if architecture else []), *sorted(self.features)]
+        return [*needed, f"cuda:{self.attributes['arch']}"] if self.kind == "cuda" else needed
 
     @property
     def vector_bits(self) -> int:
@@ -65,7 +93,7 @@ class Target:
     @property
     def vector_registers(self) -> int:
         """How many vector registers the instruction set has."""
-        is_arm = str(self.attributes.get("mtriple", "")).startswith("aarch64")
+        is_arm = str(self.host.get("mtriple", "")).startswith("aarch64")
         return 32 if is_arm or "avx512f" in self.features else 16
 
 
@@ -75,7 +103,8 @@ def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | N
     Raises
     ------
     OptionError
-        The kind is unknown; the message names the known ones.
+        The kind is unknown, and the message names the known ones; or the ``arch`` of a GPU is not
+        spelt as one.
     """
     kind = option.get("kind") if isinstance(option, Mapping) else option
     if option is not None and kind not in KINDS:
@@ -83,22 +112,31 @@ def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | N
             f"unknown target {option!r}: choose one of {', '.join(map(repr, KINDS))}, a dict with "
             "such a 'kind', or leave it out to follow the device of the inputs"
         )
+    arch = option.get("arch") if isinstance(option, Mapping) and kind == "cuda" else None
+    if arch is not None and not _ARCH.fullmatch(str(arch)):
+        raise OptionError(f"unknown architecture {arch!r}: name one as 'sm_80' or 'sm_90a'")
     return option
 
 
 def target_for(
-    option: str | Mapping[str, Any] | None, device_type: str, cpu_features: Sequence[str]
+    option: str | Mapping[str, Any] | None,
+    device_type: str,
+    cpu_features: Sequence[str],
+    capability: tuple[int, int] | None = None,
 ) -> Target:
     """Name the target that serves tensors of a device.
 
     Parameters
     ----------
     option
-        The ``target=`` option; None follows the device.
+        The ``target=`` option; None follows the device. With an ``arch`` of its own, the kind
+        ``"cuda"`` serves tensors on the CPU, too: it can be built for where there is no GPU.
     device_type
         ``tensor.device.type`` of the inputs.
     cpu_features
         LLVM's names of this machine's instruction sets, as the native library reports them.
+    capability
+        Compute capability of the inputs' GPU; not needed where the option has an ``arch``.
 
     Raises
     ------
@@ -106,15 +144,26 @@ def target_for(
         No code generator serves the device, or the option asks for another device's.
     """
     kind = TARGET_OF_DEVICE.get(device_type)
+    given = {k: v for k, v in option.items() if k != "kind"} if isinstance(option, Mapping) else {}
     wanted = (option.get("kind") if isinstance(option, Mapping) else option) or kind
-    if kind is None or wanted != kind:
+    if wanted == "cuda" and kind is not None and (capability is not None or "arch" in given):
+        arch = given.get("arch") or arch_of(*capability)  # type: ignore[misc]
+        host = {"kind": "llvm"} | _host_cpu(cpu_features)
+        return Target("cuda", {**_GPU, "host": host, **given, "arch": arch})
+    if kind is None or wanted != kind or wanted == "cuda":
         served = ", ".join(f"{device} by {name!r}" for device, name in TARGET_OF_DEVICE.items())
         raise UnsupportedTarget(
             f"the inputs are on {device_type!r} and the target is {wanted or 'unnamed'!r}",
-            f"This version compiles for: {served}; move the inputs, or change target=.",
+            f"This version compiles for: {served}; move the inputs, change target=, or name the "
+            'GPU to build for: target={"kind": "cuda", "arch": "sm_90a"}.',
         )
-    given = {k: v for k, v in option.items() if k != "kind"} if isinstance(option, Mapping) else {}
     return Target(kind, _host_cpu(cpu_features) | given)
+
+
+def arch_of(major: int, minor: int) -> str:
+    """Return the architecture to build for on a GPU of this compute capability."""
+    # Hopper has instructions that code for its successors cannot have.
+    return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 def _host_cpu(features: Sequence[str]) -> dict[str, Any]:

@@ -27,18 +27,22 @@ _CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
 
 class _Setting(NamedTuple):
-    """What autocast does on the CPU; of other devices compiled code knows nothing."""
+    """What autocast does on the device of a program."""
 
+    device: str
     enabled: bool
     dtype: torch.dtype
 
     @classmethod
-    def present(cls) -> _Setting:
-        return cls(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    def present(cls, device: str) -> _Setting:
+        return cls(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+
+    def off(self) -> _Setting:
+        return _Setting(self.device, False, self.dtype)
 
     def context(self) -> torch.autocast:
         # Without the cache, for it would hide the second cast of a weight.
-        return torch.autocast("cpu", self.dtype, self.enabled, cache_enabled=False)
+        return torch.autocast(self.device, self.dtype, self.enabled, cache_enabled=False)
 
 
 @contextlib.contextmanager
@@ -62,13 +66,20 @@ def spell_casts(program: ExportedProgram) -> None:
     CaptureError
         An operator does under autocast what no casts of its arguments explain.
     """
-    settings = _inline_regions(program.graph_module, _Setting.present())
+    settings = _inline_regions(program.graph_module, _Setting.present(_device_of(program)))
     if any(setting.enabled for setting in settings.values()):
         casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
         for node, setting in settings.items():
             if setting.enabled and isinstance(node.target, torch._ops.OpOverload):
                 _spell(program.graph, node, setting, casts)
     program.graph_module.recompile()
+
+
+def _device_of(program: ExportedProgram) -> str:
+    """Return the type of the device that a program computes on: one autocast casts for."""
+    values = (node.meta.get("val") for node in program.graph.find_nodes(op="placeholder"))
+    on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+    return "cuda" if on_gpu else "cpu"
 
 
 # ------------------------------------------------------------------------------------- regions
@@ -88,8 +99,9 @@ def _inline_regions(graph_module: fx.GraphModule, present: _Setting) -> dict[fx.
             continue
         arguments: Any = node.args
         device, dtype, enabled, _, body, *operands = arguments
-        if device == "cpu":
-            setting = _Setting(bool(enabled), dtype or torch.get_autocast_dtype("cpu"))
+        if device == present.device:
+            dtype = dtype or torch.get_autocast_dtype(device)
+            setting = _Setting(device, bool(enabled), dtype)
         region = getattr(owner, body.target)
         inlined = _inline(graph_module.graph, node, region.graph, operands)
         graph_module.graph.erase_node(body)
@@ -163,16 +175,16 @@ def _spell(
     call = _Call(node)
     with mode, torch.no_grad():
         with_casts = _run(call, values, setting)
-        if _does(call, values, with_casts.calls):
+        if _does(call, values, setting, with_casts.calls):
             return
-        if not _has_policy(node.target):
+        if not _has_policy(node.target, setting):
             _replace_by_parts(graph, node, call, values, setting)
             return
         # The last of them may be the operator's own.
         for count in range(len(with_casts.casts), 0, -1):
             wanted = {id(tensor): dtype for tensor, dtype in with_casts.casts[:count]}
             spelt = {n: v.to(wanted.get(id(v), v.dtype)) for n, v in values.items()}
-            if _does(call, spelt, with_casts.calls[count:]):
+            if _does(call, spelt, setting, with_casts.calls[count:]):
                 for argument, value in values.items():
                     dtype = wanted.get(id(value))
                     if dtype is not None:
@@ -185,10 +197,10 @@ def _spell(
     )
 
 
-def _does(call: _Call, values: dict[fx.Node, Any], calls: list[str]) -> bool:
+def _does(call: _Call, values: dict[fx.Node, Any], setting: _Setting, calls: list[str]) -> bool:
     """Whether, without autocast, a call runs just these operators."""
     try:
-        return _run(call, values, _Setting(False, torch.bfloat16)).calls == calls
+        return _run(call, values, setting.off()).calls == calls
     except RuntimeError:
         return False  # it has arguments of two dtypes, which only autocast brings together
 
@@ -205,9 +217,10 @@ class _Call:
         return self._target(*args, **kwargs)
 
 
-def _has_policy(target: Any) -> bool:
+def _has_policy(target: Any, setting: _Setting) -> bool:
     """Whether autocast casts the arguments of this very operator, and not of others inside it."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "AutocastCPU")
+    key = f"Autocast{setting.device.upper()}"
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
 
 
 def _fake_mode(values: Any) -> FakeTensorMode | None:

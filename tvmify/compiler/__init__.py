@@ -98,14 +98,14 @@ def _compile(
         from tvmify.compiler import build, pipeline
         from tvmify.compiler.importer import import_program
         from tvmify.compiler.packing import packed_keys
-        from tvmify.compiler.schedule import choice, schedule
+        from tvmify.compiler.schedule import choice
 
         tvm_target = pipeline.tvm_target(target)
         with tvm_target:
             imported = import_program(program, unpacked)
     choices = choice.Choices(accuracy)
     report: dict[str, object] = {}
-    if tuning is not None:
+    if tuning is not None and target.kind == "llvm":  # no rule for GPUs leaves a choice
         with stages("tune"):
             tuned = tune(imported.ir_mod, tvm_target, choices, tuning)
             choices = dataclasses.replace(choices, measured=tuned.winners)
@@ -115,7 +115,7 @@ def _compile(
         packed = packed_keys(lowered, imported.weights)
         fused = pipeline.fuse(lowered, tvm_target)
     with stages("schedule"), choice.choosing(choices):
-        scheduled, kernels = schedule(fused, tvm_target)
+        scheduled, kernels = pipeline.schedule(fused, tvm_target)
     with stages("build"):
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from tvmify.compiler import operators
+from tvmify.compiler.converters.registry import is_for_gpu
 
 #: The function in the native library.
 FUNCTION = "tvmify.aten"
@@ -102,7 +103,7 @@ def _used(node: fx.Node, results: int) -> list[int]:
     """
     if isinstance(node.meta["val"], torch.Tensor):
         return [0]
-    indices = {user.args[1] for user in node.users if user.users}
+    indices = [user.args[1] for user in node.users if user.users]
     return [i for i in range(results) if i in indices] or [0]
 
 
@@ -135,29 +136,30 @@ def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) 
     known = {}
     for value, tensor in zip(given, tensors, strict=False):
         is_pair = tensor.meta["val"].dtype in PARTS
-        known[tensor] = _insert(graph, "aten::view_as_complex", [value])[0] if is_pair else value
+        known[tensor] = insert(graph, "aten::view_as_complex", [value])[0] if is_pair else value
     schema = operators.schema(node)
     given = operators.arguments(node)
     arguments = [_argument(graph, known, str(a.type), given[a.name]) for a in schema.arguments]
     results = _leaves(node.meta["val"])
     is_list = [str(returned.type) for returned in schema.returns] == ["List[Tensor]"]
-    values = _insert(graph, schema.name, arguments, 1 if is_list else len(results))
+    values = insert(graph, schema.name, arguments, 1 if is_list else len(results))
     if is_list:
         values[0].setType(torch._C.ListType.ofTensors())
-        values = _insert(graph, "prim::ListUnpack", values, len(results))
+        values = insert(graph, "prim::ListUnpack", values, len(results))
     for i in used:
         result = value = values[i]
         tensor = results[i]
         if tensor.dtype in PARTS:
-            (resolved,) = _insert(graph, "aten::resolve_conj", [value])
-            (result,) = _insert(graph, "aten::view_as_real", [resolved])
+            (resolved,) = insert(graph, "aten::resolve_conj", [value])
+            (result,) = insert(graph, "aten::view_as_real", [resolved])
         shape, dtype = _shape_and_dtype(tensor)
-        result.inferTypeFrom(_example(shape, dtype))
+        result.inferTypeFrom(example(shape, dtype))
         graph.registerOutput(result)
     return str(graph)
 
 
-def _example(shape: list[int], dtype: str) -> torch.Tensor:
+def example(shape: list[int], dtype: str) -> torch.Tensor:
+    """Return a tensor of no memory to speak of, from which a value of a graph takes its type."""
     return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
 
 
@@ -167,25 +169,28 @@ def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> A
         return known[value]
     if isinstance(value, (list, tuple)) and "Tensor" in kind:
         items = [graph.insertConstant(None) if v is None else known[v] for v in value]
-        (made,) = _insert(graph, "prim::ListConstruct", items)
+        (made,) = insert(graph, "prim::ListConstruct", items)
         tensor = torch._C.TensorType.get()
         item = torch._C.OptionalType(tensor) if "Optional" in kind else tensor
         made.setType(torch._C.ListType(item))
         return made
     if isinstance(value, (torch.memory_format, torch.layout)):
         value = None  # results are made contiguous anyway
+    if "Device" in kind and is_for_gpu() and (value is not None or not known):
+        value = torch.device("cuda")  # the call's own, wherever the program was recorded
     if "float" in kind:
         value = pytree.tree_map_only(int, float, value)
     if not isinstance(value, (list, tuple)):
         return graph.insertConstant(value)
     if value:
         return graph.insertConstant(list(value))  # those of a program are of another class
-    (empty,) = _insert(graph, "prim::ListConstruct", [])
+    (empty,) = insert(graph, "prim::ListConstruct", [])
     empty.setType(torch._C.ListType.ofInts())
     return empty
 
 
-def _insert(graph: Any, kind: str, inputs: list[Any], outputs: int = 1) -> list[Any]:
+def insert(graph: Any, kind: str, inputs: list[Any], outputs: int = 1) -> list[Any]:
+    """Add a node to a graph, and return its results."""
     node = graph.create(kind, inputs, outputs)
     graph.insertNode(node)
     return list(node.outputs())

@@ -14,19 +14,27 @@ from tvm import relax, tirx
 from tvm.relax import vm_build
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.support import cc
-from tvm.tirx.build import codegen_build
+from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from tvmify.compiler.cuda import kernels
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
 from tvmify.errors import BuildError
 
 
 @dataclass(frozen=True)
 class Generated:
-    """LLVM modules, optimised but not yet machine code, and the virtual machine's program."""
+    """LLVM modules, optimised but not yet machine code, and the virtual machine's program.
+
+    Attributes
+    ----------
+    kernels
+        For a GPU, if there are any.
+    """
 
     modules: list[tvm.runtime.Module]
     executable: tvm.runtime.Module
     functions: list[str]
+    kernels: kernels.Kernels | None
 
 
 def generate(
@@ -35,7 +43,7 @@ def generate(
     mode: str = "compiled",
     threads: int | None = None,
 ) -> Generated:
-    """Generate LLVM code for every TIR function, in several threads.
+    """Generate code for every TIR function: LLVM's in several threads, a GPU's in one piece.
 
     LLVM is the slowest stage of a compilation, and functions do not see each other; TVM releases
     the interpreter's lock meanwhile.
@@ -50,35 +58,46 @@ def generate(
     """
     builder = relax.ExecBuilder()
     ir_mod = vm_build._vmcodegen(builder, ir_mod, mode)
-    lowered = _lower_to_packed_calls(ir_mod, target)
+    host = target.host or target
+    lowered, for_gpu = _lower_to_packed_calls(ir_mod, target)
     functions = list(lowered.functions_items())
     workers = min(threads or os.cpu_count() or 1, len(functions))
     parts = [tvm.IRModule(dict(functions[i::workers]), attrs=lowered.attrs) for i in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
-        modules = list(pool.map(lambda part: codegen_build(part, target), parts))
+        modules = list(pool.map(lambda part: codegen_build(part, host), parts))
+    compiled = kernels.generate(for_gpu, target) if for_gpu is not None else None
+    if compiled is not None:
+        modules[0].import_module(compiled.module)
     constants = dict(ir_mod.attrs["const_name_to_constant"]) if ir_mod.attrs else {}
     executable = vm_build._ffi_api.VMLink(builder, target, modules[0], [], constants)
-    return Generated(modules, executable, [variable.name_hint for variable, _ in functions])
+    names = [variable.name_hint for variable, _ in functions]
+    return Generated(modules, executable, names, compiled)
 
 
-def _lower_to_packed_calls(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def _lower_to_packed_calls(
+    ir_mod: tvm.IRModule, target: tvm.target.Target
+) -> tuple[tvm.IRModule, tvm.IRModule | None]:
     """Run TVM's own passes from schedules to LLVM's input, on all functions at once.
 
-    Not per part, as ``tvm.tirx.build`` would: calls between functions are resolved here.
+    Not per part, as ``tvm.tirx.build`` would: calls between functions are resolved here. The second
+    result are the kernels for a GPU, if there are any.
     """
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    passes, finalize_host, _ = default_s_tir_pipeline()
-    bind = tirx.transform.BindTarget(target.with_host(target))
-    sequence = [bind, passes, SumsOnStack(), finalize_host()]
+    passes, finalize_host, finalize_device = default_s_tir_pipeline()
+    bind = tirx.transform.BindTarget(target.with_host(target.host or target))
     with target:  # for `intrinsics`, which lower by the instructions that there are
-        lowered = tvm.transform.Sequential(sequence)(tvm.IRModule(functions, attrs=ir_mod.attrs))
+        lowered = tvm.IRModule(functions, attrs=ir_mod.attrs)
+        lowered = tvm.transform.Sequential([bind, passes])(lowered)
+        lowered, devices = split_host_device_mods(lowered)
+        lowered = tvm.transform.Sequential([SumsOnStack(), finalize_host()])(lowered)
+        for_gpu = [finalize_device()(code) for code in devices.values()]
     # What is left of assertions checks the arguments of every kernel, which the executor has
     # checked once; only our own (see `converters.loops`) say something new.
     lean = tirx.transform.SkipAssert()(lowered)
     for variable, function in lowered.functions_items():
         if "tvmify.asserts" in function.attrs:
             lean.update_func(lean.get_global_var(variable.name_hint), function)
-    return lean
+    return lean, for_gpu[0] if for_gpu else None
 
 
 def link(generated: Generated) -> bytes:
@@ -97,14 +116,21 @@ def link(generated: Generated) -> bytes:
                     lambda module, path: module.write_to_file(path), generated.modules, objects
                 )
             )
-        description = generated.modules[0].get_function("_get_target_string")()
-        imports = str(Path(folder, "imports.o"))
-        # The VM's program and the constants, as one more object file.
-        pack_imports = tvm.runtime._ffi_api.ModulePackImportsToLLVM
-        pack_imports(generated.executable, False, description, "").write_to_file(imports)
+        imports = _pack_imports(generated, Path(folder))
         library = Path(folder, "library.so")
         _run_linker([*objects, imports, *_aliases(objects, generated.functions)], library)
         return library.read_bytes()
+
+
+def _pack_imports(generated: Generated, folder: Path) -> str:
+    """Write the VM's program, the constants and a GPU's kernels as one more file to link."""
+    if generated.kernels is not None:
+        return str(kernels.pack(generated.executable, generated.kernels, folder))
+    description = generated.modules[0].get_function("_get_target_string")()
+    imports = str(folder / "imports.o")
+    pack_imports = tvm.runtime._ffi_api.ModulePackImportsToLLVM
+    pack_imports(generated.executable, False, description, "").write_to_file(imports)
+    return imports
 
 
 def _aliases(objects: list[str], functions: list[str]) -> list[str]:

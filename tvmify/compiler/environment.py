@@ -12,6 +12,8 @@ def prepare_tvm() -> None:
     import tvm.relax.frontend.torch  # noqa: F401
 
     from tvmify.compiler import intrinsics
+    from tvmify.compiler.cuda import intrinsics as cuda_intrinsics
 
     logging.getLogger("tvm").setLevel(logging.ERROR)
     intrinsics.register()
+    cuda_intrinsics.register()

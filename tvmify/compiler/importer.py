@@ -27,7 +27,7 @@ from tvmify.compiler.constants import constant_of, fold_constants
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.refusals import refuse
+from tvmify.compiler.refusals import refuse, refuse_other_devices
 from tvmify.compiler.sharing import Sharing, sharing, written_bases
 from tvmify.compiler.spelt_attention import recognise_attention
 from tvmify.compiler.stock import STOCK
@@ -89,7 +89,10 @@ def import_program(program: ExportedProgram, unpacked: Sequence[str] = ()) -> Im
         them are named), or writes to or returns memory in a way that has no compiled form.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
+    UnsupportedTarget
+        Results are on another device than arguments.
     """
+    refuse_other_devices(program)
     shared = sharing(program)
     program = decompose(program)
     fold_constants(program)
@@ -142,17 +145,6 @@ class Importer(ExportedProgramImporter):
         """Bind a call of a tensor expression, which sees Relax values as TE tensors."""
         kwargs.setdefault("primfunc_name_hint", function.__name__)
         return self.block_builder.emit_te(function, *args, **kwargs)
-
-    def call_loop(
-        self, function: tvm.tirx.PrimFunc, name: str, arguments: list[relax.Expr], size: int
-    ) -> relax.Var:
-        """Bind a call of one of `converters.loops` on flat tensors.
-
-        The result is flat, has `size` elements and the dtype of the first argument.
-        """
-        variable = self.block_builder.add_func(function, name)
-        result = relax.TensorType([size], str(arguments[0].ty.dtype))
-        return self.emit(relax.call_tir(variable, arguments, result))
 
     def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
         """Return an argument of a call, given by position or by name."""

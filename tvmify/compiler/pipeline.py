@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax
 from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 
+from tvmify.compiler.backend import Backend, Legalize
+from tvmify.compiler.cuda.backend import CUDA
 from tvmify.compiler.passes.align_ranks import AlignRanks
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
@@ -22,6 +24,8 @@ from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.trust_arguments import TrustArguments
 from tvmify.compiler.schedule import LEGALIZE
+from tvmify.compiler.schedule import schedule as schedule_for_cpu
+from tvmify.errors import BuildError
 from tvmify.target import Target
 
 
@@ -31,14 +35,27 @@ def _legalize_max_pool2d(builder: relax.BlockBuilder, call: relax.Call) -> relax
     return legalizers["relax.nn.max_pool2d"](builder, call)
 
 
-Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
-
-#: How operators become TIR where TVM's own way is wrong or slow.
+#: How operators become TIR on a CPU where TVM's own way is wrong or slow.
 LEGALIZERS: dict[str, Legalize] = {
     **KEEP_NAN,
     **LEGALIZE,
     "relax.nn.max_pool2d": _legalize_max_pool2d,
 }
+
+CPU = Backend(
+    attention=(merge_projections(), CancelTransposes(), LowerAttention()),
+    before_legalizing=GateConvolutions(),
+    legalizers=LEGALIZERS,
+    after_fusing=(JoinDepthwise(),),
+    schedule=schedule_for_cpu,
+    after_scheduling=(MergeSerial(),),
+)
+_BACKENDS = {"llvm": CPU, "cuda": CUDA}
+
+
+def backend_of(target: tvm.target.Target) -> Backend:
+    """Return what is particular about a target's kind."""
+    return _BACKENDS[target.kind.name]
 
 
 def tvm_target(target: Target) -> tvm.target.Target:
@@ -49,9 +66,18 @@ def tvm_target(target: Target) -> tvm.target.Target:
 def lower(
     ir_mod: tvm.IRModule,
     target: tvm.target.Target,
-    legalizers: Mapping[str, Legalize] = LEGALIZERS,
+    legalizers: Mapping[str, Legalize] | None = None,
 ) -> tvm.IRModule:
-    """Turn the imported program into fused, unscheduled TIR.
+    """Turn the imported program into unscheduled TIR.
+
+    Parameters
+    ----------
+    ir_mod
+        As it was imported.
+    target
+        Decides which `Backend` it is.
+    legalizers
+        In place of the backend's.
 
     Returns
     -------
@@ -59,6 +85,7 @@ def lower(
         With the Relax functions ``main(*inputs, *packed)`` and, if there are weights,
         ``pack(*weights) -> packed``.
     """
+    backend = backend_of(target)
     passes = [
         AlignRanks(),
         FoldBatchNorm(),
@@ -70,19 +97,17 @@ def lower(
                 "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
             }
         ),
-        merge_projections(),
-        CancelTransposes(),
         # Takes in the permutations around attention, and leaves one that others undo.
-        LowerAttention(),
+        *backend.attention,
         CancelTransposes(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
         # Softmax, normalization … in terms of simpler operators where Relax has inference forms.
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
-        GateConvolutions(),
+        backend.before_legalizing,
         # Operators become calls of TIR functions; ours pack the weights in a call of its own.
-        relax.transform.LegalizeOps(dict(legalizers)),
+        relax.transform.LegalizeOps(dict(legalizers or backend.legalizers)),
         relax.transform.DeadCodeElimination(),
         # What depends on weights only moves into ``pack``.
         relax.transform.LiftTransformParams(),
@@ -99,7 +124,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
-        JoinDepthwise(),
+        *backend_of(target).after_fusing,
         relax.transform.DeadCodeElimination(),
         # Reshapes that were not fused become views, which cost nothing …
         relax.transform.RewriteDataflowReshape(),
@@ -110,10 +135,30 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         return tvm.transform.Sequential(passes)(ir_mod)
 
 
+def schedule(
+    ir_mod: tvm.IRModule, target: tvm.target.Target
+) -> tuple[tvm.IRModule, dict[str, str]]:
+    """Schedule every TIR function; also return the name of the rule for each.
+
+    Raises
+    ------
+    BuildError
+        There is no schedule for a function, and the target runs none without.
+    """
+    scheduled, kernels = backend_of(target).schedule(ir_mod, target)
+    left = [name for name, rule in kernels.items() if rule.startswith("unscheduled")]
+    if left and target.kind.name == "cuda":
+        raise BuildError(
+            f"no rule for GPUs schedules {left[0]!r}: {kernels[left[0]]}",
+            "Run this module in eager PyTorch, and report the program.",
+        )
+    return scheduled, kernels
+
+
 def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Turn dataflow into calls on planned memory, ready for the virtual machine."""
     passes = [
-        MergeSerial(),
+        *backend_of(target).after_scheduling,
         NameKernels(),
         # As TVM's ``dataflow_lower_passes``, less RewriteDataflowReshape: it came before.
         relax.transform.ToNonDataflow(),

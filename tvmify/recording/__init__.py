@@ -14,11 +14,15 @@ import torch
 from tvmify.errors import WarmUpError
 from tvmify.explanation import warn_once
 from tvmify.options import CompileOptions
+from tvmify.recording import trees
 from tvmify.recording.modes import modes_now
 from tvmify.recording.trees import text_of, tree_of, value_of
 
 #: Raised whenever a line means something else than before.
 VERSION = 1
+
+#: What making arguments raises; the last is what tensors on a GPU need and a torch lacks.
+_NOT_MADE = ValueError, KeyError, TypeError, AttributeError, RuntimeError, AssertionError
 
 #: Whether this process writes what its calls look like: one that warms up does not.
 is_on = True
@@ -61,9 +65,9 @@ class Recorded:
         WarmUpError
             An argument is of a kind that no line holds.
         """
-        trees = [tree_of(value) for value in args]
+        described = [tree_of(value) for value in args]
         named = {name: tree_of(value) for name, value in kwargs.items()}
-        return cls(module, method, trees, named, modes_now() | {"training": training})
+        return cls(module, method, described, named, modes_now() | {"training": training})
 
     def to_json(self) -> str:
         """Return the line."""
@@ -93,18 +97,24 @@ class Recorded:
             raise WarmUpError(f"no signature: {error!r}") from error
         return recorded
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, on_cpu: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of such a call, with tensors of zeros.
+
+        Parameters
+        ----------
+        on_cpu
+            Make the tensors there, wherever they were: the GPU is elsewhere.
 
         Raises
         ------
         WarmUpError
             They are described in a form that does not exist, or name a class that is not imported.
         """
+        place = trees.on_cpu if on_cpu else lambda tree: tree
         try:
-            args = tuple(map(value_of, self.args))
-            return args, {name: value_of(tree) for name, tree in self.kwargs.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            args = tuple(value_of(place(tree)) for tree in self.args)
+            return args, {name: value_of(place(tree)) for name, tree in self.kwargs.items()}
+        except _NOT_MADE as error:
             raise WarmUpError(f"the arguments cannot be made: {error}") from error
 
     def __str__(self) -> str:

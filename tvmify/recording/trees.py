@@ -111,6 +111,17 @@ def _tensor(tree: Mapping[str, Any]) -> torch.Tensor:
     return tensor.requires_grad_(bool(tree.get("requires_grad", False)))
 
 
+def on_cpu(tree: Any) -> Any:
+    """Return the description of a value whose tensors are on the CPU."""
+    if isinstance(tree, list):
+        return [on_cpu(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "tensor" in tree:
+        return tree | {"device": "cpu"}
+    return {name: on_cpu(part) for name, part in tree.items()}
+
+
 def dtype_of(name: str) -> torch.dtype:
     """Return the dtype of a name, with or without ``torch.``.
 

@@ -128,7 +128,8 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
             wanted = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
             Stages.threads = threads
             with entered(wanted), misses.building_now():
-                args, kwargs = recorded.call()
+                names_target = (target or dispatcher.options.target) is not None
+                args, kwargs = recorded.call(names_target and not torch.cuda.is_available())
                 parts.append(_warm(dispatcher, args, kwargs, target))
     except TvmifyError as error:
         reason = error.reason if isinstance(error, NotCompiled) else str(error)

@@ -10,7 +10,7 @@ from torch import fx
 from tvm import relax
 
 from tvmify.compiler.constants import constant_of
-from tvmify.compiler.converters.reduction import accumulator
+from tvmify.compiler.converters.reduction import multiplier
 from tvmify.compiler.converters.registry import converts
 from tvmify.compiler.passes.lower_attention import describe
 from tvmify.compiler.spelt_attention import EMPTY
@@ -35,7 +35,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     shape = importer.shape(node)
     lead = (1, 1, *shape[:-2])
     batch, heads = (math.prod(lead[:-1]), lead[-1])
-    dtype = accumulator(node.meta["val"].dtype)
+    dtype = multiplier(node.meta["val"].dtype)
 
     def operand(x: Any) -> relax.Expr:
         tensor = importer.tensor(x, dtype)

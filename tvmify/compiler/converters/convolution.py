@@ -9,7 +9,7 @@ from torch import fx
 from tvm import relax, topi
 
 from tvmify.compiler.converters import volumes
-from tvmify.compiler.converters.reduction import accumulator
+from tvmify.compiler.converters.reduction import multiplier
 from tvmify.compiler.converters.registry import converts
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @converts("convolution.default")
 def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
     source, kernel, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
-    dtype = accumulator(node.meta["val"].dtype)
+    dtype = multiplier(node.meta["val"].dtype)
     x, weight = importer.tensor(source, dtype), importer.tensor(kernel, dtype)
     rank = len(importer.shape(source)) - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 
 from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters import loops
-from tvmify.compiler.converters.registry import converts, dtype_of
+from tvmify.compiler.converters.registry import call_loop, converts, dtype_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def positions(importer: Importer, index: fx.Node, extent: int, *, wrap: bool) ->
     count = prod(shape)
     check = loops.check_positions(count, extent, dtype_of(x), wrap)
     flat = importer.emit(relax.op.reshape(x, [count]))
-    checked = importer.call_loop(check, "check_positions", [flat], count)
+    checked = call_loop(importer, check, "check_positions", [flat], count)
     return importer.emit(relax.op.reshape(checked, list(shape)))
 
 
@@ -228,7 +228,7 @@ def _write(
         for t, size in ((x, prod(shape)), (offsets, count), (values, count * inner))
     ]
     return relax.op.reshape(
-        importer.call_loop(function, "write_runs", flat, prod(shape)), list(shape)
+        call_loop(importer, function, "write_runs", flat, prod(shape)), list(shape)
     )
 
 

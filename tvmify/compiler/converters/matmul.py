@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 from tvm import relax
 
-from tvmify.compiler.converters.reduction import accumulator
+from tvmify.compiler.converters.reduction import multiplier
 from tvmify.compiler.converters.registry import converts, dtype_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def _operands(importer: Importer, node: fx.Node, *values: Any) -> list[relax.Expr]:
     """Return operands in the dtype to accumulate in: half precision is summed in 32 bits."""
-    dtype = accumulator(node.meta["val"].dtype)
+    dtype = multiplier(node.meta["val"].dtype)
     operands = (importer.tensor(value, dtype) for value in values)
     # bound to a variable, for TVM's CombineParallelMatmul takes no constants
     return [x if isinstance(x, relax.Var) else importer.emit(x) for x in operands]

@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 
 from tvmify.compiler.converters import steps
 from tvmify.compiler.converters.reduction import accumulator
-from tvmify.compiler.converters.registry import converts, dtype_of
+from tvmify.compiler.converters.registry import converts, dtype_of, refuse_on_gpu
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.errors import UnsupportedOperator
 
@@ -23,6 +23,7 @@ Result = tuple[relax.Expr, ...]
 @converts("lstm.input", "gru.input")
 def layers(importer: Importer, node: fx.Node) -> Result:
     """All layers of ``nn.LSTM`` or ``nn.GRU``: results of each step, last states, last cells."""
+    refuse_on_gpu(str(node.target))
     arguments: Any = node.args
     source, initial, weights, biased, count, _, _, both, batch_first = arguments
     per_pass = 4 if biased else 2
@@ -55,6 +56,7 @@ def layers(importer: Importer, node: fx.Node) -> Result:
 @converts("lstm_cell.default", "gru_cell.default")
 def cell(importer: Importer, node: fx.Node) -> Any:
     """One step."""
+    refuse_on_gpu(str(node.target))
     arguments: Any = node.args
     source, initial, *weights = arguments
     dtype = accumulator(source.meta["val"].dtype)

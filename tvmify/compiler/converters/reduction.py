@@ -12,7 +12,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.converters import loops
-from tvmify.compiler.converters.registry import converts, dtype_of
+from tvmify.compiler.converters.registry import call_loop, converts, dtype_of, is_for_gpu
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -28,6 +28,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return dtype if dtype.is_floating_point else torch.int64
+
+
+def multiplier(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to multiply matrices in: GPUs take half types, and sum in 32 bits."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return dtype if is_half and is_for_gpu() else accumulator(dtype)
 
 
 def _axes(importer: Importer, node: fx.Node) -> list[int]:
@@ -205,7 +211,7 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
     extents = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
     function = loops.accumulate(*extents, dtype_of(x), product="cumprod" in str(node.target))
     flat = importer.emit(relax.op.reshape(x, [prod(shape)]))
-    result = importer.call_loop(function, "accumulate", [flat], prod(shape))
+    result = call_loop(importer, function, "accumulate", [flat], prod(shape))
     return relax.op.reshape(result, list(shape))
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm import relax
+from tvm import relax, tirx
+from tvm.target import Target
+
+from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from torch import fx
@@ -37,3 +40,38 @@ def converts(*operators: str) -> Callable[[Converter], Converter]:
 def dtype_of(x: relax.Expr) -> str:
     """Return the name of the dtype of a Relax tensor."""
     return str(x.ty.dtype)
+
+
+def is_for_gpu() -> bool:
+    """Whether the program is imported for a GPU: the target whose scope is open says so."""
+    target = Target.current(allow_none=True)
+    return target is not None and target.kind.name == "cuda"
+
+
+def refuse_on_gpu(name: str) -> None:
+    """Leave an operator to PyTorch, if the target is a GPU.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It is: the converter writes a loop that runs in order, or for the registers of a CPU.
+    """
+    if is_for_gpu():
+        raise UnsupportedOperator([name], "its loop is for CPUs")
+
+
+def call_loop(
+    importer: Importer,
+    function: tirx.PrimFunc,
+    name: str,
+    arguments: list[relax.Expr],
+    size: int,
+) -> relax.Var:
+    """Bind a call of one of `converters.loops` on flat tensors.
+
+    The result is flat, has `size` elements and the dtype of the first argument.
+    """
+    refuse_on_gpu(name)
+    variable = importer.block_builder.add_func(function, name)
+    result = relax.TensorType([size], str(arguments[0].ty.dtype))
+    return importer.emit(relax.call_tir(variable, arguments, result))

@@ -70,14 +70,11 @@ class LowerAttention:
         return rewrite_main(ir_mod, _Lowering)
 
 
-@mutator
-class _Lowering(PyExprMutator):
-    def __init__(self, ir_mod: tvm.IRModule) -> None:
-        super().__init__(ir_mod)
-        self.machine = Microarchitecture.current()
-        self.prepared: dict[tuple[Expr, Mask], Expr] = {}
+class AttentionLowering(PyExprMutator):
+    """Finds the operands of attention where they lie; who derives from it computes it."""
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Replace a call that stands for attention."""
         call = super().visit_call_(op)
         if not stands_for_attention(call):
             return call
@@ -98,13 +95,31 @@ class _Lowering(PyExprMutator):
             empty=empty,
             dtype=str(query.ty.dtype),
         )
-        if masks:
-            mask, described = self.mask(masks[0], about)
-            tensors, about = (*tensors, mask), replace(about, mask=described)
-        function = self.builder_.add_func(kernel(about, self.machine), "attention")
-        out = relax.TensorType(about.out, about.dtype)
-        result = self.builder_.emit(relax.call_tir(function, list(tensors), out))
+        mask = self.narrowest(masks[0]) if masks else None
+        result = self.builder_.emit(self.computed(list(tensors), about, mask))
         return relax.op.permute_dims(result, _SWAP)
+
+    def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        """Return the call that computes ``[batch, queries, heads, size]``.
+
+        Parameters
+        ----------
+        tensors
+            In which the queries, keys and values lie.
+        about
+            How they lie there; of the mask it says nothing.
+        mask
+            With four axes, each of which may be 1.
+        """
+        raise NotImplementedError
+
+    def narrowest(self, mask: Expr) -> Expr:
+        """Return what a mask with four axes was made of by broadcasting."""
+        before = self.value(mask)
+        while _calls(before, "relax.broadcast_to") and len(_shape(before.args[0])) == 4:
+            mask = before.args[0]
+            before = self.value(mask)
+        return mask
 
     def operand(self, x: Expr) -> tuple[Expr, Operand]:
         """Find the tensor in which an operand lies, behind permutation and slice."""
@@ -140,12 +155,27 @@ class _Lowering(PyExprMutator):
                 return value.args[0], begin
         return x, 0
 
+    def value(self, x: Expr) -> Expr | None:
+        """Return what a variable is bound to."""
+        return self.lookup_binding(x) if isinstance(x, relax.Var) else None
+
+
+@mutator
+class _Lowering(AttentionLowering):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        self.machine = Microarchitecture.current()
+        self.prepared: dict[tuple[Expr, Mask], Expr] = {}
+
+    def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        if mask is not None:
+            mask, described = self.mask(mask, about)
+            tensors, about = [*tensors, mask], replace(about, mask=described)
+        function = self.builder_.add_func(kernel(about, self.machine), "attention")
+        return relax.call_tir(function, tensors, relax.TensorType(about.out, about.dtype))
+
     def mask(self, mask: Expr, about: Attention) -> tuple[Expr, Mask]:
         """Return a mask as the kernel wants it, and its description."""
-        before = self.value(mask)
-        while _calls(before, "relax.broadcast_to") and len(_shape(before.args[0])) == 4:
-            mask = before.args[0]
-            before = self.value(mask)
         given = Mask(_shape(mask), str(mask.ty.dtype))
         wanted = prepared(given, about, self.machine)
         if wanted == given:
@@ -161,10 +191,6 @@ class _Lowering(PyExprMutator):
             copy = self.builder_.call_te(turn, mask, primfunc_name_hint="turn_mask")
             self.prepared[mask, wanted] = self.builder_.emit(copy)
         return self.prepared[mask, wanted], wanted
-
-    def value(self, x: Expr) -> Expr | None:
-        """Return what a variable is bound to."""
-        return self.lookup_binding(x) if isinstance(x, relax.Var) else None
 
 
 def stands_for_attention(call: Expr) -> bool:

@@ -1,0 +1,116 @@
+"""Compile for a GPU where there is none: to a cubin, or as far as the CPU can run the rest."""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compiler.programs import as_module, executed, target
+from tests.tolerances import assert_close_to_reference
+from tvmify.artifact import Artifact
+from tvmify.compiler import compile
+from tvmify.compiler.cuda import nvcc
+from tvmify.runtime import cpu_features
+from tvmify.silence import silenced
+from tvmify.target import Target, target_for
+
+needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
+
+_ELF, _CUDA_MACHINE = b"\x7fELF", 190
+
+
+def gpu(arch: str = "sm_80") -> Target:
+    """A GPU of this architecture beside the CPU of this machine."""
+    return target_for({"kind": "cuda", "arch": arch}, "cpu", cpu_features())
+
+
+def exported(program: Callable[..., Any], *args: Any) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(as_module(program), args, strict=False)
+
+
+def cross_built(program: Callable[..., Any], *args: Any, arch: str = "sm_80") -> Artifact:
+    """Compile a module, or a function, for a GPU; there is one cubin, of that architecture."""
+    artifact = compile(exported(program, *args), gpu(arch))
+    assert architectures(artifact.library) == [int(arch.strip("sm_af"))]
+    assert b"__global__" not in artifact.library
+    assert artifact.report["unscheduled"] == 0
+    return artifact
+
+
+def architectures(library: bytes) -> list[int]:
+    """The architecture of each cubin in a library; of some ELF machines, only CUDA's have one."""
+    found = []
+    at = library.find(_ELF, 1)
+    while at >= 0:
+        (machine,) = struct.unpack_from("<H", library, at + 18)
+        (flags,) = struct.unpack_from("<I", library, at + 48)
+        if machine == _CUDA_MACHINE:
+            # The byte that had it before CUDA 13 is a set of flags since, with the lowest bits.
+            found.append(flags >> 8 & 0xFF if flags >> 24 else flags & 0xFF)
+        at = library.find(_ELF, at + 1)
+    return found
+
+
+def kernels_on_cpu(source: str, folder: Path) -> Path:
+    """Compile CUDA C++ for this CPU; the library has a ``launch_…`` for each kernel."""
+    source = source[source.index('extern "C" __global__') :]
+    launches = "".join(
+        f'extern "C" void launch_{name}(void** values, const int64_t* sizes)'
+        f" {{ emulated::launch<{name}>(values, sizes); }}\n"
+        for name in sorted(set(re.findall(r"(\w+_kernel)\(", source)))
+    )
+    number = len(list(folder.iterdir()))  # a path that was loaded once stays what it was
+    written, built = folder / f"kernels{number}.cpp", folder / f"kernels{number}.so"
+    header = Path(__file__).parent / "cuda_on_cpu.h"
+    written.write_text(f'#include "{header}"\n{source}\n{launches}')
+    options = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC"]
+    subprocess.run(["g++", *options, "-o", str(built), str(written)], check=True)
+    return built
+
+
+def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
+    """Compile for a GPU, but schedule and build for this CPU: ATen computes what it would there."""
+    from tvmify.compiler.environment import prepare_tvm
+
+    prepare_tvm()
+    from tvmify.compiler import build, pipeline
+    from tvmify.compiler.importer import import_program
+    from tvmify.compiler.packing import packed_keys
+
+    for_gpu, for_cpu = pipeline.tvm_target(gpu()), pipeline.tvm_target(target())
+    with for_gpu, silenced():
+        imported = import_program(exported(program, *args))
+    lowered = pipeline.lower(imported.ir_mod, for_gpu)
+    packed = packed_keys(lowered, imported.weights)
+    scheduled, kernels = pipeline.schedule(pipeline.fuse(lowered, for_gpu), for_cpu)
+    generated = build.generate(pipeline.plan_memory(scheduled, for_cpu), for_cpu)
+    return Artifact(
+        library=build.link(generated),
+        target=str(target()),
+        inputs=imported.inputs,
+        state=imported.state,
+        weights=imported.weights if packed else (),
+        packed=packed,
+        writes=imported.writes,
+        outputs=imported.outputs,
+        output_structure=imported.output_structure,
+        needs_contiguous=imported.needs_contiguous,
+        report={"kernels": kernels, "bridged": imported.bridged},
+    )
+
+
+def check(program: Callable[..., Any], *args: Any) -> Artifact:
+    """Run `on_cpu`, and compare with eager and float64."""
+    artifact = on_cpu(program, *args)
+    with torch.no_grad():
+        result = executed(artifact, program, *args)
+    assert_close_to_reference(result, as_module(program), args)
+    return artifact

@@ -1,0 +1,142 @@
+"""What programs for GPUs leave to PyTorch, run on the CPU: graphs, views and layouts are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compiler.gpu_programs import check
+from tests.compiler.nets import Bags, Block, Residual
+
+attention = F.scaled_dot_product_attention
+
+
+def test_convolutions_with_what_is_around_them():
+    artifact = check(Residual().eval(), torch.randn(2, 3, 16, 16))
+    assert artifact.library.count(b"aten::convolution") == 2
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(4, 6, 3, stride=2, padding=(1, 0), dilation=(1, 2)),
+        nn.Conv2d(4, 6, 4, padding="same"),  # one more row and column after than before
+        nn.Conv2d(4, 8, (1, 3), groups=4, padding=(0, 1)),
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
+    ],
+    ids=str,
+)
+def test_every_convolution(convolution: nn.Module):
+    artifact = check(nn.Sequential(convolution, nn.ReLU()).eval(), torch.randn(2, 4, 9, 8))
+    assert b"aten::convolution" in artifact.library
+
+
+def test_lines_and_volumes():
+    check(nn.Conv1d(4, 6, 3, padding=1).eval(), torch.randn(2, 4, 9))
+    check(nn.Conv3d(2, 3, 3, padding=1).eval(), torch.randn(1, 2, 4, 5, 6))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_transformer(shared: bool):
+    mask = torch.rand(2, 1, 1 if shared else 6, 6) > 0.3
+    mask[..., 0] = True
+    artifact = check(Block().eval(), torch.randn(2, 6, 32), mask)
+    assert b"aten::matmul" not in artifact.library
+
+
+def test_half_types_are_multiplied_as_they_are():
+    x = torch.randn(2, 6, 32).half()
+    artifact = check(Block().eval().half(), x, torch.zeros(2, 1, 6, 6).half())
+    assert b"Half(2, 6, 64" in artifact.library
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"scale": 0.3}, {"enable_gqa": True}], ids=str
+)
+def test_attention(options: dict[str, Any]):
+    heads = 2 if options.get("enable_gqa") else 4
+    q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, heads, 10, 16), torch.randn(2, heads, 10, 16)
+    check(lambda q, k, v: attention(q, k, v, **options), q, k, v)
+
+
+def test_operands_that_share_a_tensor():
+    def split(x: torch.Tensor) -> torch.Tensor:
+        parts = x.split(16, -1)
+        q, k, v = (part.reshape(2, 6, 4, 4).transpose(1, 2) for part in parts)
+        return attention(q, k, v)
+
+    check(split, torch.randn(2, 6, 48))
+
+
+def test_rows_that_see_nothing_are_zero_or_nan_as_in_eager():
+    q, k, v = torch.randn(3, 2, 4, 8, 16).unbind()
+    mask = torch.rand(2, 1, 8, 8) > 0.3
+    mask[0, 0, 3] = False
+    added = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+
+    def spelt(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        scores = q @ k.transpose(-1, -2) / 4
+        scores = scores.where(mask, float("-inf")) if mask.dtype is torch.bool else scores + mask
+        return torch.softmax(scores, -1) @ v
+
+    for function in (attention, spelt):
+        check(function, q, k, v, mask)
+        check(function, q, k, v, added)
+
+
+def test_products():
+    def products(x: Any, y: Any, row: Any, bias: Any) -> list[Any]:
+        both = x @ y
+        return [
+            x.mT @ x,
+            x @ row,
+            row @ row,
+            y.mT @ x.mT + bias,
+            both + bias[:3],
+            both * both + bias[:3],
+            torch.addmm(bias, y.mT, x[0].mT, beta=0.5, alpha=2.0),
+            (x * 3).long() @ (y * 3).long(),
+        ]
+
+    check(products, torch.randn(2, 5, 4), torch.randn(4, 3), torch.randn(4), torch.randn(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_norms_and_softmax(dtype: torch.dtype):
+    def norms(x: Any, scale: Any, shift: Any) -> list[Any]:
+        return [
+            F.layer_norm(x, (4, 6), scale, shift, eps=0.1),
+            F.layer_norm(x, (6,)),
+            F.group_norm(x, 2),
+            x.softmax(1) + F.log_softmax(x, -1),
+            (x.float() * 2).softmax(0),
+        ]
+
+    x, scale, shift = (torch.randn(*shape).to(dtype) for shape in ((3, 4, 6), (4, 6), (4, 6)))
+    artifact = check(norms, x, scale, shift)
+    assert artifact.library.count(b"aten::layer_norm") == 2
+    if dtype is torch.float16:
+        assert b"Half(3, 4, 6" in artifact.library  # eager's kernel has the casts inside
+
+
+def test_a_product_that_is_read_twice_is_computed_once():
+    def residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        product = x @ weight
+        return (product + bias) * product
+
+    artifact = check(residual, torch.randn(3, 4), torch.randn(4, 5), torch.randn(5))
+    assert artifact.library.count(b"aten::matmul") == 1
+    assert artifact.library.count(b"aten::linear") == 0
+
+
+def test_what_cpus_do_in_loops_of_their_own():
+    check(Bags().eval(), torch.randint(20, (3, 5)))
+    artifact = check(nn.LSTM(6, 4, batch_first=True).eval(), torch.randn(2, 5, 6))
+    assert artifact.report["bridged"] == {"aten.lstm.input": 1}
+    artifact = check(lambda x: x.cumsum(1), torch.randn(2, 5, 6))
+    assert artifact.report["bridged"] == {"aten.cumsum.default": 1}

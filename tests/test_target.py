@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tvmify.errors import OptionError, UnsupportedTarget
+from tvmify.target import Target, arch_of, check, target_for
+
+FEATURES = ["fma", "avx2", "avx"]
+
+
+def on_gpu(option: Any = None, capability: tuple[int, int] | None = (8, 0)) -> Target:
+    return target_for(option, "cuda", FEATURES, capability)
+
+
+def test_the_text_says_all() -> None:
+    for target in (target_for(None, "cpu", FEATURES), on_gpu()):
+        assert Target.parse(str(target)) == target
+        assert list(json.loads(str(target))) == sorted(json.loads(str(target)))
+
+
+def test_without_an_option_the_device_decides() -> None:
+    assert target_for(None, "cpu", FEATURES).device == "cpu"
+    assert on_gpu().device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [((7, 5), "sm_75"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100")],
+)
+def test_a_gpu_names_its_architecture(capability: tuple[int, int], arch: str) -> None:
+    assert arch_of(*capability) == arch
+    for option in (None, "cuda", {"kind": "cuda"}):
+        assert on_gpu(option, capability).attributes["arch"] == arch
+
+
+def test_an_architecture_can_be_built_for_without_a_gpu() -> None:
+    option = {"kind": "cuda", "arch": "sm_90a"}
+    elsewhere = target_for(option, "cpu", FEATURES)
+    assert elsewhere == on_gpu(option) == on_gpu("cuda", (9, 0))
+    assert (
+        on_gpu({**option, "max_threads_per_block": 512}).attributes["max_threads_per_block"] == 512
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "device"), [("cuda", "cpu"), ({"kind": "cuda"}, "cpu"), ("llvm", "cuda")], ids=str
+)
+def test_tensors_elsewhere_are_refused(option: Any, device: str) -> None:
+    capability = (8, 0) if device == "cuda" else None
+    with pytest.raises(UnsupportedTarget, match=f"on '{device}' and the target is .* sm_90a|move"):
+        target_for(option, device, FEATURES, capability)
+
+
+@pytest.mark.parametrize("option", [None, "llvm", "cuda", {"kind": "cuda", "arch": "sm_80"}])
+def test_a_device_that_nothing_serves_is_refused(option: Any) -> None:
+    with pytest.raises(UnsupportedTarget, match="cpu by 'llvm', cuda by 'cuda'"):
+        target_for(option, "meta", FEATURES)
+
+
+def test_the_host_of_a_gpu_has_the_features() -> None:
+    cpu, gpu = target_for(None, "cpu", FEATURES), on_gpu()
+    assert gpu.features == cpu.features == set(FEATURES)
+    assert gpu.host == {"kind": "llvm", **cpu.host}
+    assert gpu.requirements == [*cpu.requirements, "cuda:sm_80"]
+
+
+@pytest.mark.parametrize("arch", ["80", "sm80", "sm_8", "sm_90b", "compute_80", 80])
+def test_an_architecture_that_is_none_is_an_error(arch: object) -> None:
+    with pytest.raises(OptionError, match=r"unknown architecture .*'sm_80'"):
+        check({"kind": "cuda", "arch": arch})
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90a", "sm_100", "sm_120f"])
+def test_architectures(arch: str) -> None:
+    option = {"kind": "cuda", "arch": arch}
+    assert check(option) == option

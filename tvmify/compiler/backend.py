@@ -1,0 +1,38 @@
+"""What differs in the compiler between kinds of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+
+Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The parts of `tvmify.compiler.pipeline` that depend on the kind of the target.
+
+    Attributes
+    ----------
+    attention
+        Lower what `tvmify.compiler.passes.lower_attention.describe` stands for.
+    before_legalizing
+        Takes operators out that are not lowered one by one.
+    legalizers
+        How operators become TIR where TVM's own way is wrong or slow.
+    after_fusing, after_scheduling
+        Join functions that the passes of TVM leave apart.
+    schedule
+        Schedules every function of a module; also returns the name of the rule for each, which
+        begins with ``"unscheduled"`` where none did.
+    """
+
+    attention: tuple[tvm.transform.Pass, ...]
+    before_legalizing: tvm.transform.Pass
+    legalizers: Mapping[str, Legalize]
+    after_fusing: tuple[tvm.transform.Pass, ...]
+    schedule: Callable[[tvm.IRModule, tvm.target.Target], tuple[tvm.IRModule, dict[str, str]]]
+    after_scheduling: tuple[tvm.transform.Pass, ...]

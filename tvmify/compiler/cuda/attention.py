@@ -1,0 +1,75 @@
+"""Attention by PyTorch's fused kernels: flash, memory-efficient, or cuDNN's, as it chooses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+from tvm.ir import Expr
+from tvm.relax.expr_functor import mutator
+
+from tvmify.compiler.cuda.libraries import Aten, aten
+from tvmify.compiler.passes.lower_attention import AttentionLowering
+from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.schedule.attention import Attention, Operand
+
+#: From places before heads to heads before places, and back.
+_SWAP = [0, 2, 1, 3]
+
+
+@tvm.transform.module_pass(opt_level=0, name="CallAttention")
+class CallAttention:
+    """As `tvmify.compiler.passes.lower_attention.LowerAttention`, for a GPU."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Calling)
+
+
+@mutator
+class _Calling(AttentionLowering):
+    def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        operands = (about.query, about.key, about.value)
+        counts = (about.heads, about.heads // about.shared, about.heads // about.shared)
+
+        def body(record: Aten, *values: Any) -> Any:
+            located = zip(values[:3], operands, counts, strict=True)
+            query, key, value = (_heads(record, *one) for one in located)
+            seen = values[3] if mask is not None else None
+            result = record(
+                "scaled_dot_product_attention",
+                query,
+                key,
+                value,
+                seen,
+                0.0,
+                about.causal,
+                about.scale,
+                about.shared > 1,
+            )
+            if seen is not None and math.isnan(about.empty):
+                result = record("add", result, _nan_where_empty(record, seen, mask, result), 1)
+            return record("permute", result, _SWAP)
+
+        tensors = tensors if mask is None else [*tensors, mask]
+        return aten(tensors, about.out, about.dtype, body)
+
+
+def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
+    """Return a view of an operand's own heads, heads before places."""
+    if operand.heads_first:
+        return x
+    if operand.shape[2] != count:
+        x = record("narrow", x, 2, operand.first, count)
+    return record("permute", x, _SWAP)
+
+
+def _nan_where_empty(record: Aten, seen: Any, mask: Expr, result: Any) -> Any:
+    """Return, as ``[batch, heads, queries, 1]``, NaN for queries that see no key, and else zero."""
+    if str(mask.ty.dtype) == "bool":
+        sees = record("type_as", record("any", seen, -1, True), result)
+        largest = record("log", sees)
+    else:
+        largest = record("amax", seen, [-1], True)
+    return record("mul", largest, 0.0)  # largest is minus infinity there

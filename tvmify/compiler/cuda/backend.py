@@ -1,0 +1,25 @@
+"""The parts of the pipeline for GPUs."""
+
+from __future__ import annotations
+
+from tvmify.compiler.backend import Backend
+from tvmify.compiler.cuda.attention import CallAttention
+from tvmify.compiler.cuda.libraries import CallLibraries
+from tvmify.compiler.cuda.rules import schedule
+from tvmify.compiler.passes.cancel_transposes import CancelTransposes
+from tvmify.compiler.passes.keep_nan import KEEP_NAN
+from tvmify.compiler.schedule import reduction, reshape
+
+CUDA = Backend(
+    attention=(CancelTransposes(), CallAttention()),
+    before_legalizing=CallLibraries(),
+    legalizers={
+        **KEEP_NAN,
+        "relax.reshape": reshape.legalize,
+        "relax.sum": reduction.legalize,
+        "relax.mean": reduction.legalize,
+    },
+    after_fusing=(),
+    schedule=schedule,
+    after_scheduling=(),
+)

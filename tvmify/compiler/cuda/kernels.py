@@ -1,0 +1,143 @@
+"""The kernels of a program: CUDA C++ → one cubin → part of the shared library.
+
+Where TVM's CUDA runtime is not loaded, TVM leaves the source in the library, to be compiled where
+it runs. Here it is compiled at once, everywhere alike, and takes the source's place in what TVM
+packs into the library.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+from tvm.tirx.build import codegen_build
+
+from tvmify.compiler.cuda import nvcc
+
+#: TVM's names of such modules, and of the host's code, which is packed without content.
+_KIND, _HOST = b"cuda", b"_lib"
+#: TVM's names of the forms of their code.
+_SOURCE, _BINARY = b"cuda", b"cubin"
+#: Where TVM looks for packed modules; each library has one.
+_SYMBOL = "__tvm_ffi__library_bin"
+_ASSEMBLY = """
+    .section .rodata
+    .globl {symbol}
+    .balign 64
+{symbol}:
+    .incbin "{path}"
+    .section .note.GNU-stack,"",@progbits
+"""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Those of one program, as a module of TVM's that cannot run, as CUDA C++, and compiled."""
+
+    module: tvm.runtime.Module
+    source: str
+    cubin: bytes
+
+
+def generate(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Kernels:
+    """Generate and compile the code of lowered kernels."""
+    with _without_runtime():
+        module = codegen_build(ir_mod, target)
+    source = str(module.inspect_source("cuda"))
+    return Kernels(module, source, nvcc.compile(source, str(target.attrs["arch"])))
+
+
+@contextmanager
+def _without_runtime() -> Iterator[None]:
+    # With its runtime loaded, TVM would compile right here, by ways of its own.
+    name = "TVM_COMPILE_FORCE_FALLBACK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def pack(executable: tvm.runtime.Module, kernels: Kernels, folder: Path) -> Path:
+    """Write a file for the linker that carries all that is no machine code of the host.
+
+    Parameters
+    ----------
+    executable
+        The virtual machine's program, which imports the kernels.
+    kernels
+        The same.
+    folder
+        Where the file goes, and one that it names.
+    """
+    packed = tvm.runtime._ffi_api.ModulePackImportsToTensor(executable).numpy().tobytes()
+    content = folder / "imports.bin"
+    content.write_bytes(with_cubin(packed, kernels.source.encode(), kernels.cubin))
+    assembly = folder / "imports.S"
+    assembly.write_text(_ASSEMBLY.format(symbol=_SYMBOL, path=content))
+    return assembly
+
+
+def with_cubin(packed: bytes, source: bytes, cubin: bytes) -> bytes:
+    """Replace source by a cubin in modules as TVM packs them.
+
+    Packed are the number of bytes that follow, two arrays that say which module imports which, and
+    then each module as its kind and its content; the host's code has none. The content
+    of kernels is the form of their code, a table of them, and the code. All but the table are
+    preceded by their length in 64 bits.
+    """
+    reader = _Reader(packed, 8)
+    reader.skip_numbers()
+    reader.skip_numbers()
+    parts = [packed[8 : reader.at]]
+    head, tail = _text(_SOURCE), _text(source)
+    replaced = 0
+    while reader.at < len(packed):
+        kind = reader.text()
+        parts.append(_text(kind))
+        if kind == _HOST:
+            continue
+        content = reader.text()
+        if kind == _KIND and content.startswith(head) and content.endswith(tail):
+            table = content[len(head) : len(content) - len(tail)]
+            content = _text(_BINARY) + table + _text(cubin)
+            replaced += 1
+        parts.append(_text(content))
+    if replaced != 1 or reader.at != len(packed):
+        raise RuntimeError("TVM packs kernels in another way than this was written for")
+    whole = b"".join(parts)
+    return struct.pack("<Q", len(whole)) + whole
+
+
+class _Reader:
+    """Reads what TVM packs, piece by piece."""
+
+    def __init__(self, content: bytes, at: int) -> None:
+        self.content, self.at = content, at
+
+    def number(self) -> int:
+        (value,) = struct.unpack_from("<Q", self.content, self.at)
+        self.at += 8
+        return int(value)
+
+    def text(self) -> bytes:
+        size = self.number()
+        self.at += size
+        return self.content[self.at - size : self.at]
+
+    def skip_numbers(self) -> None:
+        count = self.number()
+        self.at += 8 * count
+
+
+def _text(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content

@@ -1,0 +1,295 @@
+"""Convolutions and products by cuDNN and cuBLAS, norms and the like by PyTorch's own kernels.
+
+Each becomes a call of ``tvmify.aten`` (see `tvmify.compiler.bridge`) with a small graph, in which
+permutations are views: a contiguous tensor in the program's layout, channels last, is one of
+``torch.channels_last`` to PyTorch, and goes in and comes out without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import tvm
+from torch._C import Graph
+from tvm import relax
+from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmify.compiler.bridge import FUNCTION, example, insert
+from tvmify.compiler.passes.rewriting import rewrite_main
+
+#: Integers they do not multiply.
+_DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+_HALF = frozenset({"float16", "bfloat16"})
+_ASTYPE, _MATMUL = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.matmul")
+#: Layouts as PyTorch has them, whatever the memory format.
+_IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
+
+
+class Aten:
+    """A graph of ATen operators, as they are written down."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+
+    def __call__(self, operator: str, *arguments: Any) -> Any:
+        """Add a call; arguments that are no values of the graph are constants."""
+        values = [
+            x if isinstance(x, torch._C.Value) else self.graph.insertConstant(x) for x in arguments
+        ]
+        return insert(self.graph, f"aten::{operator}", values)[0]
+
+
+def aten(
+    tensors: Sequence[Expr],
+    shape: Sequence[int],
+    dtype: str,
+    body: Callable[..., Any],
+) -> relax.Call:
+    """Return a call of PyTorch.
+
+    Parameters
+    ----------
+    tensors
+        Given to the graph, contiguous.
+    shape, dtype
+        Of the result, which is made contiguous if it is not.
+    body
+        Takes an `Aten` and the graph's values of the tensors, and returns that of the result.
+    """
+    record = Aten()
+    result = body(record, *(record.graph.addInput(f"x{i}") for i in range(len(tensors))))
+    result.inferTypeFrom(example(list(shape), dtype))
+    record.graph.registerOutput(result)
+    text = tvm.ir.StringImm(str(record.graph))
+    return relax.op.call_pure_packed(
+        FUNCTION, text, *tensors, ty_args=[relax.TensorType(list(shape), dtype)]
+    )
+
+
+@tvm.transform.module_pass(opt_level=0, name="CallLibraries")
+class CallLibraries:
+    """Let PyTorch compute the operators of `_CALLS`."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Calling)
+
+
+@mutator
+class _Calling(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        blocks = ir_mod["main"].body.blocks
+        self.values = {b.var: b.value for block in blocks for b in block.bindings}
+        self.readers: Counter[relax.Var] = Counter()
+        for value in self.values.values():
+            self.readers.update(relax.analysis.free_vars(value))
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+        if name == "relax.add":
+            linear = self.linear(op)
+            return call if linear is None else linear
+        if name == "relax.astype":
+            source = self.narrow(call.args[0])
+            return source if source is not None and source.ty.dtype == call.ty.dtype else call
+        if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
+            return call
+        return _CALLS[name](self, call)
+
+    def linear(self, op: relax.Call) -> relax.Expr | None:
+        """Return a product and the addition of a bias as one call; cuBLAS has both."""
+        for product, bias in (op.args, reversed(op.args)):
+            value = self.values.get(product)
+            if (
+                isinstance(value, relax.Call)
+                and value.op == _MATMUL
+                and self.readers[product] == 1
+                and str(op.ty.dtype) in _DTYPES
+                and len(value.args[1].ty.shape.values) == 2
+                and _shape(bias) == _shape(value)[-1:]
+                and len(_shape(value)) > 1
+            ):
+                operands = [self.visit_expr(x) for x in (*value.args, bias)]
+                return _product(self, operands[:2], _shape(value), op.ty.dtype, operands[2:])
+        return None
+
+    def narrow(self, x: Expr) -> Expr | None:
+        """Return the tensor of a half type that a tensor was made of, if it was."""
+        value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        is_cast = isinstance(value, relax.Call) and value.op == _ASTYPE
+        source = value.args[0] if is_cast else None
+        return source if source is not None and str(source.ty.dtype) in _HALF else None
+
+    def transposed(self, x: Expr) -> tuple[Expr, bool]:
+        """Return a matrix as it lies in memory, and whether that is the other way around."""
+        value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.permute_dims"):
+            return x, False
+        rank = len(value.ty.shape.values)
+        axes = value.attrs.axes
+        order = [int(axis) % rank for axis in axes] if axes is not None else [*range(rank)][::-1]
+        swapped = [*range(rank - 2), rank - 1, rank - 2]
+        return (value.args[0], True) if order == swapped else (x, False)
+
+
+def _matmul(calling: _Calling, call: relax.Call) -> relax.Expr:
+    return _product(calling, call.args, _shape(call), call.ty.dtype, [])
+
+
+def _product(
+    calling: _Calling,
+    factors: Sequence[Expr],
+    shape: list[int],
+    dtype: Any,
+    bias: list[Expr],
+) -> relax.Call:
+    # A weight stays as it is: cuBLAS takes either order.
+    operands, turned = zip(*(calling.transposed(x) for x in factors), strict=True)
+
+    def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
+        left = record("transpose", left, -2, -1) if turned[0] else left
+        if not shift:
+            right = record("transpose", right, -2, -1) if turned[1] else right
+            return record("matmul", left, right)
+        weight = right if turned[1] else record("transpose", right, -2, -1)
+        return record("linear", left, weight, *shift)
+
+    return aten([*operands, *bias], shape, str(dtype), body)
+
+
+def _conv2d(calling: _Calling, call: relax.Call) -> relax.Expr:
+    attributes = call.attrs
+    top, left, bottom, right = (int(size) for size in attributes.padding)
+    is_even = (top, left) == (bottom, right)
+
+    def body(record: Aten, x: Any, weight: Any) -> Any:
+        x = record("permute", x, _axes(attributes.data_layout, _IMAGE))
+        weight = record("permute", weight, _axes(attributes.kernel_layout, _FILTERS))
+        if not is_even:
+            x = record("constant_pad_nd", x, [left, right, top, bottom], 0.0)
+        padding = [top, left] if is_even else [0, 0]
+        return _convolved(record, x, weight, attributes, padding, None)
+
+    return aten(call.args, _shape(call), str(call.ty.dtype), body)
+
+
+def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
+    attributes = call.attrs
+    x, weight = call.args
+    # As PyTorch would lay them out for each call; here they are packed.
+    order = _axes(attributes.kernel_layout, "IHWO")
+    weight = calling.builder_.emit(relax.op.permute_dims(weight, order))
+    top, left, *_ = (int(size) for size in attributes.padding)
+
+    def body(record: Aten, x: Any, weight: Any) -> Any:
+        x = record("permute", x, _axes(attributes.data_layout, _IMAGE))
+        weight = record("permute", weight, _axes("IHWO", _TURNED_FILTERS))
+        return _convolved(
+            record, x, weight, attributes, [top, left], _numbers(attributes.output_padding)
+        )
+
+    return aten([x, weight], _shape(call), str(call.ty.dtype), body)
+
+
+def _convolved(
+    record: Aten, x: Any, weight: Any, attributes: Any, padding: list[int], extra: list[int] | None
+) -> Any:
+    """Add the convolution; with `extra`, the padding of its output, it is a transposed one."""
+    result = record(
+        "convolution",
+        x,
+        weight,
+        None,
+        _numbers(attributes.strides),
+        padding,
+        _numbers(attributes.dilation),
+        extra is not None,
+        extra or [0, 0],
+        int(attributes.groups),
+    )
+    layout = attributes.out_layout or attributes.data_layout
+    return record("permute", result, _axes(_IMAGE, layout))
+
+
+def _layer_norm(calling: _Calling, call: relax.Call) -> relax.Expr:
+    rank, axes = len(_shape(call)), [int(axis) for axis in call.attrs.axes]
+    if sorted(axis % rank for axis in axes) != list(range(rank - len(axes), rank)):
+        return call
+    sizes, epsilon = _shape(call)[rank - len(axes) :], float(call.attrs.epsilon)
+
+    def body(record: Aten, x: Any, scale: Any, shift: Any) -> Any:
+        return record("layer_norm", x, sizes, scale, shift, epsilon, False)
+
+    return _in_half(calling, call, body)
+
+
+def _softmax(calling: _Calling, call: relax.Call) -> relax.Expr:
+    name, axis = call.op.name.rpartition(".")[2], int(call.attrs.axis)
+
+    def body(record: Aten, x: Any) -> Any:
+        return record(name, x, axis, None)
+
+    return _in_half(calling, call, body)
+
+
+def _reduction(calling: _Calling, call: relax.Call) -> relax.Expr:
+    """Reduce all elements to one by PyTorch, with many blocks; TVM's rules would take a single one.
+
+    They fail where anything follows in the same kernel, since then it has no loops.
+    """
+    shape, name = _shape(call), call.op.name.rpartition(".")[2]
+    if math.prod(shape) != 1 or math.prod(_shape(call.args[0])) < 2:
+        return call
+
+    def body(record: Aten, x: Any) -> Any:
+        if name in ("max", "min"):
+            result = record(f"a{name}", x, [*range(len(_shape(call.args[0])))], False)
+        else:
+            result = record(name, x, None)
+        return record("reshape", result, shape) if shape else result
+
+    return aten(call.args, shape, str(call.ty.dtype), body)
+
+
+def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> relax.Expr:
+    """Let the kernel read and write a half type, and compute in float32, as it would in eager."""
+    narrow = [calling.narrow(x) for x in call.args]
+    dtypes = {None if x is None else str(x.ty.dtype) for x in narrow}
+    if len(dtypes) > 1 or None in dtypes or str(call.ty.dtype) != "float32":
+        return aten(call.args, _shape(call), str(call.ty.dtype), body)
+    result = calling.builder_.emit(aten(narrow, _shape(call), dtypes.pop(), body))
+    return relax.op.astype(result, "float32")
+
+
+_CALLS: dict[str, Callable[[_Calling, relax.Call], relax.Expr]] = {
+    "relax.matmul": _matmul,
+    "relax.max": _reduction,
+    "relax.mean": _reduction,
+    "relax.min": _reduction,
+    "relax.nn.conv2d": _conv2d,
+    "relax.nn.conv2d_transpose": _conv2d_transpose,
+    "relax.nn.layer_norm": _layer_norm,
+    "relax.nn.log_softmax": _softmax,
+    "relax.nn.softmax": _softmax,
+    "relax.sum": _reduction,
+}
+
+
+def _axes(source: str, target: str) -> list[int]:
+    """Which permutation leads from one layout to another."""
+    return [str(source).index(letter) for letter in str(target)]
+
+
+def _numbers(values: Sequence[Any]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def _shape(x: Expr) -> list[int]:
+    return [int(extent) for extent in x.ty.shape.values]

@@ -1,0 +1,125 @@
+"""Schedules for GPUs: TVM's own rules, each function by the first that takes it."""
+
+from __future__ import annotations
+
+from tvm import IRModule, s_tir, tirx
+from tvm.ir import Call, Op
+from tvm.s_tir.dlight import gpu
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.base import ScheduleRule, try_inline
+from tvm.target import Target
+from tvm_ffi import structural_walk
+
+from tvmify.compiler.messages import first_line
+
+#: Elements that a thread reads and writes at once, and threads of a block.
+_LANES, _THREADS = 4, 256
+_VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32"})
+#: Functions that TVM lowers for several elements at once.
+_VECTOR_CALLS = frozenset(f"tirx.{name}" for name in "erf exp rsqrt sigmoid sqrt tanh".split())
+
+
+class Elementwise(ScheduleRule):
+    """Let each thread read and write a few neighbours at once: narrow accesses waste bandwidth."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule one block without sums whose last axis runs along memory in all it touches."""
+        del target, tunable
+        sch = s_tir.Schedule(func)
+        infos = normalize_prim_func(sch)
+        infos = None if infos is None else try_inline(sch, infos)
+        if infos is None or len(infos) != 1 or not infos[0].is_injective():
+            return None
+        loops = sch.get_loops(infos[0].block_rv)
+        if not loops or not _runs_along_memory(sch.get(infos[0].block_rv)):
+            return None
+        blocks, threads, lanes = sch.split(sch.fuse(*loops), [None, _THREADS, _LANES])
+        sch.bind(blocks, "blockIdx.x")
+        sch.bind(threads, "threadIdx.x")
+        sch.vectorize(lanes)
+        return sch
+
+
+def _runs_along_memory(block: s_tir.SBlock) -> bool:
+    last = block.iter_vars[-1]
+    if int(last.dom.extent) % _LANES or not _calls(block) <= _VECTOR_CALLS:
+        return False
+    for access in (*block.reads, *block.writes):
+        if str(access.source.dtype) not in _VECTOR_DTYPES:
+            return False
+        *before, at = [region.min for region in access.region] or [tirx.const(0)]
+        if any(_mentions(index, last.var) for index in before):
+            return False
+        if _mentions(at, last.var) and not at.same_as(last.var):
+            return False
+    return True
+
+
+def _calls(block: s_tir.SBlock) -> set[str]:
+    found: set[str] = set()
+
+    def note(call: Call) -> None:
+        found.add(call.op.name if isinstance(call.op, Op) else str(call.op))
+
+    structural_walk(block.body, (Call, note))
+    return found
+
+
+def _mentions(index: tirx.Expr, variable: tirx.Var) -> bool:
+    return any(found.same_as(variable) for found in tirx.analysis.undefined_vars(index, []))
+
+
+#: Products and convolutions are not among them: `tvmify.compiler.cuda.libraries` has those.
+RULES: dict[str, ScheduleRule] = {
+    "elementwise": Elementwise(),
+    "reduction": gpu.Reduction(),
+    "general reduction": gpu.GeneralReduction(),
+    "fallback": gpu.Fallback(),
+}
+
+
+def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
+    """Schedule every PrimFunc of a module.
+
+    Returns
+    -------
+    ir_mod
+        The module with each PrimFunc scheduled.
+    report
+        For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``, and after it
+        which rules failed.
+    """
+    report: dict[str, str] = {}
+    scheduled = {}
+    with target:
+        for variable, function in ir_mod.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                scheduled[variable], report[variable.name_hint] = _scheduled(function, target)
+    for variable, function in scheduled.items():
+        ir_mod.update_func(variable, function)
+    return ir_mod, report
+
+
+def _scheduled(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
+    failures = []
+    for name, rule in RULES.items():
+        try:
+            found = rule.apply(function, target, False)
+        except Exception as error:  # TVM's errors share no narrower class
+            failures.append(f"{name} failed: {first_line(error)}")
+            continue
+        if isinstance(found, s_tir.Schedule):
+            result = found.mod["main"].with_attr("tirx.is_scheduled", True)
+            if _needs_workspace(result):
+                failures.append(f"{name} needs memory between kernels")
+                continue
+            return result, name + (f" ({'; '.join(failures)})" if failures else "")
+    return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")
+
+
+def _needs_workspace(function: tirx.PrimFunc) -> bool:
+    """Whether parts of a function leave each other something in global memory.
+
+    TVM would take that from a pool of its own, which knows nothing of streams.
+    """
+    return any(str(buffer.scope()) == "global" for buffer in function.body.block.alloc_buffers)
