@@ -167,12 +167,13 @@ std::string CompiledModule::refusal() const {
 }
 
 std::string CompiledModule::refusal_on(c10::Device device) const {
-  if (!refusal_.empty() || device.is_cpu() == architecture_.empty()) {
-    return refusal_.empty() && device.is_cuda() ? cuda::refusal(architecture_, device.index())
-                                                : refusal_;
+  if (!refusal_.empty()) return refusal_;
+  const bool for_cpu = architecture_.empty();
+  if (device.type() != (for_cpu ? c10::kCPU : c10::kCUDA)) {
+    return c10::str("it is code for ", for_cpu ? "the CPU" : architecture_,
+                    ", and the tensors are on ", device);
   }
-  return c10::str("it is code for ", architecture_.empty() ? "the CPU" : architecture_,
-                  ", and the tensors are on ", device);
+  return for_cpu ? "" : cuda::refusal(architecture_, device.index());
 }
 
 c10::Device CompiledModule::device_of(at::ArrayRef<at::Tensor> tensors,
