@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tvmify.artifact import Artifact
+from tvmify.errors import warn
 from tvmify.runtime.native import Call
 from tvmify.target import Target
 
@@ -228,6 +229,7 @@ class GraphedCall:
                 self._graph = graph
         except RuntimeError as error:
             self.problem = str(error)
+            warn(f"cuda_graph=True has no effect on a call, which cannot be captured: {error}")
         finally:
             _CAPTURING.release()
         return self._graph
