@@ -324,8 +324,7 @@ class Dispatcher:
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
             if general:
-                general_run = FloatCall(run, entry.gpu_of(args, kwargs))
-                entry.run = checked(general_run, executor.artifact, eager, args, kwargs)
+                entry.run = checked(FloatCall(run), executor.artifact, eager, args, kwargs)
             entry.check(args, kwargs, eager)
             if self.options.compares() and entry.compare(args, kwargs, eager):
                 stages.begin("store")

@@ -85,22 +85,18 @@ class FloatCall:
     ----------
     run
         The call of the program.
-    gpu
-        The index of that which the program runs on; None for the CPU.
     """
 
-    def __init__(self, run: Call | GraphedCall, gpu: int | None = None) -> None:
+    def __init__(self, run: Call | GraphedCall) -> None:
         self._run = run
-        self.gpu = gpu
-        self._device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
 
     def __call__(self, leaves: tuple[Any, ...]) -> Any:
         """Run the program."""
-        return self._run(_with_tensors(leaves, self._device))
+        return self._run(_with_tensors(leaves))
 
     def obstacle(self, leaves: tuple[Any, ...]) -> str | None:
         """Return why these leaves cannot be its arguments; None if they can."""
-        return self._run.obstacle(_with_tensors(leaves, self._device))
+        return self._run.obstacle(_with_tensors(leaves))
 
 
 def checked(
@@ -124,14 +120,14 @@ def checked(
     """
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     is_run = not (artifact.writes or run.obstacle(leaves))
-    if not (is_run and computes_the_same(lambda: run(leaves), eager, run.gpu)):
+    if not (is_run and computes_the_same(lambda: run(leaves), eager)):
         raise NotCompiled("the values of floats may matter", "Nothing: they are part of the key.")
     return run
 
 
-def _with_tensors(leaves: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+def _with_tensors(leaves: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
-        torch.scalar_tensor(leaf, dtype=torch.float64, device=device)
+        torch.scalar_tensor(leaf, dtype=torch.float64, device="cpu")
         if type(leaf) is float
         else leaf
         for leaf in leaves
