@@ -119,8 +119,8 @@ Library::Library(const at::Tensor& bytes, c10::DeviceType type)
 }
 
 Library::~Library() {
-  for (size_t device = 0; device < idle_.size(); ++device) {
-    for (auto& place : idle_[device]) delete place.load();
+  for (Pool& pool : idle_) {
+    for (auto& place : pool) delete place.load();
   }
   executable_ = std::nullopt;  // its destructor runs code of the library
   dlclose(handle_);
