@@ -3,13 +3,13 @@
 #include <ATen/DLConvertor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/DimVector.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
 
 #include "torch_allocator.h"
@@ -24,30 +24,57 @@ namespace ffi = tvm::ffi;
 // arbitrary.
 class Borrowed : public ffi::TensorObj {
  public:
-  explicit Borrowed(at::Tensor owner) : owner(std::move(owner)) {
-    const c10::IntArrayRef sizes = this->owner.sizes();
-    data = const_cast<void*>(this->owner.const_data_ptr());
-    device = tvm_device(this->owner.device());
-    ndim = static_cast<int>(sizes.size());
-    dtype = at::getDLDataType(this->owner);
-    byte_offset = 0;
-    shape = reinterpret_cast<int64_t*>(reinterpret_cast<char*>(this) + sizeof(Borrowed));
-    strides = shape + sizes.size();
-    std::copy(sizes.begin(), sizes.end(), shape);
-    ffi::details::FillStridesFromShape(ffi::ShapeView(shape, sizes.size()), strides);
-  }
+  explicit Borrowed(at::Tensor owner);
+  ~Borrowed();
 
-  const at::Tensor owner;
+ private:
+  const at::Tensor owner_;
 };
 
-// Returns the tensor that `tensor` was made of by `to_tvm`; null if it was not.
-const at::Tensor* lender_of(const ffi::Tensor& tensor) {
-  const auto deleter_of = [](const ffi::Tensor& object) {
-    return ffi::details::ObjectUnsafe::TVMFFIObjectPtrFromObjectRef(object)->deleter;
-  };
-  static const auto ours = deleter_of(to_tvm(at::empty({0})));
-  if (deleter_of(tensor) != ours) return nullptr;
-  return &static_cast<const Borrowed*>(tensor.GetDLTensorPtr())->owner;
+// What TVM has borrowed on GPUs, by where it starts: a view that TVM made of it says only that.
+class Loans {
+ public:
+  void add(const void* start, const at::Tensor& owner) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    owners_[start] = &owner;
+  }
+  void remove(const void* start, const at::Tensor& owner) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    const auto found = owners_.find(start);
+    if (found != owners_.end() && found->second == &owner) owners_.erase(found);
+  }
+  at::Tensor find(const void* start) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    const auto found = owners_.find(start);
+    return found == owners_.end() ? at::Tensor() : *found->second;
+  }
+
+ private:
+  std::mutex changing_;
+  std::unordered_map<const void*, const at::Tensor*> owners_;
+};
+
+Loans& loans() {
+  static auto* const loans = new Loans();  // never destroyed: tensors may outlive statics
+  return *loans;
+}
+
+Borrowed::Borrowed(at::Tensor owner) : owner_(std::move(owner)) {
+  const c10::IntArrayRef sizes = owner_.sizes();
+  data = const_cast<void*>(owner_.const_data_ptr());
+  device = tvm_device(owner_.device());
+  ndim = static_cast<int>(sizes.size());
+  dtype = at::getDLDataType(owner_);
+  byte_offset = 0;
+  shape = reinterpret_cast<int64_t*>(reinterpret_cast<char*>(this) + sizeof(Borrowed));
+  strides = shape + sizes.size();
+  std::copy(sizes.begin(), sizes.end(), shape);
+  ffi::details::FillStridesFromShape(ffi::ShapeView(shape, sizes.size()), strides);
+  if (device.device_type != kDLCPU) loans().add(data, owner_);
+}
+
+Borrowed::~Borrowed() {
+  if (device.device_type != kDLCPU) loans().remove(data, owner_);
 }
 
 // Any other dispatch key means that the bytes are not the values (conjugate, negative, zero, fake,
@@ -80,26 +107,32 @@ c10::DimVector strides_of(const DLTensor& tensor) {
   return c10::contiguous_strides(shape_of(tensor));
 }
 
-// The memory of `shown`, which `memory` owns, as a tensor of PyTorch's.
-at::Tensor over(const DLTensor& shown, c10::DataPtr memory) {
-  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(at::toScalarType(shown.dtype));
-  const size_t bytes = c10::multiply_integers(shape_of(shown)) * dtype.itemsize();
-  const c10::DeviceType type = memory.device().type();
-  const bool on_cpu = type == c10::kCPU;
-  // With an allocator the storage is resizable, as eager's results are; freeing is the memory's.
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
-                       on_cpu ? c10::GetCPUAllocator() : c10::GetAllocator(type),
-                       /*resizable=*/true);
+// `shown`, whose memory is in a storage, as a tensor of PyTorch's.
+at::Tensor in(c10::Storage storage, const DLTensor& shown) {
+  const auto dtype = c10::scalarTypeToTypeMeta(at::toScalarType(shown.dtype));
+  const auto offset = start_of(shown) - static_cast<const char*>(storage.data());
+  const bool on_cpu = storage.device_type() == c10::kCPU;
   auto result = at::detail::make_tensor<c10::TensorImpl>(
       std::move(storage),
       c10::DispatchKeySet(on_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA), dtype);
   c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  if (offset != 0) impl->set_storage_offset(offset / static_cast<int64_t>(dtype.itemsize()));
   if (shown.strides == nullptr) {
     impl->set_sizes_contiguous(shape_of(shown));
   } else {
     impl->set_sizes_and_strides(shape_of(shown), {shown.strides, static_cast<size_t>(shown.ndim)});
   }
   return result;
+}
+
+// The memory of `shown`, which `memory` owns, as a tensor of PyTorch's.
+at::Tensor over(const DLTensor& shown, c10::DataPtr memory) {
+  const size_t bytes = ffi::GetDataSize(shown);
+  const c10::DeviceType type = memory.device().type();
+  // With an allocator the storage is resizable, as eager's results are; freeing is the memory's.
+  c10::Allocator* its = type == c10::kCPU ? c10::GetCPUAllocator() : c10::GetAllocator(type);
+  return in({c10::Storage::use_byte_size_t(), bytes, std::move(memory), its, /*resizable=*/true},
+            shown);
 }
 
 // Of an error of TVM's that was PyTorch's: there is no memory.
@@ -147,7 +180,8 @@ at::Tensor from_tvm(ffi::Tensor tensor) {
 at::Tensor result_from_tvm(ffi::Tensor tensor) {
   const DLTensor& shown = *tensor.GetDLTensorPtr();
   if (shown.device.device_type != kDLCPU) {
-    if (const at::Tensor* lender = lender_of(tensor)) return *lender;
+    const at::Tensor owner = loans().find(start_of(shown));
+    if (owner.defined()) return is_same_view(shown, owner) ? owner : in(owner.storage(), shown);
     if (auto memory = reclaim(shown)) return over(shown, *std::move(memory));
   }
   return from_tvm(std::move(tensor));

@@ -20,7 +20,7 @@ fake: Any = torch.ops.fake_gpu
 
 
 class Net(nn.Module):
-    """Results that TVM computes, that PyTorch computes, and a view."""
+    """Results that TVM computes, that PyTorch computes, and views of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,8 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = torch.relu(self.linear(x)) + torch.arange(6.0)
-        return y, torch.sort(y, stable=True)[0], (y * 2).view(-1)
+        ordered = torch.sort(y, stable=True)[0]
+        return y, ordered, (y * 2).view(-1), torch.sort(-y)[0].view(-1)
 
 
 def compiled(artifact: Any, architecture: str) -> Any:
@@ -86,7 +87,7 @@ def main() -> None:
     saved = torch.classes.tvmify.SavedModule(torch.ops.tvmify.describe(())[0], [])
     arguments, _ = torch.ops.tvmify.describe((x,))
     for architecture in ("sm_90a", "sm_80"):
-        saved.add(arguments, [0], [], [], [0, 1, 2], 0, compiled(artifact, architecture))
+        saved.add(arguments, [0], [], [], [0, 1, 2, 3], 0, compiled(artifact, architecture))
     assert [": not used" in line for line in saved.explain()] == [True, False]
 
     del results, result, given, gpu, module, saved
