@@ -1,12 +1,14 @@
 """Eager PyTorch runs what it computes faster."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 
 import tvmify
 from tvmify import obtain, verdict
-from tvmify.verdict import Verdict, compare
+from tvmify.verdict import Verdict, compare, judge
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,24 @@ def test_compare_asks_for_no_gradients():
     modes = []
     compare(lambda: modes.append(torch.is_grad_enabled()), lambda: None)
     assert set(modes) == {False}
+
+
+def test_a_call_on_a_gpu_is_over_when_the_gpu_is_done(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: contextlib.nullcontext())
+    calls = []
+    judge({}, lambda: calls.append(1), lambda: calls.append(2), gpu=3)
+    assert len(waits) == len(calls) > 2 and set(waits) == {3}
+
+
+def test_ways_to_run_compiled_code_have_verdicts_of_their_own(verdicts):
+    known = {}
+    verdicts += [(2, 1), (1, 2)]
+    assert not judge(known, None, None)[0].is_for_compiled
+    assert judge(known, None, None, how="with CUDA graphs")[0].is_for_compiled
+    assert not judge(known, None, None)[0].is_for_compiled
+    assert len(known) == 2
 
 
 def test_a_tie_goes_to_compiled_code():
