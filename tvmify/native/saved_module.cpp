@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -79,6 +80,9 @@ class SavedModule::Weights {
     copied->refusal = refusal;
     const at::NoGradGuard no_grad;
     for (at::Tensor& source : copied->sources_) source = source.clone();
+    if (device_ && device_->is_cuda()) {  // calls on any stream read them
+      c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(device_->index());
+    }
     return copied;
   }
 
