@@ -75,10 +75,11 @@ def test_a_call_on_a_gpu_is_over_when_the_gpu_is_done(monkeypatch):
 def test_ways_to_run_compiled_code_have_verdicts_of_their_own(verdicts):
     known = {}
     verdicts += [(2, 1), (1, 2)]
-    assert not judge(known, None, None)[0].is_for_compiled
-    assert judge(known, None, None, how="with CUDA graphs")[0].is_for_compiled
-    assert not judge(known, None, None)[0].is_for_compiled
-    assert len(known) == 2
+    plain = judge(known, str, str)
+    graph = judge(known, str, str, how="with CUDA graphs")
+    assert plain == (Verdict(2, 1, torch.get_num_threads()), True)
+    assert graph == (Verdict(1, 2, torch.get_num_threads()), True)
+    assert judge(known, str, str) == (plain[0], False)
 
 
 def test_a_tie_goes_to_compiled_code():
