@@ -131,11 +131,14 @@ class Graphs:
         self._most = most
         self._lock = threading.Lock()
         self._calls: OrderedDict[weakref.ref[GraphedCall], None] = OrderedDict()
+        self._latest: weakref.ref[GraphedCall] | None = None
 
     def used(self, call: GraphedCall) -> None:
         """Take down that a call uses its graph now."""
-        reference = weakref.ref(call)
+        if self._latest is not None and self._latest() is call:
+            return
         with self._lock:
+            self._latest = reference = weakref.ref(call)
             self._calls[reference] = None
             self._calls.move_to_end(reference)
             alive = [known for known in self._calls if known() is not None]
