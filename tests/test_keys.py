@@ -235,6 +235,7 @@ def test_what_changes_no_code_changes_no_key() -> None:
     usual = key()
     assert usual == key()
     assert usual == key(strict=True, compare=False, cache=False, cache_size=3, progress=True)
+    assert usual == key(cuda_graph=True)
     weights = {"a": torch.ones(4, 4), "b": torch.ones(4, 4)}
     assert usual == key(weights=weights, args=(torch.ones(2, 4),))
     # Code reads a contiguous copy of what is not.

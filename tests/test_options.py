@@ -59,7 +59,14 @@ def test_unknown_target_names_the_valid_ones(target: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("strict", 1), ("cache", 7), ("cache_size", 0), ("cache_size", True), ("progress", "yes")],
+    [
+        ("strict", 1),
+        ("cuda_graph", 1),
+        ("cache", 7),
+        ("cache_size", 0),
+        ("cache_size", True),
+        ("progress", "yes"),
+    ],
 )
 def test_wrong_value_is_named(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=f"{name}.*{value!r}"):

@@ -1,12 +1,14 @@
 """Eager PyTorch runs what it computes faster."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 
 import tvmify
 from tvmify import obtain, verdict
-from tvmify.verdict import Verdict, compare
+from tvmify.verdict import Verdict, compare, judge
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,25 @@ def test_compare_asks_for_no_gradients():
     modes = []
     compare(lambda: modes.append(torch.is_grad_enabled()), lambda: None)
     assert set(modes) == {False}
+
+
+def test_a_call_on_a_gpu_is_over_when_the_gpu_is_done(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: contextlib.nullcontext())
+    calls = []
+    judge({}, lambda: calls.append(1), lambda: calls.append(2), gpu=3)
+    assert len(waits) == len(calls) > 2 and set(waits) == {3}
+
+
+def test_ways_to_run_compiled_code_have_verdicts_of_their_own(verdicts):
+    known = {}
+    verdicts += [(2, 1), (1, 2)]
+    plain = judge(known, str, str)
+    graph = judge(known, str, str, how="with CUDA graphs")
+    assert plain == (Verdict(2, 1, torch.get_num_threads()), True)
+    assert graph == (Verdict(1, 2, torch.get_num_threads()), True)
+    assert judge(known, str, str) == (plain[0], False)
 
 
 def test_a_tie_goes_to_compiled_code():

@@ -26,7 +26,7 @@ from tvmify.cache import Key, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entries, Entry, State
-from tvmify.errors import NotCompiled, UnsupportedTarget
+from tvmify.errors import NotCompiled
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.floats import FloatCall, Floats, checked
 from tvmify.obtain import BUILT, LOADED, keep, obtain, reject
@@ -34,6 +34,7 @@ from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import (
     Executor,
+    Graphs,
     Guard,
     PackedWeights,
     Watched,
@@ -114,6 +115,7 @@ class Dispatcher:
         self._states: dict[Hashable, State] = {}
         self._state = State(0)
         self._weights = PackedWeights()
+        self._graphs = Graphs()
         self._floats = Floats()
         self._unsettled: Entry | None = None
         # Names of tensors of the module that its calls write to.
@@ -307,18 +309,13 @@ class Dispatcher:
             keys.check_place(self.options.target, args, kwargs)
             recorded = general or (args, kwargs)
             key, executor = self._obtain(*recorded, self.options.target, entry, stages)
-            if executor.refusal:
-                raise UnsupportedTarget(
-                    f"code for this target cannot run here: {executor.refusal}",
-                    "Leave target= out, or save() the module for a machine of that kind.",
-                )
             entry.remember(args, kwargs)
             entry.take(executor)
             self._admit_writes(executor.artifact)
             stages.begin("bind")
             try:
                 self._bind(entry)
-                entry.run = executor.call()
+                run = entry.start(executor, self._graphs if self.options.cuda_graph else None)
             except (RuntimeError, ValueError, TypeError) as error:
                 if entry.notes["code"] != LOADED:
                     raise
@@ -327,7 +324,8 @@ class Dispatcher:
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
             if general:
-                entry.run = checked(FloatCall(entry.run), executor.artifact, eager, args, kwargs)
+                entry.run = checked(FloatCall(run), executor.artifact, eager, args, kwargs)
+            entry.check(args, kwargs, eager)
             if self.options.compares() and entry.compare(args, kwargs, eager):
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)

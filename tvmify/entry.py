@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.agreement import computes_the_same
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.children import Children
 from tvmify.driving import Driven
-from tvmify.errors import GradientsNeeded, NotCompiled
+from tvmify.errors import BuildError, GradientsNeeded, NotCompiled, UnsupportedTarget
 from tvmify.misses import Missing, is_over
-from tvmify.runtime import Call, Executor, PackedWeights, attach, is_being_transformed
+from tvmify.runtime import (
+    Call,
+    Executor,
+    GraphedCall,
+    Graphs,
+    PackedWeights,
+    attach,
+    graph_obstacle,
+    is_being_transformed,
+)
 from tvmify.signature import Signature, TensorSpec, map_only
 from tvmify.verdict import judge
 
@@ -28,7 +38,7 @@ class Entry:
     """What a signature leads to: an executor, or the reason why there is none."""
 
     signature: str
-    run: Call | FloatCall | None = None
+    run: Call | GraphedCall | FloatCall | None = None
     reason: NotCompiled | None = None
     executor: Executor | None = None
     #: Runs the call by regions, where it cannot be one program.
@@ -80,9 +90,16 @@ class Entry:
 
         Raises
         ------
+        UnsupportedTarget
+            It cannot run here.
         GradientsNeeded
             The program writes to tensors, which autograd would have to know of.
         """
+        if executor.refusal:
+            raise UnsupportedTarget(
+                f"code for this target cannot run here: {executor.refusal}",
+                "Leave target= out, or save() the module for a machine of that kind.",
+            )
         if writes := executor.artifact.written_names():
             self.notes["writes to"] = writes
             if self.differentiable:
@@ -101,6 +118,41 @@ class Entry:
         """Keep what `example` makes arguments of."""
         self._call = map_only(torch.Tensor, TensorSpec.of, (args, kwargs))
 
+    def start(self, executor: Executor, graphs: Graphs | None) -> Call | GraphedCall:
+        """Return what calls run from now on, as CUDA graphs if there is a place for them."""
+        if graphs is not None and (obstacle := graph_obstacle(executor.artifact)):
+            self.notes["no CUDA graph"] = obstacle
+        self.run = run = executor.call(graphs)
+        return run
+
+    def gpu_of(self, args: Any, kwargs: Any) -> int | None:
+        """Return the index of the GPU on which the tensors of a call are; None for the CPU."""
+        tensors = [*pytree.tree_leaves((args, kwargs)), *self.tensors]
+        gpus = (x.get_device() for x in tensors if isinstance(x, torch.Tensor) and x.is_cuda)
+        return next(gpus, None)
+
+    def check(self, args: Any, kwargs: Any, eager: Callable[[], Any]) -> None:
+        """Refuse code for a GPU, if no machine has compared it yet, that computes something else.
+
+        Raises
+        ------
+        BuildError
+            It does not compute this call as eager PyTorch does.
+        """
+        executor, run, gpu = self.executor, self.run, self.gpu_of(args, kwargs)
+        leaves = tuple(pytree.tree_leaves((args, kwargs)))
+        if gpu is None or executor is None or run is None or executor.artifact.verdicts:
+            return
+        if executor.artifact.writes or run.obstacle(leaves):
+            return  # nothing may be written twice
+        calls = 3 if isinstance(run, GraphedCall) else 1  # the last replays what the second was
+        if not computes_the_same(lambda: [run(leaves) for _ in range(calls)][-1], eager, gpu):
+            self.run = self.executor = None
+            raise BuildError(
+                "code that was built for the GPU does not compute what eager PyTorch does",
+                "Please report it, with the module and the shapes of its arguments.",
+            )
+
     def refused(self, leaves: tuple[Any, ...]) -> Entry:
         """Return why compiled code left a call to eager; no reason if it failed, as eager will."""
         assert self.run is not None
@@ -117,7 +169,10 @@ class Entry:
         # Nothing may be written twice, nor measured what is not for compiled code.
         if executor is None or run is None or executor.artifact.writes or run.obstacle(leaves):
             return False
-        verdict, is_new = judge(executor.artifact.verdicts, lambda: run(leaves), eager)
+        how = "with CUDA graphs" if isinstance(run, GraphedCall) else ""
+        sides = lambda: run(leaves), eager
+        gpu = self.gpu_of(args, kwargs)
+        verdict, is_new = judge(executor.artifact.verdicts, *sides, gpu, how)
         if verdict is not None:
             self.notes["compared"] = str(verdict)
             if not verdict.is_for_compiled:

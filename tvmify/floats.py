@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.agreement import computes_the_same
 from tvmify.artifact import Artifact
 from tvmify.entry import Entry
 from tvmify.errors import NotCompiled
 from tvmify.misses import is_awaited
-from tvmify.runtime import Call, flatten
+from tvmify.runtime import Call, GraphedCall, flatten
 from tvmify.signature import FLOAT
 
 
@@ -88,7 +89,7 @@ class FloatCall:
         The call of the program.
     """
 
-    def __init__(self, run: Call) -> None:
+    def __init__(self, run: Call | GraphedCall) -> None:
         self._run = run
 
     def __call__(self, leaves: tuple[Any, ...]) -> Any:
@@ -121,31 +122,9 @@ def checked(
     """
     leaves = tuple(pytree.tree_leaves((args, kwargs)))
     is_run = not (artifact.writes or run.obstacle(leaves))
-    if not (is_run and _computes_the_same(lambda: run(leaves), eager)):
+    if not (is_run and computes_the_same(lambda: run(leaves), eager)):
         raise NotCompiled("the values of floats may matter", "Nothing: they are part of the key.")
     return run
-
-
-def _computes_the_same(run: Callable[[], Any], eager: Callable[[], Any]) -> bool:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()
-        try:
-            got = pytree.tree_leaves(run())
-            torch.set_rng_state(state)
-            want = pytree.tree_leaves(eager())
-        except Exception:  # of any kind: the call itself will raise again, when it is run
-            return False
-        return len(got) == len(want) and all(map(_is_alike, got, want))
-
-
-def _is_alike(got: Any, want: Any) -> bool:
-    if not isinstance(want, torch.Tensor):
-        return type(got) is type(want)
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return False
-    # Another branch is far off: rounding is not what is looked for.
-    scale = want.double().abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
-    return torch.allclose(got, want, rtol=0.01, atol=0.01 * scale, equal_nan=True)
 
 
 def _with_tensors(leaves: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -65,6 +65,10 @@ class CompileOptions:
     compare
         After a build, time the compiled code against eager PyTorch on the inputs of the call, for
         about 0.2 s, and use the faster. False, or ``strict``, always uses compiled code.
+    cuda_graph
+        On a GPU, capture each signature as a CUDA graph at its second call, and replay that from
+        then on; 16 per module at most, the one used longest ago makes place. A program that writes
+        to tensors or draws random numbers runs as without.
     strict
         Raise the `NotCompiled` error instead of running in eager PyTorch.
     cache
@@ -90,6 +94,7 @@ class CompileOptions:
     accuracy: str = "default"
     tune: str | None = None
     compare: bool = field(default=True, metadata=_NOT_KEYED)
+    cuda_graph: bool = field(default=False, metadata=_NOT_KEYED)
     strict: bool = field(default=False, metadata=_NOT_KEYED)
     cache: bool | str | os.PathLike[str] = field(default=True, metadata=_NOT_KEYED)
     cache_size: int = field(default=64, metadata=_NOT_KEYED)
@@ -107,6 +112,7 @@ class CompileOptions:
         )
         _expect(self.tune in (None, "quick"), "tune", self.tune, "None or 'quick'")
         _expect(isinstance(self.compare, bool), "compare", self.compare, "True or False")
+        _expect(isinstance(self.cuda_graph, bool), "cuda_graph", self.cuda_graph, "True or False")
         _expect(isinstance(self.strict, bool), "strict", self.strict, "True or False")
         _expect(
             isinstance(self.cache, (bool, str, os.PathLike)),

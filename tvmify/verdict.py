@@ -40,6 +40,8 @@ def judge(
     verdicts: dict[str, tuple[float, float]],
     compiled: Callable[[], Any],
     eager: Callable[[], Any],
+    gpu: int | None = None,
+    how: str = "",
 ) -> tuple[Verdict | None, bool]:
     """Return the verdict for the present number of threads, and whether it is new.
 
@@ -49,6 +51,10 @@ def judge(
         ``Artifact.verdicts``, to which a new one is added.
     compiled, eager
         Compute the call; compared if there is no verdict yet.
+    gpu
+        The index of that which they use, until which is done a call is not over; None for the CPU.
+    how
+        Tells ways to run compiled code apart, which have verdicts of their own.
 
     Returns
     -------
@@ -58,14 +64,27 @@ def judge(
         Whether `verdicts` has changed.
     """
     threads = torch.get_num_threads()
-    is_new = str(threads) not in verdicts
+    place = f"{threads} {how}".rstrip()
+    is_new = place not in verdicts
     if is_new:
         try:
-            with torch.random.fork_rng(devices=[]):  # what is drawn here, nobody was given
-                verdicts[str(threads)] = compare(compiled, eager)
+            with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
+                # what is drawn here, nobody was given
+                verdicts[place] = compare(_whole(compiled, gpu), _whole(eager, gpu))
         except Exception:  # of any kind: the forward of a user ran
             return None, False
-    return Verdict(*verdicts[str(threads)], threads), is_new
+    return Verdict(*verdicts[place], threads), is_new
+
+
+def _whole(call: Callable[[], Any], gpu: int | None) -> Callable[[], Any]:
+    if gpu is None:
+        return call
+
+    def call_and_wait() -> None:
+        call()
+        torch.cuda.synchronize(gpu)
+
+    return call_and_wait
 
 
 def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> tuple[float, float]:

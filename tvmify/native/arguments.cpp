@@ -75,7 +75,6 @@ void append(std::string& text, const at::Tensor& tensor) {
     separator = ", ";
   }
   text += ']';
-  if (!tensor.is_cpu()) text += " on " + tensor.device().str();
 }
 
 class Description {
@@ -150,6 +149,16 @@ class Description {
 void describe(const c10::IValue& value, Tensors mode, std::string& text,
               std::vector<at::Tensor>& tensors) {
   Description(mode, text, tensors).add(value);
+}
+
+std::optional<c10::Device> common_device(at::ArrayRef<at::Tensor> tensors) {
+  std::optional<c10::Device> device;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (device && *device != tensor.device()) return std::nullopt;
+    device = tensor.device();
+  }
+  return device.value_or(c10::kCPU);
 }
 
 }  // namespace tvmify

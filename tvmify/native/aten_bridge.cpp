@@ -137,7 +137,7 @@ class Bridged {
     for (const at::Tensor& input : inputs) {
       if (result.is_alias_of(input)) return result.clone(at::MemoryFormat::Contiguous);
     }
-    return readable(result);
+    return readable(result, inputs.empty() ? result.device() : inputs.front().device());
   }
 
   size_t inputs_;
@@ -179,8 +179,7 @@ void call(ffi::PackedArgs arguments, ffi::Any* result) {
     for (at::Tensor& tensor : results) tensors.push_back(to_tvm(std::move(tensor)));
     *result = tensors;
   } catch (const c10::Error& error) {
-    // PyTorch's own errors would not survive the way through TVM.
-    TVM_FFI_THROW(RuntimeError) << error.what_without_backtrace();
+    throw_through_tvm(error);  // PyTorch's own would not survive the way
   }
 }
 

@@ -1,15 +1,18 @@
 #include "compiled_module.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <utility>
 
 #include "cpu_features.h"
+#include "cuda.h"
 #include "tensor_bridge.h"
 
 namespace tvmify {
@@ -22,6 +25,7 @@ auto translate_errors(const Body& body) {
   try {
     return body();
   } catch (const ffi::Error& error) {
+    rethrow_from_tvm(error);
     TORCH_CHECK(false, "the compiled program failed with TVM's ", error.kind(), ": ",
                 error.message());
   }
@@ -77,7 +81,9 @@ std::string missing_features(const std::string& needed) {
   }();
   std::string missing;
   std::istringstream names(needed);
+  const std::string gpu = "cuda:" + cuda::architecture_in(needed);
   for (std::string name; names >> name;) {
+    if (name == gpu) continue;  // looked for when there are tensors for it
     if (std::find(present.begin(), present.end(), name) == present.end()) missing += ' ' + name;
   }
   return missing.empty() ? missing : "this CPU does not have" + missing;
@@ -88,9 +94,9 @@ std::string missing_features(const std::string& needed) {
 // Immutable: `bind` replaces the whole object, and calls that still run keep the old one alive.
 class CompiledModule::PackedWeights {
  public:
-  explicit PackedWeights(at::ArrayRef<at::Tensor> weights) {
+  PackedWeights(at::ArrayRef<at::Tensor> weights, c10::Device device) : device_(device) {
     for (const at::Tensor& weight : weights) {
-      const at::Tensor packed = readable(weight).detach();
+      const at::Tensor packed = readable(weight, device).detach();
       tensors_.push_back(to_tvm(packed));
       const auto* begin = static_cast<const char*>(packed.const_data_ptr());
       if (packed.nbytes() > 0) ranges_.emplace_back(begin, begin + packed.nbytes());
@@ -103,6 +109,7 @@ class CompiledModule::PackedWeights {
   }
 
   const std::vector<ffi::Tensor>& tensors() const { return tensors_; }
+  c10::Device device() const { return device_; }
 
   // Whether an output begins in a weight's memory.
   bool own(const DLTensor& output) const {
@@ -114,6 +121,7 @@ class CompiledModule::PackedWeights {
   }
 
  private:
+  const c10::Device device_;
   std::vector<ffi::Tensor> tensors_;
   std::vector<std::pair<const char*, const char*>> ranges_;  // of memory, by their start
 };
@@ -124,11 +132,11 @@ CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library,
       features_(c10::Join(" ", features)),
       runtime_(kRuntime),
       refusal_(missing_features(features_)),
-      library_(std::make_shared<const LazyLibrary>(library, refusal_)),
-      weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
+      architecture_(cuda::architecture_in(features_)),
+      library_(std::make_shared<const LazyLibrary>(library, refusal_, architecture_)),
+      weights_(no_weights()) {}
 
-CompiledModule::CompiledModule(const State& state)
-    : weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {
+CompiledModule::CompiledModule(const State& state) : weights_(no_weights()) {
   const auto& [format, texts, library] = state;
   const auto text = [&texts = texts](const char* name) {
     return texts.contains(name) ? texts.at(name) : std::string();
@@ -146,7 +154,39 @@ CompiledModule::CompiledModule(const State& state)
     TORCH_CHECK(!text("sha1").empty(), "compiled code in a saved module has no digest");
     refusal_ = missing_features(features_);
   }
-  library_ = std::make_shared<const LazyLibrary>(library, refusal_, text("sha1"));
+  architecture_ = cuda::architecture_in(features_);
+  library_ = std::make_shared<const LazyLibrary>(library, refusal_, architecture_, text("sha1"));
+}
+
+std::shared_ptr<const CompiledModule::PackedWeights> CompiledModule::no_weights() {
+  return std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>(), c10::kCPU);
+}
+
+std::string CompiledModule::refusal() const {
+  return refusal_.empty() && !architecture_.empty() ? cuda::refusal(architecture_) : refusal_;
+}
+
+std::string CompiledModule::refusal_on(c10::Device device) const {
+  if (!refusal_.empty()) return refusal_;
+  const bool for_cpu = architecture_.empty();
+  if (device.type() != (for_cpu ? c10::kCPU : c10::kCUDA)) {
+    return c10::str("it is code for ", for_cpu ? "the CPU" : architecture_,
+                    ", and the tensors are on ", device);
+  }
+  return for_cpu ? "" : cuda::refusal(architecture_, device.index());
+}
+
+c10::Device CompiledModule::device_of(at::ArrayRef<at::Tensor> tensors,
+                                      const PackedWeights* weights) const {
+  if (architecture_.empty()) return c10::kCPU;
+  const bool has_weights = weights != nullptr && !weights->tensors().empty();
+  const c10::Device device = !tensors.empty() ? tensors.front().device()
+                             : has_weights    ? weights->device()
+                                              : c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
+  TORCH_CHECK_TYPE(device.is_cuda() && (!has_weights || weights->device() == device),
+                   "compiled code for a GPU has tensors on ", device, " and weights on ",
+                   has_weights ? weights->device() : device);
+  return device;
 }
 
 CompiledModule::State CompiledModule::state() const {
@@ -164,39 +204,50 @@ CompiledModule::CompiledModule(const CompiledModule& other)
       features_(other.features_),
       runtime_(other.runtime_),
       refusal_(other.refusal_),
+      architecture_(other.architecture_),
       is_known_(other.is_known_),
       library_(other.library_),
-      weights_(std::make_shared<const PackedWeights>(at::ArrayRef<at::Tensor>())) {}
+      weights_(no_weights()) {}
 
 c10::intrusive_ptr<CompiledModule> CompiledModule::share() const {
   return c10::intrusive_ptr<CompiledModule>::unsafe_steal_from_new(new CompiledModule(*this));
 }
 
 void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
-  std::atomic_store(&weights_, std::make_shared<const PackedWeights>(packed));
+  const c10::Device device = device_of(packed, nullptr);
+  auto before =
+      std::atomic_exchange(&weights_, std::make_shared<const PackedWeights>(packed, device));
+  if (device.is_cuda() && !before->tensors().empty()) {
+    // PyTorch would give their memory to the stream that packed them, and others may read it still.
+    c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(before->device().index());
+  }
 }
 
 std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights) const {
   return translate_errors([&] {
+    const c10::Device device = device_of(weights, nullptr);
+    std::optional<cuda::OnDevice> on_device;
+    if (device.is_cuda()) on_device.emplace(device);
     std::vector<at::Tensor> sources;
     TvmTensors held;
     Arguments arguments(weights.size());
     for (const at::Tensor& weight : weights) {
       // Aliases are taken of the readable copy, if one was made: it is what kernels need.
-      sources.push_back(readable(weight));
+      sources.push_back(readable(weight, device));
       held.push_back(to_tvm(sources.back()));
       arguments.add(held.back());
     }
-    Library::Lease machine = library_->get().lease();
+    Library::Lease machine = library_->get().lease(device);
     const auto function = machine->module->GetFunction("pack");
     TORCH_CHECK(function.has_value(), "this program has no weights to pack");
     std::vector<at::Tensor> packed;
     for (ffi::Tensor& output : arguments.call(*function)) {
       const DLTensor& shown = *output.GetDLTensorPtr();
       const at::Tensor* owner = owner_of(shown, sources);
-      packed.push_back(owner ? shown_by(shown, *owner) : from_tvm(std::move(output)));
+      packed.push_back(owner ? shown_by(shown, *owner) : result_from_tvm(std::move(output)));
     }
     machine.give_back();
+    if (on_device) on_device->synchronize();
     return packed;
   });
 }
@@ -204,15 +255,18 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights) c
 std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs) const {
   return translate_errors([&] {
     const std::shared_ptr<const PackedWeights> weights = std::atomic_load(&weights_);
+    const c10::Device device = device_of(inputs, weights.get());
+    std::optional<cuda::OnDevice> on_device;
+    if (device.is_cuda()) on_device.emplace(device);
     TvmTensors held;
     Arguments arguments(inputs.size() + weights->tensors().size());
     for (const at::Tensor& input : inputs) {
-      held.push_back(to_tvm(readable(input)));
+      held.push_back(to_tvm(readable(input, device)));
       arguments.add(held.back());
     }
     for (const ffi::Tensor& weight : weights->tensors()) arguments.add(weight);
 
-    Library::Lease machine = library_->get().lease();
+    Library::Lease machine = library_->get().lease(device);
     auto returned = arguments.call(machine->main);
     machine.give_back();
 
@@ -234,7 +288,7 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
         // Nobody outside may write to the weights that other calls read.
         outputs.push_back(from_tvm(std::move(output)).clone());
       } else {
-        outputs.push_back(from_tvm(std::move(output)));
+        outputs.push_back(result_from_tvm(std::move(output)));
       }
     }
     return outputs;

@@ -159,6 +159,10 @@ std::optional<std::vector<at::Tensor>> EmbeddedProgram::run(at::TensorList weigh
     reason = c10::str("it is called with ", kinds, " and was exported for ", inputs_);
     return std::nullopt;
   }
+  const auto device = common_device(inputs.empty() ? weights : inputs);
+  const bool agrees = inputs.empty() || weights.empty() || common_device(weights) == device;
+  reason = device && agrees ? code_->refusal_on(*device) : "its tensors are on several devices";
+  if (!reason.empty()) return std::nullopt;
   const std::shared_ptr<const Bound> bound = bind(weights);
   if (bound == nullptr) {
     reason = "a weight has another dtype or shape than when it was exported";

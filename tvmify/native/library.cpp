@@ -1,6 +1,8 @@
 #include "library.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/hash.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -13,7 +15,9 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda.h"
 #include "thread_pool.h"
+#include "torch_allocator.h"
 
 namespace tvmify {
 namespace {
@@ -95,7 +99,8 @@ std::string unique_path(int file) {
 
 }  // namespace
 
-Library::Library(const at::Tensor& bytes) {
+Library::Library(const at::Tensor& bytes, c10::DeviceType type)
+    : idle_(type == c10::kCPU ? 1 : c10::impl::VirtualGuardImpl(type).deviceCount()) {
   check_is_library(bytes);
   publish_tvm_runtime();
   file_ = sealed_file(bytes);
@@ -114,25 +119,28 @@ Library::Library(const at::Tensor& bytes) {
 }
 
 Library::~Library() {
-  for (auto& place : idle_) delete place.load();
+  for (Pool& pool : idle_) {
+    for (auto& place : pool) delete place.load();
+  }
   executable_ = std::nullopt;  // its destructor runs code of the library
   dlclose(handle_);
   close(file_);
 }
 
-Library::Lease Library::lease() const {
+Library::Lease Library::lease(c10::Device device) const {
+  Pool& pool = device.is_cpu() ? idle_.front() : idle_.at(static_cast<size_t>(device.index()));
   // Lock-free, so that a fork in the middle of another thread's call leaves nothing locked.
-  for (auto& place : idle_) {
+  for (auto& place : pool) {
     if (place.load(std::memory_order_relaxed) == nullptr) continue;
     if (Machine* machine = place.exchange(nullptr, std::memory_order_acquire)) {
-      return {*this, std::unique_ptr<Machine>(machine)};
+      return {pool, std::unique_ptr<Machine>(machine)};
     }
   }
-  return {*this, make_machine()};
+  return {pool, make_machine(device)};
 }
 
 void Library::Lease::give_back() {
-  for (auto& place : library_.idle_) {
+  for (auto& place : pool_) {
     Machine* none = nullptr;
     if (place.compare_exchange_strong(none, machine_.get(), std::memory_order_release,
                                       std::memory_order_relaxed)) {
@@ -143,12 +151,22 @@ void Library::Lease::give_back() {
   machine_.reset();
 }
 
-std::unique_ptr<Library::Machine> Library::make_machine() const {
-  constexpr int kPooledAllocator = 2;
+std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device) const {
+  constexpr int kCpu = kDLCPU, kPooledAllocator = 2;
   const std::lock_guard<std::mutex> lock(making_);
   auto module = (*executable_)->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
-  module->GetFunction("vm_initialization")
-      .value()(static_cast<int>(kDLCPU), /*device_id=*/0, kPooledAllocator);
+  const ffi::Function initialize = module->GetFunction("vm_initialization").value();
+  if (device.is_cpu()) {
+    initialize(kCpu, /*device_id=*/0, kPooledAllocator);
+  } else {
+    // It copies the program's constants on the default stream, for which other streams do not wait.
+    const c10::impl::VirtualGuardImpl cuda(device.type());
+    const c10::StreamGuard stream(cuda.getDefaultStream(device));
+    constexpr int kGpu = kDLCUDA;
+    const int index = device.index();
+    initialize(kGpu, index, kTorchAllocator, kCpu, /*device_id=*/0, kPooledAllocator);
+    cuda.synchronizeStream(stream.current_stream());
+  }
   ffi::Function main = module->GetFunction("main").value();
   return std::make_unique<Machine>(Machine{std::move(module), std::move(main)});
 }
@@ -167,19 +185,28 @@ at::Tensor Library::bytes() const {
   return bytes;
 }
 
-LazyLibrary::LazyLibrary(at::Tensor bytes, std::string refusal, std::string digest)
-    : refusal_(std::move(refusal)), digest_(std::move(digest)), bytes_(std::move(bytes)) {}
+LazyLibrary::LazyLibrary(at::Tensor bytes, std::string refusal, std::string architecture,
+                         std::string digest)
+    : refusal_(std::move(refusal)),
+      architecture_(std::move(architecture)),
+      digest_(std::move(digest)),
+      bytes_(std::move(bytes)) {}
 
 const Library& LazyLibrary::get() const {
   if (const Library* library = library_.load(std::memory_order_acquire)) return *library;
   const std::lock_guard<std::mutex> lock(loading_);
   if (owned_ == nullptr) {
     TORCH_CHECK(refusal_.empty(), "compiled code cannot run here: ", refusal_);
+    if (!architecture_.empty()) {
+      const std::string refusal = cuda::refusal(architecture_);  // which loads what it needs
+      TORCH_CHECK(refusal.empty(), "compiled code cannot run here: ", refusal);
+    }
     TORCH_CHECK(digest_.empty() || digest_of(bytes_) == digest_, "compiled code of ",
                 bytes_.nbytes(),
                 " bytes is damaged: its digest is not the "
                 "one that it was saved with. Save the model again, or copy the file again.");
-    owned_ = std::make_unique<const Library>(bytes_);
+    const c10::DeviceType type = architecture_.empty() ? c10::kCPU : c10::kCUDA;
+    owned_ = std::make_unique<const Library>(bytes_, type);
     bytes_.reset();
     library_.store(owned_.get(), std::memory_order_release);
   }

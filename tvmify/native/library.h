@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace tvmify {
 
@@ -22,52 +23,57 @@ class Library {
     tvm::ffi::Function main;
   };
 
+  // The idle machines of one device.
+  static constexpr size_t kIdleMachines = 16;  // a machine takes 3 KB, making one takes 30 µs
+  using Pool = std::array<std::atomic<Machine*>, kIdleMachines>;
+
   // A machine for the duration of one call. `give_back` returns it for the next one; a machine
   // that is not given back, because its call failed half-way, is destroyed.
   class Lease {
    public:
-    Lease(const Library& library, std::unique_ptr<Machine> machine)
-        : library_(library), machine_(std::move(machine)) {}
+    Lease(Pool& pool, std::unique_ptr<Machine> machine)
+        : pool_(pool), machine_(std::move(machine)) {}
     const Machine& operator*() const { return *machine_; }
     const Machine* operator->() const { return machine_.get(); }
     void give_back();
 
    private:
-    const Library& library_;
+    Pool& pool_;
     std::unique_ptr<Machine> machine_;
   };
 
   // Loads the bytes of a shared library, a contiguous uint8 tensor. No file is involved that
-  // anybody could replace or truncate while its code runs.
-  explicit Library(const at::Tensor& bytes);
+  // anybody could replace or truncate while its code runs. Its programs run on the CPU, or on GPUs.
+  Library(const at::Tensor& bytes, c10::DeviceType type);
   ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  // Returns an idle machine, or a new one. Any thread may call it, at any time.
-  Lease lease() const;
+  // Returns an idle machine of a device, or a new one. Any thread may call it, at any time, except
+  // that none can be made while a graph is captured.
+  Lease lease(c10::Device device) const;
 
   // Returns a copy of the bytes that were loaded.
   at::Tensor bytes() const;
 
  private:
-  static constexpr size_t kIdleMachines = 16;  // a machine takes 3 KB, making one takes 30 µs
-
-  std::unique_ptr<Machine> make_machine() const;
+  std::unique_ptr<Machine> make_machine(c10::Device device) const;
 
   int file_ = -1;           // anonymous, and sealed where it can be
   void* handle_ = nullptr;  // from dlopen
   tvm::ffi::Optional<tvm::ffi::Module> executable_;
   mutable std::mutex making_;
-  mutable std::array<std::atomic<Machine*>, kIdleMachines> idle_{};
+  mutable std::vector<Pool> idle_;  // of the CPU, or of each GPU
 };
 
 // A library that is checked and loaded when it is first used. Any thread may call any method.
 class LazyLibrary {
  public:
-  // `refusal` says why it must not be loaded here, and is empty if it may; `digest`, of an archive,
-  // is what `bytes` should have: empty to compute it.
-  LazyLibrary(at::Tensor bytes, std::string refusal, std::string digest = "");
+  // `refusal` says why it must not be loaded here, and is empty if it may; `architecture` is that
+  // of the GPUs which it is for, and empty for the CPU; `digest`, of an archive, is what `bytes`
+  // should have: empty to compute it.
+  LazyLibrary(at::Tensor bytes, std::string refusal, std::string architecture,
+              std::string digest = "");
 
   // Throws if the library is refused, or if its bytes are not those that were saved.
   const Library& get() const;
@@ -76,7 +82,7 @@ class LazyLibrary {
   std::string digest() const;
 
  private:
-  const std::string refusal_, digest_;
+  const std::string refusal_, architecture_, digest_;
   mutable std::mutex loading_;
   mutable at::Tensor bytes_;  // until the library is loaded, which keeps them then
   mutable std::unique_ptr<const Library> owned_;

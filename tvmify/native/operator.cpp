@@ -24,16 +24,18 @@ using torch::autograd::variable_list;
 class Programs {
  public:
   std::shared_ptr<const EmbeddedProgram> find(const Tensor& library, c10::string_view description) {
-    TORCH_CHECK_TYPE(library.has_storage() && library.is_cpu() && library.is_contiguous() &&
-                         library.scalar_type() == at::kByte,
-                     "the library of a compiled program is a contiguous uint8 tensor on the CPU");
+    TORCH_CHECK_TYPE(
+        library.has_storage() && library.is_contiguous() && library.scalar_type() == at::kByte,
+        "the library of a compiled program is a contiguous uint8 tensor");
     auto storage = library.storage().getWeakStorageImpl();
     const std::lock_guard<std::mutex> lock(changing_);
     Entry& entry = programs_[library.storage().unsafeGetStorageImpl()];
     // Another storage may have taken the address of one that is gone.
     if (entry.program == nullptr || !(entry.storage == storage) ||
         entry.program->description() != description) {
-      entry = {storage, std::make_shared<const EmbeddedProgram>(library, std::string(description))};
+      // It may have gone to a GPU together with the weights of its module.
+      entry = {storage,
+               std::make_shared<const EmbeddedProgram>(library.cpu(), std::string(description))};
       const auto program = entry.program;
       drop_unused();
       return program;

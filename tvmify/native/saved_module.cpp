@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -66,6 +67,7 @@ class SavedModule::Weights {
       : tensors_(std::move(tensors)),
         plain_(std::move(plain)),
         requires_grad_(any_requires_grad(tensors_)),
+        device_(common_device(tensors_)),
         owned_(programs),
         bound_(programs),
         sources_(tensors_) {
@@ -78,6 +80,9 @@ class SavedModule::Weights {
     copied->refusal = refusal;
     const at::NoGradGuard no_grad;
     for (at::Tensor& source : copied->sources_) source = source.clone();
+    if (device_ && device_->is_cuda()) {  // calls on any stream read them
+      c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(device_->index());
+    }
     return copied;
   }
 
@@ -93,6 +98,10 @@ class SavedModule::Weights {
   }
 
   bool requires_grad() const { return requires_grad_; }
+
+  // Nothing if they are on several.
+  std::optional<c10::Device> device() const { return device_; }
+  bool are_on(c10::Device device) const { return tensors_.empty() || device_ == device; }
 
   // Returns the program with these weights; `index` is its number.
   const CompiledModule& bound(const Program& program, size_t index) const {
@@ -128,6 +137,7 @@ class SavedModule::Weights {
   const std::vector<at::Tensor> tensors_;
   const std::string plain_;
   const bool requires_grad_;
+  const std::optional<c10::Device> device_;
   std::vector<TensorState> states_;
   mutable std::mutex binding_;
   mutable std::map<std::string, at::Tensor> packed_;
@@ -191,14 +201,17 @@ SavedModule::State SavedModule::state() const {
 
 void SavedModule::add(Program program) { programs_.push_back(std::move(program)); }
 
-const SavedModule::Program* SavedModule::find(const std::string& arguments,
+const SavedModule::Program* SavedModule::find(const std::string& arguments, c10::Device device,
                                               std::string& reason) const {
   reason = refusal_.empty() ? "it holds no code for these arguments" : refusal_;
+  std::string refusals;
   for (const Program& program : programs_) {
     if (program.arguments != arguments) continue;
-    if (program.compiled->refusal().empty()) return &program;
-    reason = program.compiled->refusal();
+    std::string refusal = program.compiled->refusal_on(device);
+    if (refusal.empty()) return &program;
+    refusals += (refusals.empty() ? "" : "; ") + refusal;
   }
+  if (!refusals.empty()) reason = refusals;
   return nullptr;
 }
 
@@ -266,7 +279,9 @@ std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
   std::string text, reason;
   std::vector<at::Tensor> tensors;
   describe(arguments, Tensors::kDescribed, text, tensors);
-  const Program* program = find(text, reason);
+  const auto device = tensors.empty() ? weights_of(state)->device() : common_device(tensors);
+  const Program* program = device ? find(text, *device, reason) : nullptr;
+  if (!device) reason = "its tensors are on several devices";
   if (program == nullptr) {
     fall_back(text, reason);
     return std::nullopt;
@@ -274,10 +289,12 @@ std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
   const std::shared_ptr<const Weights> weights = weights_of(state);
   if (!weights->refusal.empty()) {
     reason = weights->refusal;
+  } else if (!weights->are_on(*device)) {
+    reason = c10::str("its weights are not on ", *device, ", where the tensors are");
   } else if (at::GradMode::is_enabled() &&
              (weights->requires_grad() || any_requires_grad(tensors))) {
     reason = "gradients are wanted";
-  } else if (at::autocast::is_autocast_enabled(at::kCPU)) {
+  } else if (at::autocast::is_autocast_enabled(device->type())) {
     reason = "autocast is on";
   } else {
     const auto index = static_cast<size_t>(program - programs_.data());
@@ -298,7 +315,7 @@ std::vector<std::string> SavedModule::explain() const {
   std::vector<std::string> lines;
   if (!refusal_.empty()) lines.push_back("no compiled code can be used: " + refusal_);
   for (const Program& program : programs_) {
-    const std::string& refusal = program.compiled->refusal();
+    const std::string refusal = program.compiled->refusal();
     lines.push_back(program.arguments +
                     (refusal.empty() ? ": compiled" : ": not used, " + refusal));
   }

@@ -49,7 +49,8 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   explicit SavedModule(const State& state);
   State state() const;
 
-  // Where several programs have the same arguments, the first that this machine can run serves.
+  // Where several programs have the same arguments, the first that can run on the device of the
+  // tensors serves.
   void add(Program program);
 
   // Runs the program that serves these arguments. Returns its form and the leaves of the result;
@@ -77,7 +78,7 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
  private:
   class Weights;
 
-  const Program* find(const std::string& arguments, std::string& reason) const;
+  const Program* find(const std::string& arguments, c10::Device device, std::string& reason) const;
   std::shared_ptr<const Weights> weights_of(const c10::IValue& state);
   void fall_back(const std::string& arguments, const std::string& reason);
 

@@ -6,34 +6,90 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/DimVector.h>
-#include <c10/util/accumulate.h>
 
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
 #include <utility>
+
+#include "torch_allocator.h"
 
 namespace tvmify {
 namespace {
 
 namespace ffi = tvm::ffi;
 
-// What TVM calls the allocator of a tensor: here it allocates nothing and keeps the owner alive.
-class Borrowed {
+// A tensor of PyTorch's, kept alive. The shape, and strides computed from it, lie behind the
+// object: PyTorch's own strides are not used because it leaves those of dimensions of size one
+// arbitrary.
+class Borrowed : public ffi::TensorObj {
  public:
-  explicit Borrowed(at::Tensor owner) : owner_(std::move(owner)) {}
-  void AllocData(DLTensor* tensor) { tensor->data = const_cast<void*>(owner_.const_data_ptr()); }
-  void FreeData(DLTensor*) {}
+  explicit Borrowed(at::Tensor owner);
+  ~Borrowed();
 
  private:
-  at::Tensor owner_;
+  const at::Tensor owner_;
 };
+
+// What TVM has borrowed on GPUs, by where it starts: a view that TVM made of it says only that.
+class Loans {
+ public:
+  void add(const void* start, const at::Tensor& owner) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    owners_[start] = &owner;
+  }
+  void remove(const void* start, const at::Tensor& owner) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    const auto found = owners_.find(start);
+    if (found != owners_.end() && found->second == &owner) owners_.erase(found);
+  }
+  at::Tensor find(const void* start) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    const auto found = owners_.find(start);
+    return found == owners_.end() ? at::Tensor() : *found->second;
+  }
+
+ private:
+  std::mutex changing_;
+  std::unordered_map<const void*, const at::Tensor*> owners_;
+};
+
+Loans& loans() {
+  static auto* const loans = new Loans();  // never destroyed: tensors may outlive statics
+  return *loans;
+}
+
+Borrowed::Borrowed(at::Tensor owner) : owner_(std::move(owner)) {
+  const c10::IntArrayRef sizes = owner_.sizes();
+  data = const_cast<void*>(owner_.const_data_ptr());
+  device = tvm_device(owner_.device());
+  ndim = static_cast<int>(sizes.size());
+  dtype = at::getDLDataType(owner_);
+  byte_offset = 0;
+  shape = reinterpret_cast<int64_t*>(reinterpret_cast<char*>(this) + sizeof(Borrowed));
+  strides = shape + sizes.size();
+  std::copy(sizes.begin(), sizes.end(), shape);
+  ffi::details::FillStridesFromShape(ffi::ShapeView(shape, sizes.size()), strides);
+  if (device.device_type != kDLCPU) loans().add(data, owner_);
+}
+
+Borrowed::~Borrowed() {
+  if (device.device_type != kDLCPU) loans().remove(data, owner_);
+}
 
 // Any other dispatch key means that the bytes are not the values (conjugate, negative, zero, fake,
 // wrapped by a transform, quantised) or not here (sparse, meta, another device).
-constexpr c10::DispatchKeySet kPlain({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
-                                      c10::DispatchKey::AutocastCPU,
-                                      c10::DispatchKey::ADInplaceOrView});
+constexpr c10::DispatchKeySet kPlainOnCpu({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
+                                           c10::DispatchKey::AutocastCPU,
+                                           c10::DispatchKey::ADInplaceOrView});
+constexpr c10::DispatchKeySet kPlainOnGpu({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA,
+                                           c10::DispatchKey::AutocastCUDA,
+                                           c10::DispatchKey::ADInplaceOrView});
 
-bool is_plain(const at::Tensor& tensor) {
-  return (tensor.key_set() | kPlain) == kPlain && !tensor.is_complex();
+bool is_plain(const at::Tensor& tensor, c10::Device device) {
+  const c10::DispatchKeySet plain = device.is_cpu() ? kPlainOnCpu : kPlainOnGpu;
+  return (tensor.key_set() | plain) == plain && !tensor.is_complex() &&
+         (device.is_cpu() || tensor.device() == device);
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
@@ -51,11 +107,53 @@ c10::DimVector strides_of(const DLTensor& tensor) {
   return c10::contiguous_strides(shape_of(tensor));
 }
 
+// `shown`, whose memory is in a storage, as a tensor of PyTorch's.
+at::Tensor in(c10::Storage storage, const DLTensor& shown) {
+  const auto dtype = c10::scalarTypeToTypeMeta(at::toScalarType(shown.dtype));
+  const auto offset = start_of(shown) - static_cast<const char*>(storage.data());
+  const bool on_cpu = storage.device_type() == c10::kCPU;
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage),
+      c10::DispatchKeySet(on_cpu ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA), dtype);
+  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
+  if (offset != 0) impl->set_storage_offset(offset / static_cast<int64_t>(dtype.itemsize()));
+  if (shown.strides == nullptr) {
+    impl->set_sizes_contiguous(shape_of(shown));
+  } else {
+    impl->set_sizes_and_strides(shape_of(shown), {shown.strides, static_cast<size_t>(shown.ndim)});
+  }
+  return result;
+}
+
+// The memory of `shown`, which `memory` owns, as a tensor of PyTorch's.
+at::Tensor over(const DLTensor& shown, c10::DataPtr memory) {
+  const size_t bytes = ffi::GetDataSize(shown);
+  const c10::DeviceType type = memory.device().type();
+  // With an allocator the storage is resizable, as eager's results are; freeing is the memory's.
+  c10::Allocator* its = type == c10::kCPU ? c10::GetCPUAllocator() : c10::GetAllocator(type);
+  return in({c10::Storage::use_byte_size_t(), bytes, std::move(memory), its, /*resizable=*/true},
+            shown);
+}
+
+// Of an error of TVM's that was PyTorch's: there is no memory.
+constexpr const char* kOutOfMemory = "OutOfMemoryError";
+
 }  // namespace
 
-at::Tensor readable(const at::Tensor& tensor) {
-  TORCH_CHECK_TYPE(tensor.defined() && is_plain(tensor),
-                   "compiled code takes dense CPU tensors that are not complex, conjugate, "
+c10::Device torch_device(DLDevice device) {
+  if (device.device_type == kDLCPU) return c10::kCPU;
+  TORCH_CHECK_TYPE(device.device_type == kDLCUDA, "compiled code runs on the CPU or a GPU");
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(device.device_id)};
+}
+
+DLDevice tvm_device(c10::Device device) {
+  return device.is_cpu() ? DLDevice{kDLCPU, 0} : DLDevice{kDLCUDA, device.index()};
+}
+
+at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
+  TORCH_CHECK_TYPE(tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
+                   device.is_cpu() ? "CPU" : device.str(),
+                   " tensors that are not complex, conjugate, "
                    "negative or quantised, and got one with the dispatch keys ",
                    tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ",
                    tensor.dtype(), ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
@@ -67,35 +165,35 @@ at::Tensor readable(const at::Tensor& tensor) {
 }
 
 ffi::Tensor to_tvm(at::Tensor tensor) {
-  // One allocation: the shape, and strides computed from it, lie behind the object. PyTorch's own
-  // strides are not used because it leaves those of dimensions of size one arbitrary.
-  using Object = ffi::details::TensorObjFromNDAlloc<Borrowed>;
-  const c10::IntArrayRef sizes = tensor.sizes();
-  const DLDataType dtype = at::getDLDataType(tensor);
-  return ffi::Tensor(ffi::make_inplace_array_object<Object, int64_t>(
-      sizes.size() * 2, Borrowed(std::move(tensor)), ffi::ShapeView(sizes.data(), sizes.size()),
-      dtype, DLDevice{kDLCPU, 0}));
+  const auto extents = static_cast<size_t>(2 * tensor.dim());  // sizes and strides
+  return ffi::Tensor(ffi::make_inplace_array_object<Borrowed, int64_t>(extents, std::move(tensor)));
 }
 
 at::Tensor from_tvm(ffi::Tensor tensor) {
   const DLTensor& shown = *tensor.GetDLTensorPtr();
-  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(at::toScalarType(shown.dtype));
-  const size_t bytes = c10::multiply_integers(shape_of(shown)) * dtype.itemsize();
   void* data = const_cast<char*>(start_of(shown));
   void* owner = ffi::details::ObjectUnsafe::MoveObjectRefToTVMFFIObjectPtr(std::move(tensor));
-  c10::DataPtr memory(data, owner, [](void* object) { TVMFFIObjectDecRef(object); }, at::kCPU);
-  // With an allocator the storage is resizable, as eager's results are; freeing stays TVM's.
-  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
-                       c10::GetCPUAllocator(), /*resizable=*/true);
-  auto result = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), dtype);
-  c10::TensorImpl* impl = result.unsafeGetTensorImpl();
-  if (shown.strides == nullptr) {
-    impl->set_sizes_contiguous(shape_of(shown));
-  } else {
-    impl->set_sizes_and_strides(shape_of(shown), {shown.strides, static_cast<size_t>(shown.ndim)});
+  return over(shown, {data, owner, [](void* object) { TVMFFIObjectDecRef(object); },
+                      torch_device(shown.device)});
+}
+
+at::Tensor result_from_tvm(ffi::Tensor tensor) {
+  const DLTensor& shown = *tensor.GetDLTensorPtr();
+  if (shown.device.device_type != kDLCPU) {
+    const at::Tensor owner = loans().find(start_of(shown));
+    if (owner.defined()) return is_same_view(shown, owner) ? owner : in(owner.storage(), shown);
+    if (auto memory = reclaim(shown)) return over(shown, *std::move(memory));
   }
-  return result;
+  return from_tvm(std::move(tensor));
+}
+
+void throw_through_tvm(const c10::Error& error) {
+  const bool no_memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr;
+  throw ffi::Error(no_memory ? kOutOfMemory : "RuntimeError", error.what_without_backtrace(), "");
+}
+
+void rethrow_from_tvm(const ffi::Error& error) {
+  TORCH_CHECK_WITH(OutOfMemoryError, error.kind() != kOutOfMemory, error.message());
 }
 
 bool is_same_view(const DLTensor& tensor, const at::Tensor& source) {

@@ -13,6 +13,8 @@ from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach
+from tvmify.runtime.graphs import GraphedCall, Graphs
+from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.surroundings import (
     autocast_text,
@@ -29,6 +31,8 @@ __all__ = [
     "ORIGINAL",
     "Call",
     "Executor",
+    "GraphedCall",
+    "Graphs",
     "Guard",
     "PackedWeights",
     "Watched",
@@ -41,6 +45,7 @@ __all__ = [
     "cpu_features",
     "embedded",
     "flatten",
+    "graph_obstacle",
     "inspect",
     "is_being_transformed",
     "load",

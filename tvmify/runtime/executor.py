@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.objects import holds_objects, restore_objects
+from tvmify.runtime.graphs import GraphedCall, Graphs, obstacle
 from tvmify.runtime.native import Call
 from tvmify.structure import structure_of
 from tvmify.target import Target
@@ -81,8 +82,9 @@ class Executor:
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
-        self._call: Call | None = None
+        self._call: Call | GraphedCall | None = None
         self._bound: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._packed: list[torch.Tensor] = []
         self.compiled = compiled_module(artifact)
         self.refusal: str = self.compiled.refusal()
 
@@ -90,7 +92,7 @@ class Executor:
         """Return an executor of the same loaded library without weights, for another instance."""
         shared = object.__new__(Executor)
         shared.artifact = self.artifact
-        shared._call, shared._bound = None, ([], [])
+        shared._call, shared._bound, shared._packed = None, ([], []), []
         shared.compiled = self.compiled.share()
         shared.refusal = self.refusal
         return shared
@@ -116,31 +118,41 @@ class Executor:
         Raises
         ------
         TypeError
-            A weight is not a dense CPU tensor.
+            A weight is not a dense tensor of the device that the artifact is for.
         RuntimeError
             A weight has not the shape or dtype that the artifact was compiled for, or the bytes are
             not a library that TVM can load.
         """
         if self.artifact.packed:  # else the library has no function to pack weights
             detached = [tensor.detach() for tensor in tensors]
-            packed = store.take(self.artifact.packed, lambda: self.compiled.pack(detached))
-            self.compiled.bind(packed)
+            self._packed = store.take(self.artifact.packed, lambda: self.compiled.pack(detached))
+            self.compiled.bind(self._packed)
         # What is written to may share memory with a weight, as the source of a packed one, too.
         sources = list(tensors) if self.artifact.writes else []
         self._bound = list(state), sources
         if self._call is not None:
-            self._call.bind(*self._bound)
+            self._bind_call(self._call)
 
-    def call(self) -> Call:
+    def _bind_call(self, call: Call | GraphedCall) -> None:
+        if isinstance(call, GraphedCall):
+            call.keep(self._packed)
+        call.bind(*self._bound)
+
+    def call(self, graphs: Graphs | None = None) -> Call | GraphedCall:
         """Return the callable that takes the leaves of the arguments and returns the result.
 
         An argument or a buffer that the program returns comes back as the caller's own tensor, and
         views share its memory, as in eager. All other outputs own their memory: no later call
         writes to it.
+
+        Parameters
+        ----------
+        graphs
+            Of the module, if its calls are to be CUDA graphs; a program that cannot be one is not.
         """
         artifact = self.artifact
         rebuild = _rebuild(structure_of(artifact.output_structure))
-        self._call = Call(
+        call: Call | GraphedCall = Call(
             self.compiled,
             artifact.inputs,
             list(artifact.outputs),
@@ -148,8 +160,11 @@ class Executor:
             artifact.writes,
             artifact.needs_contiguous,
         )
-        self._call.bind(*self._bound)
-        return self._call
+        if graphs is not None and not obstacle(artifact):
+            call = GraphedCall(call, self.compiled, artifact, rebuild, graphs)
+        self._bind_call(call)
+        self._call = call
+        return call
 
 
 def _rebuild(structure: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:

@@ -10,6 +10,7 @@ import torch
 
 from tvmify.artifact import Artifact
 from tvmify.runtime.executor import Executor, PackedWeights
+from tvmify.runtime.graphs import GraphedCall
 from tvmify.runtime.native import Call
 
 #: The candidates take turns so often; the fastest call of each counts, as noise only ever adds.
@@ -54,7 +55,7 @@ def measure(
     return best
 
 
-def _turns(artifact: Artifact, weights: Sequence[torch.Tensor]) -> Iterator[Call]:
+def _turns(artifact: Artifact, weights: Sequence[torch.Tensor]) -> Iterator[Call | GraphedCall]:
     """Return calls of an artifact, one after the other with copies of the weights."""
     executor, packed = Executor(artifact), PackedWeights()
     executor.bind(weights, packed)
@@ -69,7 +70,9 @@ def _turns(artifact: Artifact, weights: Sequence[torch.Tensor]) -> Iterator[Call
     return cycle(calls)
 
 
-def _fastest(calls: Iterator[Call], leaves: tuple[torch.Tensor, ...], expected: float) -> float:
+def _fastest(
+    calls: Iterator[Call | GraphedCall], leaves: tuple[torch.Tensor, ...], expected: float
+) -> float:
     """Return the seconds of the fastest call in one turn, or of a few calls if they are short."""
     together = max(1, int(_LEGIBLE / expected))
     fastest, end, left = float("inf"), time.perf_counter() + _TURN, _LEAST

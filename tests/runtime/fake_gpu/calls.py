@@ -1,0 +1,99 @@
+"""What runs in a process with two fake GPUs: a program that was built for the CPU, on their memory.
+
+Its kernels compute on the host, which fake GPUs share; all else is as for a program for GPUs.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from tvmify.compiler import compile
+from tvmify.runtime import cpu_features
+from tvmify.target import Target, target_for
+
+fake: Any = torch.ops.fake_gpu
+
+
+class Net(nn.Module):
+    """Results that TVM computes, that PyTorch computes, and views of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.relu(self.linear(x)) + torch.arange(6.0)
+        ordered = torch.sort(y, stable=True)[0]
+        return y, ordered, (y * 2).view(-1), torch.sort(-y)[0].view(-1)
+
+
+def compiled(artifact: Any, architecture: str) -> Any:
+    """Return the native object of an artifact, as if it was for GPUs of an architecture."""
+    library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
+    needed = Target.parse(artifact.target).requirements
+    features = [name for name in needed if "cuda:" not in name] + [f"cuda:{architecture}"]
+    return torch.classes.tvmify.CompiledModule("", library, features)
+
+
+def refused(run: Any, *arguments: Any) -> str:
+    """Return why a call is refused."""
+    try:
+        run(*arguments)
+    except (RuntimeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    """Run all of it; an assertion that fails ends the process."""
+    net, x = Net().eval(), torch.randn(5, 8)
+    with torch.no_grad():
+        exported = torch.export.export(net, (x,))
+        expected = net(x)
+    artifact = compile(exported, target_for(None, "cpu", cpu_features()))
+    weights = [dict(net.named_parameters())[name].detach() for name in artifact.weights]
+
+    for architecture in ("sm_90a", "sm_86", "sm_75", "nonsense"):
+        refusal = compiled(artifact, architecture).refusal()
+        assert f"({architecture}), and cuda:0 is sm_80, cuda:1 is sm_80" in refusal, refusal
+    module = compiled(artifact, "sm_80")
+    assert module.refusal() == ""
+
+    for index, stream in ((0, 0), (1, 5), (1, 0), (0, 7)):
+        fake.use_stream(index, stream)
+        waits = fake.synchronizations()
+        module.bind(module.pack([fake.to_gpu(weight, index) for weight in weights]))
+        assert fake.synchronizations() > waits
+        given = fake.to_gpu(x, index)
+        results = module.forward([given])
+        blocks, waits = fake.blocks(), fake.synchronizations()
+        results = module.forward([given])
+        assert fake.synchronizations() == waits  # a call does not wait
+        assert fake.blocks() == blocks
+        assert fake.current_device() == 0
+        for result, want in zip(results, expected, strict=True):
+            assert result.device == torch.device("cuda", index)
+            assert torch.allclose(fake.to_cpu(result), want, atol=1e-5)
+            assert fake.is_pytorchs(result) and fake.stream_of(result) == stream
+
+    gpu = fake.to_gpu(x, 0)
+    assert "TypeError" in refused(module.forward, [x])
+    assert "tensors on cuda:1 and weights on cuda:0" in refused(module.forward, [fake.to_gpu(x, 1)])
+    saved = torch.classes.tvmify.SavedModule(torch.ops.tvmify.describe(())[0], [])
+    arguments, _ = torch.ops.tvmify.describe((x,))
+    for architecture in ("sm_90a", "sm_80"):
+        saved.add(arguments, [0], [], [], [0, 1, 2, 3], 0, compiled(artifact, architecture))
+    assert [": not used" in line for line in saved.explain()] == [True, False]
+
+    del results, result, given, gpu, module, saved
+    gc.collect()
+    assert fake.blocks() == 0, fake.blocks()
+    sys.stdout.write("done\n")
+
+
+main()

@@ -1,0 +1,97 @@
+// What TVM's runtime for GPUs calls of CUDA's runtime and driver, on a machine without either: two
+// GPUs of compute capability 8.0, whose memory is the host's, and whose kernels do nothing.
+//
+// It is loaded as libcudart.so.13 and as libcuda.so.1.
+
+#include <stdio.h>
+#include <string.h>
+
+static __thread int device;
+
+int cudaGetDeviceCount(int* count) {
+  *count = 2;
+  return 0;
+}
+
+int cudaSetDevice(int index) {
+  device = index;
+  return 0;
+}
+
+int cudaGetDevice(int* index) {
+  *index = device;
+  return 0;
+}
+
+int cudaDeviceGetAttribute(int* value, int attribute, int index) {
+  *value = attribute == 75 ? 8 : 0;  // 75 and 76 are the two numbers of the capability
+  return index < 0;
+}
+
+int cudaMemcpyAsync(void* to, const void* from, size_t size, int kind, void* stream) {
+  memcpy(to, from, size);
+  return kind < 0 || stream != NULL;  // constants go with the default stream
+}
+
+const char* cudaGetErrorName(int error) { return error ? "failed" : "success"; }
+const char* cudaGetErrorString(int error) { return cudaGetErrorName(error); }
+
+int cuModuleLoadData(void** module, const void* image) {
+  *module = &device;
+  return memcmp(image, "\177ELF", 4) != 0;
+}
+
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = module;
+  return name == NULL;
+}
+
+struct Launch {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+};
+
+int cuLaunchKernelEx(const struct Launch* launch, void* function, void** arguments, void** extra) {
+  printf("launched on device %d, stream %p\n", device, launch->stream);
+  return function == NULL || arguments == NULL || extra != NULL;
+}
+
+int cuModuleUnload(void* module) { return module == NULL; }
+
+int cuGetErrorName(int error, const char** name) {
+  *name = cudaGetErrorName(error);
+  return 0;
+}
+
+// Named by the library, and never called here.
+#define UNUSED(name) \
+  int name(void) { return 1; }
+UNUSED(cuDeviceGetName)
+UNUSED(cuFuncSetAttribute)
+UNUSED(cuGetErrorString)
+UNUSED(cuTensorMapEncodeTiled)
+UNUSED(cudaEventCreate)
+UNUSED(cudaEventDestroy)
+UNUSED(cudaEventElapsedTime)
+UNUSED(cudaEventRecord)
+UNUSED(cudaEventSynchronize)
+UNUSED(cudaFree)
+UNUSED(cudaFreeHost)
+UNUSED(cudaGetDeviceProperties)
+UNUSED(cudaGetLastError)
+UNUSED(cudaGraphDestroy)
+UNUSED(cudaGraphExecDestroy)
+UNUSED(cudaGraphInstantiate)
+UNUSED(cudaGraphLaunch)
+UNUSED(cudaMalloc)
+UNUSED(cudaMallocHost)
+UNUSED(cudaMemGetInfo)
+UNUSED(cudaMemcpyPeerAsync)
+UNUSED(cudaPeekAtLastError)
+UNUSED(cudaStreamBeginCapture)
+UNUSED(cudaStreamCreate)
+UNUSED(cudaStreamCreateWithFlags)
+UNUSED(cudaStreamDestroy)
+UNUSED(cudaStreamEndCapture)
+UNUSED(cudaStreamSynchronize)
+UNUSED(cudaStreamWaitEvent)

@@ -1,0 +1,226 @@
+"""Calls as CUDA graphs: what is captured, replayed and forgotten, against a fake of CUDA's part."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime import programs
+from tvmify import TvmifyWarning
+from tvmify.artifact import Artifact
+from tvmify.runtime import Executor, PackedWeights, executor, graphs
+from tvmify.runtime.graphs import Graphs, obstacle
+
+CUDA = '{"arch": "sm_90a", "kind": "cuda"}'
+
+
+class Stream:
+    """One that takes down what it waits for."""
+
+    def __init__(self, name: str = "capture") -> None:
+        self.name = name
+        self.waits: list[str] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waits.append(other.name)
+
+    def synchronize(self) -> None:
+        self.waits.append("the host")
+
+
+class Device:
+    """The state of the fake: PyTorch's current stream, and what happened."""
+
+    def __init__(self) -> None:
+        self.stream = Stream("default")
+        self.is_capturing = False
+        self.captured = self.replayed = 0
+        self.fails = False
+
+    @contextlib.contextmanager
+    def capture(self, graph: Graph, stream: Stream, capture_error_mode: str) -> Any:
+        assert capture_error_mode == "thread_local"
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.captured += 1
+        yield
+
+    @contextlib.contextmanager
+    def use(self, stream: Stream) -> Any:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+
+class Graph:
+    work: Any = None
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A fake GPU: tensors are on the CPU, and a replay computes into the results of the capture."""
+    device = Device()
+
+    class Captured(graphs.Captured):
+        def __init__(self, run: Any, inputs: Any, kept: Any) -> None:
+            super().__init__(run, inputs, kept)
+            self._graph.replay = lambda: self._replay(run)
+
+        def _replay(self, run: Any) -> None:
+            device.replayed += 1
+            for result, new in zip(self._results, run(self._inputs), strict=True):
+                result.copy_(new)
+
+    fakes = {
+        "CUDAGraph": Graph,
+        "Stream": Stream,
+        "graph": device.capture,
+        "stream": device.use,
+        "current_stream": lambda: device.stream,
+        "device": lambda _: contextlib.nullcontext(),
+        "is_current_stream_capturing": lambda: device.is_capturing,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(graphs, "Captured", Captured)
+    monkeypatch.setattr(executor, "obstacle", lambda _: "")
+    return device
+
+
+def x(value: float = 1.0) -> torch.Tensor:
+    return torch.full((4, 16), float(value))
+
+
+def test_the_second_call_is_captured_and_later_ones_replay_it(device: Device):
+    call = Executor(programs.added()).call(Graphs())
+    results = []
+    for number in range(5):
+        results.append(call((x(number),)))
+        assert device.captured == (number > 0)
+    assert device.replayed == 4
+    for number, result in enumerate(results):  # none is written to by a later call
+        assert torch.equal(result, x(2 * number))
+
+
+def test_a_result_is_built_of_clones_arguments_views_and_constants(device: Device):
+    view = ("view", ("tensor", 0, (16,), (1,), 16))
+    outputs = (("tensor", 0), ("argument", 0), view, ("same", 0), ("constant", "text"))
+    structure = programs.artifact(b"", result=[0, 0, 0, 0, 0]).output_structure
+    added = dataclasses.replace(programs.added(), outputs=outputs, output_structure=structure)
+    call = Executor(added).call(Graphs())
+    for _ in range(3):
+        given = torch.randn(4, 16)
+        whole, argument, row, same, constant = call((given,))
+        assert torch.equal(whole, given + given)
+        assert argument is given and same is whole and constant == "text"
+        assert row.data_ptr() == whole[1].data_ptr() and torch.equal(row, whole[1])
+    assert device.replayed == 2
+
+
+def test_new_weights_are_captured_anew(device: Device):
+    linear = Executor(programs.linear())
+    given = torch.randn(4, 16)
+    call = None
+    for _ in range(2):
+        weights = [torch.randn(8, 16), torch.randn(8)]
+        linear.bind(weights, PackedWeights())
+        call = call or linear.call(Graphs())
+        for _ in range(3):
+            torch.testing.assert_close(call((given,)), torch.nn.functional.linear(given, *weights))
+    assert device.captured == 2 and device.replayed == 4
+
+
+def test_a_graph_holds_the_weights_that_it_reads(device: Device):
+    linear, store = Executor(programs.linear()), PackedWeights()
+    linear.bind([torch.randn(8, 16), torch.randn(8)], store)
+    call: Any = linear.call(Graphs())
+    call((torch.randn(4, 16),))
+    call((torch.randn(4, 16),))
+    packed = store.take(programs.linear().packed, list)
+    assert call._graph._kept is linear._packed
+    assert all(any(held is tensor for held in call._graph._kept) for tensor in packed)
+
+
+def test_the_graph_used_longest_ago_makes_place(device: Device):
+    kept = Graphs(most=2)
+    calls: list[Any] = [Executor(programs.added()).call(kept) for _ in range(3)]
+    for call in calls:
+        call((x(),))
+        call((x(),))
+    assert [call._graph is not None for call in calls] == [False, True, True]
+    calls[1]((x(),))
+    calls[0]((x(),))
+    calls[0]((x(),))
+    assert [call._graph is not None for call in calls] == [True, True, False]
+
+
+def test_calls_that_are_gone_take_no_place(device: Device):
+    kept = Graphs(most=1)
+    first: Any = Executor(programs.added()).call(kept)
+    for call in (Executor(programs.added()).call(kept), first):
+        call((x(),))
+        call((x(),))
+    del call
+    gc.collect()
+    assert first._graph is not None
+
+
+def test_a_capture_that_is_under_way_takes_the_kernels_themselves(device: Device):
+    call = Executor(programs.added()).call(Graphs())
+    device.is_capturing = True
+    for _ in range(3):
+        assert torch.equal(call((x(),)), x(2))
+    assert device.captured == device.replayed == 0
+
+
+def test_what_cannot_be_captured_runs_as_it_is(device: Device):
+    call: Any = Executor(programs.added()).call(Graphs())
+    device.fails = True
+    assert torch.equal(call((x(),)), x(2))
+    with pytest.warns(TvmifyWarning, match="cannot be captured: operation not permitted"):
+        assert torch.equal(call((x(),)), x(2))
+    assert torch.equal(call((x(),)), x(2))
+    device.fails = False
+    call((x(),))
+    assert device.captured == 0
+
+
+def test_another_stream_waits_for_the_last_one(device: Device):
+    call = Executor(programs.added()).call(Graphs())
+    default, other = device.stream, Stream("other")
+    call((x(),))
+    call((x(),))
+    assert default.waits == ["capture"]
+    call((x(),))
+    assert default.waits == ["capture"]
+    with device.use(other):
+        call((x(),))
+    assert other.waits == ["default"]
+
+
+def of(**fields: Any) -> Artifact:
+    report = {"operators": {"aten.add.Tensor": 1}}
+    known = {"target": CUDA, "report": report} | fields
+    return dataclasses.replace(programs.added(), **known)
+
+
+def test_which_programs_can_be_graphs():
+    assert obstacle(of()) == ""
+    assert obstacle(of(target=programs.added().target)) == "it runs on the CPU"
+    assert "writes" in obstacle(of(writes=(("argument", 0, 0),)))
+    assert "share memory" in obstacle(of(needs_contiguous=True))
+    assert "takes no tensors" in obstacle(of(inputs=()))
+    assert "not known" in obstacle(of(report={"operators": "none"}))
+    random = {"aten.rand_like.default": 1, "aten.add.Tensor": 2}
+    assert "random numbers (aten.rand_like.default)" in obstacle(of(report={"operators": random}))
+    attention = {"aten.scaled_dot_product_attention.default": 1}
+    assert obstacle(of(report={"operators": attention})) == ""
+
+
+def test_a_program_for_the_cpu_is_no_graph():
+    assert isinstance(Executor(programs.added()).call(Graphs()), graphs.Call)

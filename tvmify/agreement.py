@@ -1,0 +1,62 @@
+"""Compiled code against eager PyTorch, on the arguments of a call: whether it computes the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+#: How far results may differ, of the largest element. Another branch, a wrong layout or a race are
+#: far off: rounding is not what is looked for. TF32 has the digits of float16.
+TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.05}
+_OTHERWISE = 0.01
+
+
+def computes_the_same(
+    run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None = None
+) -> bool:
+    """Whether two ways to compute a call agree, as far as that shows; not if one of them raises.
+
+    Parameters
+    ----------
+    run, eager
+        Compute the call, from the same state of the random generators.
+    gpu
+        The index of that which they use; None for the CPU.
+    """
+    with torch.no_grad(), _same_draws([] if gpu is None else [gpu]) as again:
+        try:
+            got = pytree.tree_leaves(run())
+            again()
+            want = pytree.tree_leaves(eager())
+        except Exception:  # of any kind: the call itself will raise again, when it is run
+            return False
+        return len(got) == len(want) and all(map(_is_alike, got, want))
+
+
+@contextlib.contextmanager
+def _same_draws(gpus: list[int]) -> Iterator[Callable[[], None]]:
+    """Give a function that sets random generators back; what is drawn here, nobody was given."""
+    with torch.random.fork_rng(devices=gpus):
+        state = torch.get_rng_state()
+        states = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
+
+        def again() -> None:
+            torch.set_rng_state(state)
+            for gpu, drawn in zip(gpus, states, strict=True):
+                torch.cuda.set_rng_state(drawn, gpu)
+
+        yield again
+
+
+def _is_alike(got: Any, want: Any) -> bool:
+    if not isinstance(want, torch.Tensor):
+        return type(got) is type(want)
+    if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
+        return False
+    rtol = TOLERANCE.get(want.dtype, _OTHERWISE)
+    scale = want.double().abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
+    return torch.allclose(got, want, rtol=rtol, atol=rtol * scale, equal_nan=True)

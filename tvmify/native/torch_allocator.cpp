@@ -1,0 +1,141 @@
+#include "torch_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <tvm/ffi/string.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "tensor_bridge.h"
+
+// As in TVM's tvm/runtime/memory/memory_manager.h, which the wheel has without a header that it
+// includes; the library refuses every other version of TVM than that which it was built for.
+namespace tvm::runtime::memory {
+
+enum AllocatorType { kNaive = 1, kPooled };
+
+struct Buffer {
+  void* data{nullptr};
+  size_t size{0};
+  DLDevice device;
+  AllocatorType alloc_type;
+};
+
+class __attribute__((visibility("default"))) Allocator {
+ public:
+  explicit Allocator(AllocatorType type) : type_(type) {}
+  virtual ~Allocator() = default;
+  AllocatorType type() const { return type_; }
+  virtual Buffer Alloc(DLDevice device, size_t size, size_t alignment, DLDataType hint) = 0;
+  virtual Buffer Alloc(DLDevice device, ffi::Shape shape, DLDataType hint,
+                       const std::string& scope = "");
+  virtual void* CreateView(const Buffer& buffer, ffi::Shape, DLDataType,
+                           const std::string& = "global") {
+    return buffer.data;
+  }
+  virtual void FreeView(DLDevice, void*) {}
+  virtual void Free(const Buffer& buffer) = 0;
+  virtual void Clear();
+  virtual size_t UsedMemory() const = 0;
+
+ protected:
+  virtual bool AllowMemoryScope(const std::string& scope) const;
+
+ private:
+  AllocatorType type_;
+};
+
+}  // namespace tvm::runtime::memory
+
+namespace tvmify {
+namespace {
+
+namespace ffi = tvm::ffi;
+namespace memory = tvm::runtime::memory;
+
+// The buffers that TVM has, by their start, with their sizes.
+class Buffers {
+ public:
+  void add(const void* start, size_t size) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    sizes_[start] = size;
+  }
+
+  // Returns whether it is TVM's still, and of this size if one is given.
+  bool remove(const void* start, std::optional<size_t> size = std::nullopt) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    const auto found = sizes_.find(start);
+    if (found == sizes_.end() || (size && *size != found->second)) return false;
+    sizes_.erase(found);
+    return true;
+  }
+
+ private:
+  std::mutex changing_;
+  std::unordered_map<const void*, size_t> sizes_;
+};
+
+Buffers& buffers() {
+  static auto* const buffers = new Buffers();  // never destroyed: machines may outlive statics
+  return *buffers;
+}
+
+class TorchAllocator final : public memory::Allocator {
+ public:
+  explicit TorchAllocator(DLDevice device)
+      : Allocator(static_cast<memory::AllocatorType>(kTorchAllocator)),
+        device_(torch_device(device)),
+        torch_(c10::GetAllocator(device_.type())) {}
+
+  using Allocator::Alloc;
+
+  memory::Buffer Alloc(DLDevice device, size_t size, size_t, DLDataType) final {
+    const c10::DeviceGuard guard(device_);
+    void* start = nullptr;
+    try {
+      start = torch_->raw_allocate(size);
+    } catch (const c10::Error& error) {
+      // PyTorch's own errors would not survive the way through TVM; see `translate_errors`.
+      throw_through_tvm(error);
+    }
+    if (start != nullptr) buffers().add(start, size);
+    return {start, size, device, type()};
+  }
+
+  void Free(const memory::Buffer& buffer) final {
+    if (buffers().remove(buffer.data)) torch_->raw_deallocate(buffer.data);
+  }
+
+  size_t UsedMemory() const final { return 0; }  // PyTorch counts
+
+ private:
+  const c10::Device device_;
+  c10::Allocator* const torch_;
+};
+
+// TVM asks for a function of this name, which ends where it has no name for the type of device, and
+// makes an allocator of its own if there is none, or it returns null.
+void* allocator_for(DLDevice device, int type) {
+  if (type != kTorchAllocator) return nullptr;
+  return static_cast<memory::Allocator*>(new TorchAllocator(device));
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() { ffi::reflection::GlobalDef().def("DeviceAllocator.", allocator_for); }
+
+}  // namespace
+
+std::optional<c10::DataPtr> reclaim(const DLTensor& tensor) {
+  if (tensor.byte_offset != 0 || tensor.data == nullptr) return std::nullopt;
+  if (!buffers().remove(tensor.data, ffi::GetDataSize(tensor))) return std::nullopt;
+  const c10::Device device = torch_device(tensor.device);
+  return c10::DataPtr(tensor.data, tensor.data, c10::GetAllocator(device.type())->raw_deleter(),
+                      device);
+}
+
+}  // namespace tvmify

@@ -1,0 +1,250 @@
+"""Calls as CUDA graphs: one launch for all kernels of a program, where ``cuda_graph=True``.
+
+A graph repeats kernels with the addresses that it was captured with. So its inputs are copied into
+buffers of its own, its results are cloned before the next call can overwrite them, and it holds the
+packed weights that it reads.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tvmify.artifact import Artifact
+from tvmify.errors import warn
+from tvmify.runtime.native import Call
+from tvmify.target import Target
+
+#: Graphs of one module: each keeps the memory of a whole call.
+MOST_GRAPHS = 16
+#: Calls that run as they are before a signature is worth a graph.
+_PLAIN_CALLS = 1
+
+Tensors = list[torch.Tensor]
+
+# CUDA captures for one thread at a time; who comes second runs plainly.
+_CAPTURING = threading.Lock()
+
+
+def obstacle(artifact: Artifact) -> str:
+    """Return why a program cannot be a graph; empty if it can.
+
+    Parameters
+    ----------
+    artifact
+        The program. It is not known of which operators a damaged report is: then it cannot.
+    """
+    if Target.parse(artifact.target).kind != "cuda":
+        return "it runs on the CPU"
+    if not artifact.inputs or not _tensor_count(artifact):
+        return "it takes no tensors, or computes none"
+    if artifact.writes or artifact.state:
+        return "it writes to tensors or returns them"
+    if artifact.needs_contiguous:
+        return "its results share memory with arguments"
+    operators = artifact.report.get("operators")
+    if not isinstance(operators, Mapping):
+        return "its operators are not known"
+    if random := [name for name in map(str, operators) if _is_random(name)]:
+        return f"it draws random numbers ({', '.join(random)})"
+    return ""
+
+
+def _tensor_count(artifact: Artifact) -> int:
+    kinds = [(kind, value) if kind != "view" else value[:2] for kind, value in artifact.outputs]
+    return max((value + 1 for kind, value in kinds if kind == "tensor"), default=0)
+
+
+def _is_random(name: str) -> bool:
+    # In evaluation, attention drops nothing.
+    packet, _, overload = name.removeprefix("aten.").partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+    tags = getattr(operator, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags and "attention" not in name
+
+
+class Captured:
+    """A graph, the tensors that it reads, and those that it writes.
+
+    Parameters
+    ----------
+    run
+        Runs the program on its inputs.
+    inputs
+        Of a call; others have the same shapes and dtypes, and the same device.
+    kept
+        What the graph reads besides, to be held as long as the graph is.
+    """
+
+    def __init__(
+        self, run: Callable[[Sequence[Any]], Tensors], inputs: Sequence[torch.Tensor], kept: Any
+    ) -> None:
+        self._kept = kept
+        self._device = inputs[0].device
+        self._using = threading.Lock()
+        with torch.inference_mode(False):  # else calls outside of it could not copy into them
+            self._inputs = tuple(
+                torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs
+            )
+        with torch.cuda.device(self._device):
+            self._graph = torch.cuda.CUDAGraph()
+            self._stream = torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._copy(inputs)
+                run(self._inputs)  # what libraries set up for a stream, they do now
+            # Other threads may go on allocating.
+            mode = {"stream": self._stream, "capture_error_mode": "thread_local"}
+            with torch.cuda.graph(self._graph, **mode):
+                self._results = run(self._inputs)
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        """Run the graph on PyTorch's current stream, and return results that it never touches."""
+        with self._using, torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            if stream != self._stream:  # else it comes after the call before, anyway
+                stream.wait_stream(self._stream)
+                self._stream = stream
+            self._copy(inputs)
+            self._graph.replay()
+            return [result.clone() for result in self._results]
+
+    def close(self) -> None:
+        """Wait for the last call, whose buffers PyTorch would give to others."""
+        self._stream.synchronize()
+
+    def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for buffer, given in zip(self._inputs, inputs, strict=True):
+                buffer.copy_(given)
+
+
+class Graphs:
+    """Which calls of one module have a graph; the one used longest ago loses its own first."""
+
+    def __init__(self, most: int = MOST_GRAPHS) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._calls: OrderedDict[weakref.ref[GraphedCall], None] = OrderedDict()
+        self._latest: weakref.ref[GraphedCall] | None = None
+
+    def used(self, call: GraphedCall) -> None:
+        """Take down that a call uses its graph now."""
+        if self._latest is not None and self._latest() is call:
+            return
+        with self._lock:
+            self._latest = reference = weakref.ref(call)
+            self._calls[reference] = None
+            self._calls.move_to_end(reference)
+            alive = [known for known in self._calls if known() is not None]
+            self._calls = OrderedDict.fromkeys(alive[-self._most :])
+        for known in alive[: -self._most]:
+            if (oldest := known()) is not None:
+                oldest.forget()
+
+
+class GraphedCall:
+    """A call that is captured at its second time, and from then on replays that.
+
+    Parameters
+    ----------
+    call
+        The call as it is.
+    compiled
+        The same program, as a ``torch.classes.tvmify.CompiledModule``.
+    artifact
+        Of the program, to which there is no `obstacle`.
+    rebuild
+        Makes the result of its leaves; None where it is the only one.
+    graphs
+        Of the module.
+
+    Attributes
+    ----------
+    problem
+        Why capturing failed, after which the call is as it was; empty if it did not.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        compiled: Any,
+        artifact: Artifact,
+        rebuild: Callable[[list[Any]], Any] | None,
+        graphs: Graphs,
+    ) -> None:
+        self._call = call
+        self._artifact = artifact
+        self._rebuild = rebuild
+        self._graphs = graphs
+        outputs = [("tensor", i) for i in range(_tensor_count(artifact))]
+        self._run = Call(compiled, tuple(range(len(artifact.inputs))), outputs, list)
+        self._graph: Captured | None = None
+        self._kept: Any = None
+        self._calls = 0
+        self.problem = ""
+
+    def __call__(self, leaves: tuple[Any, ...]) -> Any:
+        """Run the program."""
+        if torch.cuda.is_current_stream_capturing():
+            return self._call(leaves)  # its kernels become a part of that graph
+        inputs = [leaves[index] for index in self._artifact.inputs]
+        graph = self._graph or self._captured(inputs)
+        if graph is None:
+            return self._call(leaves)
+        self._graphs.used(self)
+        return self._result(graph(inputs), leaves)
+
+    def bind(self, state: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+        """Do what `Call.bind` does, and forget the graph, which reads the weights of before."""
+        self._call.bind(state, weights)
+        self.forget()
+
+    def keep(self, packed: Sequence[torch.Tensor]) -> None:
+        """Hold the packed weights of all calls from now on, as long as a graph may read them."""
+        self._kept = packed
+        self.forget()
+
+    def forget(self) -> None:
+        """Run as it is until it is captured anew."""
+        graph, self._graph = self._graph, None
+        self._calls = 0
+        if graph is not None:
+            graph.close()
+
+    def obstacle(self, leaves: tuple[Any, ...]) -> str | None:
+        """Return why these leaves cannot be its arguments; None if they can."""
+        return self._call.obstacle(leaves)
+
+    def _captured(self, inputs: Sequence[torch.Tensor]) -> Captured | None:
+        self._calls += 1
+        if self.problem or self._calls <= _PLAIN_CALLS or not _CAPTURING.acquire(blocking=False):
+            return None
+        try:
+            kept = self._kept
+            graph = Captured(lambda given: self._run(tuple(given)), inputs, kept)
+            if kept is self._kept:  # else it has read weights that are gone
+                self._graph = graph
+        except RuntimeError as error:
+            self.problem = str(error)
+            warn(f"cuda_graph=True has no effect on a call, which cannot be captured: {error}")
+        finally:
+            _CAPTURING.release()
+        return self._graph
+
+    def _result(self, tensors: Tensors, leaves: tuple[Any, ...]) -> Any:
+        made: list[Any] = []
+        sources: dict[str, Sequence[Any]] = {"tensor": tensors, "argument": leaves, "same": made}
+        for kind, value in self._artifact.outputs:
+            if kind == "view":
+                base, index, sizes, strides, offset = value
+                whole = sources[base][index]
+                made.append(whole.as_strided(sizes, strides, whole.storage_offset() + offset))
+            else:
+                made.append(value if kind == "constant" else sources[kind][value])
+        return made[0] if self._rebuild is None else self._rebuild(made)
