@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import tvmify
-
-nvcc = pytest.importorskip("tvmify.compiler.cuda.nvcc")
+from tvmify.compiler.cuda import nvcc
 
 pytestmark = [
     pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here"),

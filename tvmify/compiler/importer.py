@@ -249,7 +249,7 @@ class Importer(ExportedProgramImporter):
 
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
-        if isinstance(expected, torch.Tensor) and expected.numel() == 0:
+        if isinstance(expected, torch.Tensor) and expected.numel() == 0 and not is_complex(node):
             return self._constant(expected)
         name = operators.short_name(node)
         if name != "getitem" and (is_complex(node) or operators.is_random(node)):
