@@ -148,3 +148,22 @@ def test_a_round_trip_that_fails(
     (finding,) = findings.round_trip(1)
     assert isinstance(finding, Finding)
     assert finding.status == ERROR and detail in finding.detail and finding.advice
+
+
+def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (none,) = findings.gpus()
+    assert none.status == OK and "none" in none.detail
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "Some GPU")
+    monkeypatch.setattr("tvmify.compiler.cuda.nvcc.find", lambda: "/cuda/bin/nvcc")
+    assert [*findings.gpus()] == [
+        Finding(OK, "GPU 0", "Some GPU (sm_90a)"),
+        Finding(OK, "CUDA compiler", "/cuda/bin/nvcc"),
+    ]
+    monkeypatch.setattr("tvmify.compiler.cuda.nvcc.find", lambda: None)
+    monkeypatch.setattr("tvmify.compiler.cuda.nvcc.nvrtc", lambda: None)
+    _, missing = findings.gpus()
+    assert missing.status == WARNING and "cuda-bindings" in missing.advice

@@ -32,6 +32,7 @@ def doctor(
         findings.native_library(),
         findings.processor(),
         findings.compiler(),
+        findings.gpus(),
         findings.cache(directory),
         findings.environment(),
     ]

@@ -134,6 +134,27 @@ def compiler() -> Iterator[Finding]:
         yield Finding(ERROR, "C compiler", f"{path} does not run: {error}", "Install it again.")
 
 
+def gpus() -> Iterator[Finding]:
+    """Name the GPUs that PyTorch sees, and look for what compiles for them."""
+    import torch
+
+    from tvmify.compiler.cuda import nvcc
+    from tvmify.target import arch_of
+
+    if not torch.cuda.is_available():
+        reason = "" if torch.version.cuda else ", which is built without CUDA"
+        yield Finding(OK, "GPU", f"none, says PyTorch{reason}")
+        return
+    for index in range(torch.cuda.device_count()):
+        arch = arch_of(*torch.cuda.get_device_capability(index))
+        yield Finding(OK, f"GPU {index}", f"{torch.cuda.get_device_name(index)} ({arch})")
+    if tool := nvcc.find() or nvcc.nvrtc():
+        yield Finding(OK, "CUDA compiler", tool)
+    else:
+        advice = f"{nvcc.INSTALL} Until then only what is in a cache runs compiled on a GPU."
+        yield Finding(WARNING, "CUDA compiler", "none", advice)
+
+
 def cache(directory: Path | None) -> Iterator[Finding]:
     """Look whether the cache directory is private, can be written to, and has space."""
     directory = directory or options.default_cache_directory()

@@ -24,6 +24,10 @@ _OPTIONS = (
 _EXACT = ["--ftz=false", "--prec-div=true", "--prec-sqrt=true", _INFINITY]
 
 
+#: What to do where there is neither.
+INSTALL = "Install the CUDA toolkit and put nvcc on PATH, or `pip install cuda-bindings`."
+
+
 def find() -> str | None:
     """Return the path of nvcc: on PATH, in the toolkit that ``CUDA_HOME`` names, or the usual."""
     homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
@@ -33,6 +37,13 @@ def find() -> str | None:
         if found is not None:
             return found
     return None
+
+
+def nvrtc() -> str | None:
+    """Return the package through which NVRTC can be called, if it is installed."""
+    package = "cuda.bindings"
+    found = importlib.util.find_spec("cuda") and importlib.util.find_spec(package)
+    return package if found else None
 
 
 def compile(source: str, arch: str) -> bytes:
@@ -48,14 +59,11 @@ def compile(source: str, arch: str) -> bytes:
     nvcc = find()
     if nvcc is not None:
         return _by_nvcc(nvcc, source, arch)
-    if importlib.util.find_spec("cuda") and importlib.util.find_spec("cuda.bindings"):
+    if nvrtc():
         from tvm.support.nvcc import compile_cuda
 
         return bytes(compile_cuda(source, "cubin", arch, _EXACT, compiler="nvrtc"))
-    raise BuildError(
-        "there is no compiler for CUDA",
-        "Install the CUDA toolkit and put nvcc on PATH, or `pip install cuda-bindings`.",
-    )
+    raise BuildError("there is no compiler for CUDA", INSTALL)
 
 
 def _by_nvcc(nvcc: str, source: str, arch: str) -> bytes:
