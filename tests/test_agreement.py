@@ -35,6 +35,14 @@ def test_shape_dtype_number_and_errors_count():
     )
 
 
+def test_integers_and_bools_are_compared():
+    least = torch.tensor([torch.iinfo(torch.int32).min, 0], dtype=torch.int32)
+    assert computes_the_same(least.clone, lambda: least)
+    mask = torch.tensor([True, False])
+    assert computes_the_same(mask.clone, lambda: mask)
+    assert not computes_the_same(mask.logical_not, lambda: mask)
+
+
 def test_both_sides_draw_the_same_and_nobody_else_is_given_it():
     torch.manual_seed(1)
     assert computes_the_same(lambda: torch.rand(8), lambda: torch.rand(8))
@@ -96,3 +104,32 @@ def test_code_for_the_cpu_is_not_compared_for_that(monkeypatch: pytest.MonkeyPat
     wrong(monkeypatch)
     net = tvmify.tvmify(Doubled().eval())
     assert torch.equal(net(torch.ones(3)), torch.full((3,), 3.0))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_gpu_without_room_for_both_runs_eager_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(entry, "computes_the_same", full)
+    net = tvmify.tvmify(Doubled().eval())
+    with pytest.warns(tvmify.TvmifyWarning, match="not enough memory"):
+        assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_calls_that_a_graph_captures_wait_for_nothing(monkeypatch: pytest.MonkeyPatch):
+    net = tvmify.tvmify(nn.Linear(4, 4).eval())
+    x = torch.randn(2, 4)
+    monkeypatch.setattr(entry, "is_capturing", lambda: True)
+    with torch.no_grad(), pytest.warns(tvmify.TvmifyWarning, match="CUDA graph is captured"):
+        net(x)
+    assert net.cache_info().builds == net.cache_info().disk_hits == 0
+    monkeypatch.setattr(entry, "is_capturing", lambda: False)
+    with torch.no_grad():
+        net(x)
+        assert net.cache_info().entries == 1
+        net.bias.zero_()
+        monkeypatch.setattr(entry, "is_capturing", lambda: True)
+        torch.testing.assert_close(net(x), x @ net.weight.T)  # in eager: nothing is packed again
+        monkeypatch.setattr(entry, "is_capturing", lambda: False)
+        torch.testing.assert_close(net(x), x @ net.weight.T)

@@ -15,6 +15,7 @@ from tvmify import TvmifyWarning, obtain, tvmify
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache
 from tvmify.obtain import BUILT, LOADED, build_once
+from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor
 
@@ -95,6 +96,17 @@ def test_code_that_cannot_be_loaded_is_built_again(
         assert torch.equal(again(x), expected)
     assert again.cache_info().builds == 1
     assert len(disk.entries()) == 1
+
+
+def test_a_full_gpu_is_no_fault_of_a_program(tmp_path: Path) -> None:
+    disk, options = DiskCache(tmp_path), CompileOptions(cache=tmp_path)
+    disk.store(KEY, artifact_of(0))
+    with pytest.raises(torch.OutOfMemoryError):
+        obtain.reject(KEY, torch.OutOfMemoryError("CUDA out of memory"), options)
+    assert disk.load(KEY) == artifact_of(0)
+    with pytest.warns(TvmifyWarning, match="other outputs"):
+        obtain.reject(KEY, RuntimeError("other outputs"), options)
+    assert disk.load(KEY) is None
 
 
 def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:

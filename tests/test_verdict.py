@@ -65,7 +65,15 @@ def test_compare_asks_for_no_gradients():
 
 def test_a_call_on_a_gpu_is_over_when_the_gpu_is_done(monkeypatch):
     waits = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+
+    class Stream:
+        def __init__(self, gpu: int) -> None:
+            self.gpu = gpu
+
+        def synchronize(self) -> None:
+            waits.append(self.gpu)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: contextlib.nullcontext())
     calls = []
     judge({}, lambda: calls.append(1), lambda: calls.append(2), gpu=3)

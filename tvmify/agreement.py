@@ -20,18 +20,27 @@ def computes_the_same(
 ) -> bool:
     """Whether two ways to compute a call agree, as far as that shows; not if one of them raises.
 
+    Both results are in memory at once, which may be more than there is.
+
     Parameters
     ----------
     run, eager
         Compute the call, from the same state of the random generators.
     gpu
         The index of that which they use; None for the CPU.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        The GPU has no room for both.
     """
     with torch.no_grad(), _same_draws([] if gpu is None else [gpu]) as again:
         try:
             got = pytree.tree_leaves(run())
             again()
             want = pytree.tree_leaves(eager())
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # of any kind: the call itself will raise again, when it is run
             return False
         return len(got) == len(want) and all(map(_is_alike, got, want))
@@ -58,5 +67,7 @@ def _is_alike(got: Any, want: Any) -> bool:
     if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
         return False
     rtol = TOLERANCE.get(want.dtype, _OTHERWISE)
-    scale = want.double().abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
+    # In the type that it has, for the sake of memory, but for integers: the least has no negative.
+    wide = want if want.is_floating_point() else want.double()
+    scale = wide.abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
     return torch.allclose(got, want, rtol=rtol, atol=rtol * scale, equal_nan=True)

@@ -233,7 +233,7 @@ class Dispatcher:
             self._look_again()
         entry = self._memory.get((self._state.number, signature))
         if entry is not None and entry.weights is not self._weights:
-            self._bind(entry)
+            return Entry.of_capture() or self._bind(entry)
         return entry
 
     def _look_again(self) -> None:
@@ -254,7 +254,7 @@ class Dispatcher:
             self._state = state
             self._watched = watched
 
-    def _bind(self, entry: Entry) -> None:
+    def _bind(self, entry: Entry) -> Entry:
         with self._lock:
             weights = self._weights
             if entry.executor is not None:
@@ -265,6 +265,7 @@ class Dispatcher:
             elif entry.driven is not None:
                 entry.tensors = entry.driven.bind(self.module())
             entry.weights = weights
+            return entry
 
     def _watch_now(self) -> Watched:
         return self._watch(self.module(), self._constants, present(self.module(), self._written))
@@ -283,7 +284,7 @@ class Dispatcher:
 
     def _prepare(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Entry:
         place = self._state.number, signature
-        if (known := self._memory.known(place)) is not None:
+        if (known := self._memory.known(place) or Entry.of_capture()) is not None:
             return known
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
             entry = self._memory.known(place)
@@ -319,7 +320,7 @@ class Dispatcher:
             except (RuntimeError, ValueError, TypeError) as error:
                 if entry.notes["code"] != LOADED:
                     raise
-                reject(key, str(error), self.options)
+                reject(key, error, self.options)
                 return self._make_entry(args, kwargs, stages, general)
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)

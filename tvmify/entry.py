@@ -25,6 +25,7 @@ from tvmify.runtime import (
     attach,
     graph_obstacle,
     is_being_transformed,
+    is_capturing,
 )
 from tvmify.signature import Signature, TensorSpec, map_only
 from tvmify.verdict import judge
@@ -73,6 +74,20 @@ class Entry:
             "Keep what changes in a buffer; refresh() makes tvmify try again.",
         )
         return cls("any", reason=reason)
+
+    @classmethod
+    def of_capture(cls) -> Entry | None:
+        """Return that of a call that had to wait for the GPU while this thread captures a graph.
+
+        None if it does not.
+        """
+        if not is_capturing():
+            return None
+        reason = NotCompiled(
+            "a CUDA graph is captured, and code or weights are not on the GPU yet",
+            "Make such a call once before the capture.",
+        )
+        return cls("in a CUDA graph", reason=reason)
 
     @property
     def is_compiled(self) -> bool:
@@ -137,7 +152,7 @@ class Entry:
         Raises
         ------
         BuildError
-            It does not compute this call as eager PyTorch does.
+            It does not compute this call as eager PyTorch does, or that cannot be seen.
         """
         executor, run, gpu = self.executor, self.run, self.gpu_of(args, kwargs)
         leaves = tuple(pytree.tree_leaves((args, kwargs)))
@@ -146,7 +161,15 @@ class Entry:
         if executor.artifact.writes or run.obstacle(leaves):
             return  # nothing may be written twice
         calls = 3 if isinstance(run, GraphedCall) else 1  # the last replays what the second was
-        if not computes_the_same(lambda: [run(leaves) for _ in range(calls)][-1], eager, gpu):
+        try:
+            agrees = computes_the_same(lambda: [run(leaves) for _ in range(calls)][-1], eager, gpu)
+        except torch.OutOfMemoryError as error:
+            self.run = self.executor = None
+            raise BuildError(
+                "the GPU has not enough memory to compare compiled code with eager",
+                "Free some, and call refresh().",
+            ) from error
+        if not agrees:
             self.run = self.executor = None
             raise BuildError(
                 "code that was built for the GPU does not compute what eager PyTorch does",

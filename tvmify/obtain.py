@@ -106,12 +106,20 @@ def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
         disk.store(key, artifact)
 
 
-def reject(key: Key, problem: str, options: CompileOptions) -> None:
-    """Forget a program that was loaded from disk and turned out not to run."""
+def reject(key: Key, problem: Exception, options: CompileOptions) -> None:
+    """Forget a program that was loaded from disk and turned out not to run.
+
+    Raises
+    ------
+    torch.OutOfMemoryError, torch.AcceleratorError
+        The problem is none of the program, but of the GPU: it is full, or has failed.
+    """
+    if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
+        raise problem
     _LOADED.pop(key.digest, None)
     disk = _disk(options)
     if disk is not None:
-        disk.reject(key, problem)
+        disk.reject(key, str(problem))
 
 
 def build_once(

@@ -82,7 +82,8 @@ def _whole(call: Callable[[], Any], gpu: int | None) -> Callable[[], Any]:
 
     def call_and_wait() -> None:
         call()
-        torch.cuda.synchronize(gpu)
+        # Not for the whole GPU, which would spoil a graph that another thread captures.
+        torch.cuda.current_stream(gpu).synchronize()
 
     return call_and_wait
 

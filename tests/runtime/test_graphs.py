@@ -29,9 +29,6 @@ class Stream:
     def wait_stream(self, other: Stream) -> None:
         self.waits.append(other.name)
 
-    def synchronize(self) -> None:
-        self.waits.append("the host")
-
 
 class Device:
     """The state of the fake: PyTorch's current stream, and what happened."""
@@ -41,20 +38,31 @@ class Device:
         self.is_capturing = False
         self.captured = self.replayed = 0
         self.fails = False
+        self.workspaces_cleared = 0
+        self.pools_left: list[Any] = []
+        self.read: list[tuple[int, str]] = []  # tensors, by address, and streams that read them
+
+    def clear_workspaces(self) -> None:
+        self.workspaces_cleared += 1
 
     @contextlib.contextmanager
-    def capture(self, graph: Graph, stream: Stream, capture_error_mode: str) -> Any:
-        assert capture_error_mode == "thread_local"
+    def capture(self, graph: Graph, pool: Any, stream: Stream, capture_error_mode: str) -> Any:
+        assert capture_error_mode == "thread_local" and pool == (0, 1)
+        # As PyTorch does it, which never comes back from there if the end of a capture fails.
+        before, self.stream = self.stream, stream
+        yield
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
+        self.stream = before
         self.captured += 1
-        yield
 
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Any:
         before, self.stream = self.stream, stream
-        yield
-        self.stream = before
+        try:
+            yield
+        finally:
+            self.stream = before
 
 
 class Graph:
@@ -83,10 +91,20 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         "stream": device.use,
         "current_stream": lambda: device.stream,
         "device": lambda _: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
+        "is_initialized": lambda: True,
         "is_current_stream_capturing": lambda: device.is_capturing,
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    bindings = {
+        "_cuda_clearCublasWorkspaces": device.clear_workspaces,
+        "_cuda_endAllocateToPool": lambda index, pool: device.pools_left.append(pool),
+    }
+    for name, fake in bindings.items():
+        monkeypatch.setattr(torch._C, name, fake, raising=False)
+    read = lambda tensor, stream: device.read.append((tensor.data_ptr(), stream.name))  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "record_stream", read)
     monkeypatch.setattr(graphs, "Captured", Captured)
     monkeypatch.setattr(executor, "obstacle", lambda _: "")
     return device
@@ -182,12 +200,40 @@ def test_what_cannot_be_captured_runs_as_it_is(device: Device):
     call: Any = Executor(programs.added()).call(Graphs())
     device.fails = True
     assert torch.equal(call((x(),)), x(2))
+    for _ in range(4):  # twice more it is tried
+        assert torch.equal(call((x(),)), x(2))
     with pytest.warns(TvmifyWarning, match="cannot be captured: operation not permitted"):
         assert torch.equal(call((x(),)), x(2))
     assert torch.equal(call((x(),)), x(2))
+    assert device.pools_left == [(0, 1)] * 3 and device.workspaces_cleared == 6
     device.fails = False
     call((x(),))
+    call((x(),))
     assert device.captured == 0
+
+
+def test_a_capture_that_fails_leaves_the_thread_on_its_stream(device: Device):
+    call: Any = Executor(programs.added()).call(Graphs())
+    mine, device.fails = device.stream, True
+    call((x(),))
+    call((x(),))
+    assert device.stream is mine
+    device.fails = False
+    call((x(),))
+    call((x(),))
+    assert device.captured == 1  # the next attempt may succeed
+
+
+def test_memory_that_a_graph_reads_is_not_given_away_before_its_streams_are_done(device: Device):
+    linear, store = Executor(programs.linear()), PackedWeights()
+    linear.bind([torch.randn(8, 16), torch.randn(8)], store)
+    call: Any = linear.call(Graphs())
+    for _ in range(4):
+        call((torch.randn(4, 16),))
+    held = (*call._graph._inputs, *call._graph._kept)
+    streams = "capture", "default"
+    # each tensor once for each stream
+    assert device.read == [(tensor.data_ptr(), name) for name in streams for tensor in held]
 
 
 def test_another_stream_waits_for_the_last_one(device: Device):

@@ -133,10 +133,10 @@ Library::Lease Library::lease(c10::Device device) const {
   for (auto& place : pool) {
     if (place.load(std::memory_order_relaxed) == nullptr) continue;
     if (Machine* machine = place.exchange(nullptr, std::memory_order_acquire)) {
-      return {pool, std::unique_ptr<Machine>(machine)};
+      return {pool, std::unique_ptr<Machine>(machine), !device.is_cpu()};
     }
   }
-  return {pool, make_machine(device)};
+  return {pool, make_machine(device), !device.is_cpu()};
 }
 
 void Library::Lease::give_back() {
@@ -148,6 +148,7 @@ void Library::Lease::give_back() {
       return;
     }
   }
+  if (stays_) machine_.release();  // one for each call beyond so many at once
   machine_.reset();
 }
 

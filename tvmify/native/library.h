@@ -28,11 +28,17 @@ class Library {
   using Pool = std::array<std::atomic<Machine*>, kIdleMachines>;
 
   // A machine for the duration of one call. `give_back` returns it for the next one; a machine
-  // that is not given back, because its call failed half-way, is destroyed.
+  // that is not given back, because its call failed half-way, is destroyed. On a GPU it `stays`
+  // whatever happens: CUDA graphs read its constants.
   class Lease {
    public:
-    Lease(Pool& pool, std::unique_ptr<Machine> machine)
-        : pool_(pool), machine_(std::move(machine)) {}
+    Lease(Pool& pool, std::unique_ptr<Machine> machine, bool stays)
+        : pool_(pool), machine_(std::move(machine)), stays_(stays) {}
+    ~Lease() {
+      if (stays_ && machine_ != nullptr) give_back();
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
     const Machine& operator*() const { return *machine_; }
     const Machine* operator->() const { return machine_.get(); }
     void give_back();
@@ -40,6 +46,7 @@ class Library {
    private:
     Pool& pool_;
     std::unique_ptr<Machine> machine_;
+    const bool stays_;
   };
 
   // Loads the bytes of a shared library, a contiguous uint8 tensor. No file is involved that

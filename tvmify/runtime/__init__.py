@@ -13,7 +13,7 @@ from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach
-from tvmify.runtime.graphs import GraphedCall, Graphs
+from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.surroundings import (
@@ -48,6 +48,7 @@ __all__ = [
     "graph_obstacle",
     "inspect",
     "is_being_transformed",
+    "is_capturing",
     "load",
     "measure",
     "original",

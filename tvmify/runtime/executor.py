@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.objects import holds_objects, restore_objects
-from tvmify.runtime.graphs import GraphedCall, Graphs, obstacle
+from tvmify.runtime.graphs import GraphedCall, Graphs, no_capture, obstacle
 from tvmify.runtime.native import Call
 from tvmify.structure import structure_of
 from tvmify.target import Target
@@ -125,8 +126,10 @@ class Executor:
         """
         if self.artifact.packed:  # else the library has no function to pack weights
             detached = [tensor.detach() for tensor in tensors]
-            self._packed = store.take(self.artifact.packed, lambda: self.compiled.pack(detached))
-            self.compiled.bind(self._packed)
+            with no_capture(self.artifact):  # since both wait for the GPU
+                pack = functools.partial(self.compiled.pack, detached)
+                self._packed = store.take(self.artifact.packed, pack)
+                self.compiled.bind(self._packed)
         # What is written to may share memory with a weight, as the source of a packed one, too.
         sources = list(tensors) if self.artifact.writes else []
         self._bound = list(state), sources

@@ -7,6 +7,7 @@ packed weights that it reads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -22,13 +23,28 @@ from tvmify.target import Target
 
 #: Graphs of one module: each keeps the memory of a whole call.
 MOST_GRAPHS = 16
-#: Calls that run as they are before a signature is worth a graph.
-_PLAIN_CALLS = 1
+#: Calls that run as they are before a signature is worth a graph, and captures that may fail:
+#: another thread that waits for the GPU meanwhile spoils one.
+_PLAIN_CALLS, _MOST_FAILURES = 1, 3
 
 Tensors = list[torch.Tensor]
 
 # CUDA captures for one thread at a time; who comes second runs plainly.
 _CAPTURING = threading.Lock()
+
+
+def no_capture(artifact: Artifact) -> contextlib.AbstractContextManager[object]:
+    """Keep captures from being under way, if the artifact is for a GPU."""
+    is_for_gpu = Target.parse(artifact.target).kind == "cuda"
+    return _CAPTURING if is_for_gpu else contextlib.nullcontext()
+
+
+def is_capturing(device: torch.device | None = None) -> bool:
+    """Whether this thread captures a CUDA graph now, on a GPU or on the current one."""
+    if not torch.cuda.is_initialized():
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def obstacle(artifact: Artifact) -> str:
@@ -82,10 +98,14 @@ class Captured:
     """
 
     def __init__(
-        self, run: Callable[[Sequence[Any]], Tensors], inputs: Sequence[torch.Tensor], kept: Any
+        self,
+        run: Callable[[Sequence[Any]], Tensors],
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[torch.Tensor],
     ) -> None:
         self._kept = kept
         self._device = inputs[0].device
+        self._streams: set[torch.cuda.Stream] = set()
         self._using = threading.Lock()
         with torch.inference_mode(False):  # else calls outside of it could not copy into them
             self._inputs = tuple(
@@ -93,30 +113,51 @@ class Captured:
             )
         with torch.cuda.device(self._device):
             self._graph = torch.cuda.CUDAGraph()
-            self._stream = torch.cuda.Stream()
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            self._stream = torch.cuda.current_stream()
+            # Whatever becomes of the capture, the thread is back on its own stream afterwards.
+            with torch.cuda.stream(torch.cuda.Stream()):
+                self._follow(torch.cuda.current_stream())
                 self._copy(inputs)
-                run(self._inputs)  # what libraries set up for a stream, they do now
+                run(self._inputs)  # what libraries set up once, they do now
+                self._results = self._capture(run)
+
+    def _capture(self, run: Callable[[Sequence[Any]], Tensors]) -> Tensors:
+        pool = torch.cuda.graph_pool_handle()
+        # The workspaces of cuBLAS belong to a stream, and streams are reused: a graph needs its
+        # own, in its pool, to which no other has the address (as in torch's cudagraph_trees).
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
             # Other threads may go on allocating.
             mode = {"stream": self._stream, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(self._graph, **mode):
-                self._results = run(self._inputs)
+            with torch.cuda.graph(self._graph, pool, **mode):
+                return run(self._inputs)
+        except BaseException:
+            # PyTorch leaves the allocator as it is when a capture fails; or it has cleaned up.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index, pool)
+            raise
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Run the graph on PyTorch's current stream, and return results that it never touches."""
         with self._using, torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream()
-            if stream != self._stream:  # else it comes after the call before, anyway
-                stream.wait_stream(self._stream)
-                self._stream = stream
+            self._follow(torch.cuda.current_stream())
             self._copy(inputs)
             self._graph.replay()
             return [result.clone() for result in self._results]
 
-    def close(self) -> None:
-        """Wait for the last call, whose buffers PyTorch would give to others."""
-        self._stream.synchronize()
+    def _follow(self, stream: torch.cuda.Stream) -> None:
+        """Go on in a stream, which comes after the one before."""
+        if stream == self._stream:
+            return
+        stream.wait_stream(self._stream)
+        self._stream = stream
+        if stream not in self._streams:
+            # PyTorch gives their memory to nobody before the stream is done with it.
+            for tensor in (*self._inputs, *self._kept):
+                tensor.record_stream(stream)
+            self._streams.add(stream)
 
     def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -185,15 +226,15 @@ class GraphedCall:
         outputs = [("tensor", i) for i in range(_tensor_count(artifact))]
         self._run = Call(compiled, tuple(range(len(artifact.inputs))), outputs, list)
         self._graph: Captured | None = None
-        self._kept: Any = None
-        self._calls = 0
+        self._kept: Sequence[torch.Tensor] = ()
+        self._calls = self._failures = 0
         self.problem = ""
 
     def __call__(self, leaves: tuple[Any, ...]) -> Any:
         """Run the program."""
-        if torch.cuda.is_current_stream_capturing():
-            return self._call(leaves)  # its kernels become a part of that graph
         inputs = [leaves[index] for index in self._artifact.inputs]
+        if is_capturing(inputs[0].device):
+            return self._call(leaves)  # its kernels become a part of that graph
         graph = self._graph or self._captured(inputs)
         if graph is None:
             return self._call(leaves)
@@ -212,10 +253,8 @@ class GraphedCall:
 
     def forget(self) -> None:
         """Run as it is until it is captured anew."""
-        graph, self._graph = self._graph, None
+        self._graph = None
         self._calls = 0
-        if graph is not None:
-            graph.close()
 
     def obstacle(self, leaves: tuple[Any, ...]) -> str | None:
         """Return why these leaves cannot be its arguments; None if they can."""
@@ -231,8 +270,11 @@ class GraphedCall:
             if kept is self._kept:  # else it has read weights that are gone
                 self._graph = graph
         except RuntimeError as error:
-            self.problem = str(error)
-            warn(f"cuda_graph=True has no effect on a call, which cannot be captured: {error}")
+            self._calls = 0
+            self._failures += 1
+            if self._failures == _MOST_FAILURES:
+                self.problem = str(error)
+                warn(f"cuda_graph=True has no effect on a call, which cannot be captured: {error}")
         finally:
             _CAPTURING.release()
         return self._graph
