@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.gpu_worker import CASES, CONTENDERS
 from benchmarks.models import chosen
-from benchmarks.process import Worker, WorkerError
+from benchmarks.process import Worker, WorkerError, take_turns
 from benchmarks.results import Result
 
 OURS, PEER, BASELINE = "tvmify", "max-autotune", "eager"
@@ -73,16 +73,7 @@ def compare(name: str, rounds: int) -> dict[str, Result]:
                 continue
             result.first_call_s, result.error = report["first_call_s"], report["error"]
             workers[contender] = worker
-        for _ in range(rounds):
-            for contender, worker in list(workers.items()):
-                try:
-                    answer = worker.burst()
-                except WorkerError as error:
-                    results[contender].reason = str(error)
-                    del workers[contender]
-                    continue
-                results[contender].peak_mib = answer.pop("peak_mib")
-                results[contender].bursts.append(answer)
+        take_turns(workers, results, rounds)
     return results
 
 

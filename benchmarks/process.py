@@ -7,10 +7,13 @@ import os
 import selectors
 import signal
 import subprocess
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from benchmarks.results import Result
 
 PATIENCE = 900  # seconds: no compiler takes longer for these models
 
@@ -110,3 +113,33 @@ class Worker:
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
+
+
+def take_turns(
+    workers: dict[str, Worker],
+    results: Mapping[str, Result],
+    rounds: int,
+    on_round: Callable[[int], object] = lambda number: None,
+) -> None:
+    """Let workers measure in turns, a burst each, and keep what they answer; who fails is out.
+
+    Parameters
+    ----------
+    workers, results
+        By the names of the contenders.
+    rounds
+        How many bursts each has.
+    on_round
+        Called with the number of each round as it begins.
+    """
+    for number in range(rounds):
+        on_round(number)
+        for name, worker in list(workers.items()):
+            try:
+                answer = worker.burst()
+            except WorkerError as error:
+                results[name].reason = str(error)
+                del workers[name]
+                continue
+            results[name].peak_mib = answer.pop("peak_mib")
+            results[name].bursts.append(answer)

@@ -29,7 +29,7 @@ from rich.progress import Progress, TaskID
 from benchmarks.contenders import CONTENDERS
 from benchmarks.goals import goals
 from benchmarks.models import MODELS, chosen
-from benchmarks.process import Worker, WorkerError
+from benchmarks.process import Worker, WorkerError, take_turns
 from benchmarks.results import Result, Row, rows
 from benchmarks.table import show
 
@@ -139,17 +139,7 @@ def compare(
             result.first_call_s, result.error = report["first_call_s"], report["error"]
             result.remark = report["remark"]
             workers[name] = worker
-        for number in range(rounds):
-            step(f"round {number + 1}")
-            for name, worker in list(workers.items()):
-                try:
-                    answer = worker.burst()
-                except WorkerError as error:
-                    results[name].reason = str(error)
-                    del workers[name]
-                    continue
-                results[name].peak_mib = answer.pop("peak_mib")
-                results[name].bursts.append(answer)
+        take_turns(workers, results, rounds, lambda number: step(f"round {number + 1}"))
     return list(results.values())
 
 

@@ -19,7 +19,7 @@ from tvmify.fit import misfit
 from tvmify.keys import processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
-from tvmify.runtime import Executor, measure
+from tvmify.runtime import Executor, casting, measure
 from tvmify.signature import TensorSpec, map_only
 from tvmify.target import Target
 
@@ -226,6 +226,6 @@ def _build(
         database = Measurements(options.cache_directory(), processor(key))
         tuning = Tuning(measure, database, stages.advance)
     # The program casts what autocast would: what the compiler calls is not to cast again.
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with casting({}):
         chosen = options.accuracy, tuning, unpacked, stages.threads
         return compile(exported, target, stages.begin, *chosen)
