@@ -141,16 +141,12 @@ def _prefetches(built):
     return built.kernel().script().count("T.prefetch(")
 
 
-def test_next_block_of_weights_is_fetched_ahead():
-    def of(rows):
-        weights = [random(512, 128, seed=1), random(512, seed=2)]
-        return check(
-            _linear, _linear_reference, [random(rows, 128)], weights, rule="matmul", target=NATIVE
-        )
-
-    assert _prefetches(of(64)) > 0
-    # One tile of rows reads each weight once, in one stream.
-    assert _prefetches(of(1)) == 0
+@pytest.mark.parametrize("rows", [1, 2, 64])  # a lone tile, two that meet each block, and many
+def test_weights_are_fetched_ahead(rows):
+    weights = [random(512, 128, seed=1), random(512, seed=2)]
+    inputs = [random(rows, 128)]
+    built = check(_linear, _linear_reference, inputs, weights, rule="matmul", target=NATIVE)
+    assert _prefetches(built) > 0
 
 
 def test_both_orders_of_rows_and_columns():

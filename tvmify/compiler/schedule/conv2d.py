@@ -25,7 +25,7 @@ from tvmify.compiler.schedule.loops import (
 from tvmify.compiler.schedule.matmul import Product
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.pointwise import strided
-from tvmify.compiler.schedule.prefetch import fetch_next_block
+from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window, pad
 from tvmify.compiler.schedule.winograd import Winograd, fits
@@ -324,7 +324,7 @@ class Conv2d(Rule):
         lanes = tiles.lanes_for(channels, machine, bits)
         along = keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
         if block is not None:
-            fetch_next_block(sch, along, prod(sizes[4:6]), [4, 5])
+            fetch_ahead(sch, along, prod(sizes[4:6]), [4, 5])
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)

@@ -27,7 +27,7 @@ from tvmify.compiler.schedule.loops import (
     vectorize,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
-from tvmify.compiler.schedule.prefetch import fetch_next_block
+from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.product import (
     ANCHOR,
     BLOCK,
@@ -126,9 +126,8 @@ class Matmul(Rule):
             at = row_tile if partial is None else outermost
             sch.compute_at(gated, at, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
-        # A single tile of rows reads the panel in one stream, which the processor sees by itself.
-        if packing is None and together > 1:
-            fetch_next_block(sch, along, together, [-5])
+        if packing is None:
+            fetch_ahead(sch, along, together, [-5])
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch

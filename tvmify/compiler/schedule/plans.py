@@ -14,7 +14,7 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 _LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_SUM = 1024, 96, 48
 #: Sizes of one block of a panel, in sizes of the first cache. With the next block already on its
 #: way, a little more than the cache holds is fast: what is added up is stored less often.
-_PANELS = (1.25, 0.625, 4)
+_PANELS = (1.25, 0.625)
 #: Blocks of rows that are considered: so many, or as many as make this many tasks.
 _BLOCKS, _TASKS = (1, 2, 4, 8), (8, 16, 32)
 #: How many register tiles are combined with everything else.
@@ -29,6 +29,8 @@ _CORES = (2, 4)
 #: second cache does not hold it; per byte of a large result that is written by columns; and of a
 #: fork. Fitted to the times of 923 kernels within 13 %, see benchmarks/heuristic.py.
 _CYCLE, _FAR_BYTE, _NEAR_BYTE = 0.22, 0.035, 0.006
+#: How much longer a tile waits for its weights that no other meets: nothing else hides the way.
+_LONE = 1.25
 _SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.007, 0.04, 1500.0
 
 
@@ -151,6 +153,7 @@ def nanoseconds(
     # By columns each core reads weights of its own, by rows each reads all of them.
     far = right if plan.rows_first and blocks > 1 else right / cores
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
+    far *= _LONE if plan.block == 1 else 1
     time += far * _FAR_BYTE + near * _NEAR_BYTE
     time += (work.depth // plan.depth - 1) * result / cores * _SUM_BYTE
     around = left // work.batch // (blocks if plan.rows_first else 1)
