@@ -142,6 +142,18 @@ def linear(rows: int = 4, name: str = "linear") -> Artifact:
 
 
 @cache
+def packing(*shapes: Shape) -> Artifact:
+    """Twice each weight, and as the last packed weight the first, as it is."""
+    parameters = [(shape, "float32") for shape in shapes]
+    functions = {
+        "main": ([((4,), "float32"), *parameters, parameters[0]], lambda x, *_: R.add(x, x)),
+        "pack": (parameters, lambda *w: relax.Tuple([*(R.add(one, one) for one in w), w[0]])),
+    }
+    names = [f"weight{i}" for i in range(len(shapes))]
+    return artifact(library(functions), weights=names, packed=[*names, "first"])
+
+
+@cache
 def leaking() -> Artifact:
     """(x + weight, weight): returns a packed weight, and a view of it."""
     functions = {

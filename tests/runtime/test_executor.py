@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,22 +64,71 @@ def test_executors_of_one_instance_share_packed_weights():
 
 
 def test_what_the_store_has_is_not_packed_again():
-    packed: list[int] = []
+    asked: list[list[int]] = []
 
-    def pack(number: int) -> Sequence[torch.Tensor]:
-        packed.append(number)
-        return [torch.full((1,), float(number)), torch.full((2,), float(number))]
+    def pack(numbers: list[int]) -> Sequence[torch.Tensor]:
+        asked.append(numbers)
+        return [torch.full((1,), float(number)) for number in numbers]
 
     store = PackedWeights()
-    first = store.take(["a", "b"], lambda: pack(1))
-    assert all(
-        x is y for x, y in zip(store.take(["b", "a"], lambda: pack(2)), first[::-1], strict=True)
-    )
-    assert packed == [1]
-    # One is missing: the whole is packed, and only the missing one kept.
-    third, second = store.take(["c", "b"], lambda: pack(3))
-    assert packed == [1, 3] and second is first[1] and third.item() == 3.0
+    first = store.take(["a", "b"], pack)
+    again = store.take(["b", "a"], pack)
+    assert all(x is y for x, y in zip(again, first[::-1], strict=True))
+    third, second = store.take(["c", "b"], pack)
+    assert second is first[1] and third.item() == 0.0
+    assert asked == [[0, 1], [0]]
     assert len(store) == 3
+
+
+MEGABYTE = 1 << 20
+
+
+def test_packed_weights_lie_in_one_piece_that_begins_with_a_huge_page():
+    shapes = [(3, 7), (700, 700), (0, 5), (1000, 700)]
+    given = [torch.randn(shape) for shape in shapes]
+    *packed, first = Executor(programs.packing(*shapes)).compiled.pack(given)
+    assert first.data_ptr() == given[0].data_ptr()
+    for tensor, weight in zip(packed, given, strict=True):
+        assert torch.equal(tensor, 2 * weight) and tensor.is_contiguous()
+    starts = [tensor.data_ptr() for tensor in packed if tensor.numel()]
+    assert starts[0] % (2 * MEGABYTE) == 0
+    assert starts[1] == starts[0] + 128 and starts[2] - starts[1] == -(-700 * 700 * 4 // 64) * 64
+    # The piece lives as long as any of them.
+    last = packed.pop()
+    del packed, tensor
+    assert torch.equal(last, 2 * given[-1])
+
+
+def test_few_packed_weights_stay_where_they_are():
+    shapes = [(300, 300), (200, 300)]
+    packed = Executor(programs.packing(*shapes)).compiled.pack([torch.ones(s) for s in shapes])
+    assert packed[1].data_ptr() != packed[0].data_ptr() + -(-300 * 300 * 4 // 64) * 64
+
+
+def test_weights_that_are_not_wanted_are_not_kept():
+    shapes = [(700, 700), (1000, 700)]
+    given = [torch.randn(shape) for shape in shapes]
+    compiled = Executor(programs.packing(*shapes)).compiled
+    second, first = compiled.pack(given, [1, 2])
+    assert torch.equal(second, 2 * given[1]) and torch.equal(first, given[0])
+    assert second.data_ptr() % (2 * MEGABYTE) == 0
+    with pytest.raises(RuntimeError, match="packed weight 3 of 3"):
+        compiled.pack(given, [3])
+
+
+def test_packing_keeps_no_memory_for_itself():
+    shapes = [(4 * MEGABYTE,)] * 8
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) << 10
+
+    compiled = Executor(programs.packing(*shapes)).compiled
+    given = [torch.ones(shape) for shape in shapes]
+    before = resident()
+    packed = compiled.pack(given)
+    size = sum(tensor.nbytes for tensor in packed[:-1])
+    assert size <= resident() - before < 1.25 * size
 
 
 def test_a_weight_that_is_used_as_it_is_is_not_copied():

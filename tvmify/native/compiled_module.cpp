@@ -13,6 +13,7 @@
 
 #include "cpu_features.h"
 #include "cuda.h"
+#include "huge_pages.h"
 #include "tensor_bridge.h"
 
 namespace tvmify {
@@ -223,7 +224,8 @@ void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
   }
 }
 
-std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights) const {
+std::vector<at::Tensor> CompiledModule::pack(
+    at::ArrayRef<at::Tensor> weights, const std::optional<std::vector<int64_t>>& wanted) const {
   return translate_errors([&] {
     const c10::Device device = device_of(weights, nullptr);
     std::optional<cuda::OnDevice> on_device;
@@ -237,17 +239,27 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights) c
       held.push_back(to_tvm(sources.back()));
       arguments.add(held.back());
     }
-    Library::Lease machine = library_->get().lease(device);
+    const Library::Lease machine = library_->get().lease_for_packing(device);
     const auto function = machine->module->GetFunction("pack");
     TORCH_CHECK(function.has_value(), "this program has no weights to pack");
-    std::vector<at::Tensor> packed;
-    for (ffi::Tensor& output : arguments.call(*function)) {
+    TvmTensors outputs = arguments.call(*function);
+    std::vector<at::Tensor> packed(wanted ? wanted->size() : outputs.size());
+    std::vector<at::Tensor*> fresh;  // those that are not a weight's own memory
+    for (size_t i = 0; i < packed.size(); ++i) {
+      const size_t number = wanted ? static_cast<size_t>(wanted->at(i)) : i;
+      TORCH_CHECK(number < outputs.size(), "packed weight ", number, " of ", outputs.size());
+      ffi::Tensor& output = outputs[number];
       const DLTensor& shown = *output.GetDLTensorPtr();
       const at::Tensor* owner = owner_of(shown, sources);
-      packed.push_back(owner ? shown_by(shown, *owner) : result_from_tvm(std::move(output)));
+      if (owner == nullptr) fresh.push_back(&packed[i]);
+      packed[i] = owner ? shown_by(shown, *owner) : result_from_tvm(std::move(output));
     }
-    machine.give_back();
-    if (on_device) on_device->synchronize();
+    outputs.clear();
+    if (on_device) {
+      on_device->synchronize();
+    } else {
+      move_to_huge_pages(fresh);
+    }
     return packed;
   });
 }

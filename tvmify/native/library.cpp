@@ -24,6 +24,9 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
+// TVM's allocators: one gives memory back at once, the other keeps it for the next call.
+constexpr int kNaiveAllocator = 1, kPooledAllocator = 2;
+
 // A kernel library refers to TVMBackend* and TVMFFI* as plain symbols, while Python loads every
 // library privately: without this the first call of such a function would end the process.
 void publish_tvm_runtime() {
@@ -136,7 +139,12 @@ Library::Lease Library::lease(c10::Device device) const {
       return {pool, std::unique_ptr<Machine>(machine), !device.is_cpu()};
     }
   }
-  return {pool, make_machine(device), !device.is_cpu()};
+  return {pool, make_machine(device, kPooledAllocator), !device.is_cpu()};
+}
+
+Library::Lease Library::lease_for_packing(c10::Device device) const {
+  if (!device.is_cpu()) return lease(device);
+  return {idle_.front(), make_machine(device, kNaiveAllocator), false};
 }
 
 void Library::Lease::give_back() {
@@ -152,20 +160,20 @@ void Library::Lease::give_back() {
   machine_.reset();
 }
 
-std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device) const {
-  constexpr int kCpu = kDLCPU, kPooledAllocator = 2;
+std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int memory) const {
+  constexpr int kCpu = kDLCPU;
   const std::lock_guard<std::mutex> lock(making_);
   auto module = (*executable_)->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
   const ffi::Function initialize = module->GetFunction("vm_initialization").value();
   if (device.is_cpu()) {
-    initialize(kCpu, /*device_id=*/0, kPooledAllocator);
+    initialize(kCpu, /*device_id=*/0, memory);
   } else {
     // It copies the program's constants on the default stream, for which other streams do not wait.
     const c10::impl::VirtualGuardImpl cuda(device.type());
     const c10::StreamGuard stream(cuda.getDefaultStream(device));
     constexpr int kGpu = kDLCUDA;
     const int index = device.index();
-    initialize(kGpu, index, kTorchAllocator, kCpu, /*device_id=*/0, kPooledAllocator);
+    initialize(kGpu, index, kTorchAllocator, kCpu, /*device_id=*/0, memory);
     cuda.synchronizeStream(stream.current_stream());
   }
   ffi::Function main = module->GetFunction("main").value();

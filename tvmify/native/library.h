@@ -60,11 +60,15 @@ class Library {
   // that none can be made while a graph is captured.
   Lease lease(c10::Device device) const;
 
+  // The same for one call of `pack`. On the CPU it is a machine that keeps no memory for later.
+  Lease lease_for_packing(c10::Device device) const;
+
   // Returns a copy of the bytes that were loaded.
   at::Tensor bytes() const;
 
  private:
-  std::unique_ptr<Machine> make_machine(c10::Device device) const;
+  // `memory` is the number of the allocator for the CPU.
+  std::unique_ptr<Machine> make_machine(c10::Device device, int memory) const;
 
   int file_ = -1;           // anonymous, and sealed where it can be
   void* handle_ = nullptr;  // from dlopen

@@ -32,7 +32,11 @@ std::tuple<std::string, Tensors> described(const c10::IValue& arguments) {
 TORCH_LIBRARY(tvmify, library) {
   library.class_<CompiledModule>("CompiledModule")
       .def(torch::init<std::string, const at::Tensor&, const Texts&>())
-      .def("pack", [](const Compiled& self, const Tensors& weights) { return self->pack(weights); })
+      .def("pack",
+           [](const Compiled& self, const Tensors& weights, const std::optional<Indices>& wanted) {
+             return self->pack(weights, wanted);
+           },
+           "", {torch::arg("weights"), torch::arg("wanted") = torch::arg::none()})
       .def("bind", [](const Compiled& self, const Tensors& packed) { self->bind(packed); })
       .def("forward",
            [](const Compiled& self, const Tensors& inputs) { return self->forward(inputs); })

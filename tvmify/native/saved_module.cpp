@@ -121,16 +121,18 @@ class SavedModule::Weights {
 
  private:
   std::vector<at::Tensor> packed(const Program& program, const CompiledModule& compiled) const {
-    const auto& keys = program.packings;
-    const auto is_missing = [this](const std::string& key) { return packed_.count(key) == 0; };
-    if (std::any_of(keys.begin(), keys.end(), is_missing)) {
-      auto fresh = compiled.pack(select(sources_, program.weights));
-      TORCH_CHECK(fresh.size() == keys.size(), "a saved program packed ", fresh.size(),
-                  " weights instead of ", keys.size());
-      for (size_t i = 0; i < keys.size(); ++i) packed_.emplace(keys[i], std::move(fresh[i]));
+    std::vector<int64_t> missing;
+    for (size_t i = 0; i < program.packings.size(); ++i) {
+      if (packed_.count(program.packings[i]) == 0) missing.push_back(static_cast<int64_t>(i));
+    }
+    if (!missing.empty()) {
+      auto fresh = compiled.pack(select(sources_, program.weights), missing);
+      for (size_t i = 0; i < missing.size(); ++i) {
+        packed_.emplace(program.packings[static_cast<size_t>(missing[i])], std::move(fresh[i]));
+      }
     }
     std::vector<at::Tensor> result;
-    for (const std::string& key : keys) result.push_back(packed_.at(key));
+    for (const std::string& key : program.packings) result.push_back(packed_.at(key));
     return result;
   }
 

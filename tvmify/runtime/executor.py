@@ -33,22 +33,23 @@ class PackedWeights:
         return len(self._tensors)
 
     def take(
-        self, keys: Sequence[str], pack: Callable[[], Sequence[torch.Tensor]]
+        self, keys: Sequence[str], pack: Callable[[list[int]], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Return the packed weights of these keys, packing only if one is missing.
+        """Return the packed weights of these keys, packing only what is missing.
 
         Parameters
         ----------
         keys
             ``Artifact.packed``: equal keys mean equal tensors.
         pack
-            Returns the tensors of all keys, in order.
+            Returns the tensors of the keys with these numbers, in order.
         """
         # The lock is held while packing: a second executor had better wait for the result.
         with self._lock:
-            if any(key not in self._tensors for key in keys):
-                for key, tensor in zip(keys, pack(), strict=True):
-                    self._tensors.setdefault(key, tensor)
+            missing = {key: i for i, key in enumerate(keys) if key not in self._tensors}
+            if missing:
+                tensors = pack(list(missing.values()))
+                self._tensors.update(zip(missing, tensors, strict=True))
             return [self._tensors[key] for key in keys]
 
 

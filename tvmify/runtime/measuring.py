@@ -65,7 +65,7 @@ def _turns(artifact: Artifact, weights: Sequence[torch.Tensor]) -> Iterator[Call
         size = sum(tensor.nbytes for tensor in tensors)
         for _ in range(min(_MOST_COPIES, _COLD // max(size, 1))):
             other = executor.share()
-            other.compiled.bind([tensor.clone() for tensor in tensors])
+            other.bind(weights, PackedWeights())
             calls.append(other.call())
     return cycle(calls)
 

@@ -126,7 +126,8 @@ class Matmul(Rule):
             at = row_tile if partial is None else outermost
             sch.compute_at(gated, at, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
-        if packing is None:
+        # Few weights stay in the second cache from call to call: a lone tile finds them there.
+        if packing is None and (together > 1 or machine.l2_bytes < 4 * work / (row_tiles * rows)):
             fetch_ahead(sch, along, together, [-5])
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
