@@ -16,7 +16,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
 from tvmify.fit import misfit
-from tvmify.keys import processor
+from tvmify.keys import key_without_gpu, processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor, casting, measure
@@ -36,6 +36,8 @@ _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionar
 # Held while a program is built, so that a process builds each only once; not while one is loaded,
 # which had to wait for the builds of others.
 _BUILDING = threading.RLock()
+# Digests of keys whose programs turned out not to run, from whichever cache: they are built anew.
+_REJECTED: set[str] = set()
 #: Seconds to wait for a process that builds the same program, before this one does so, too.
 _LONGEST_WAIT = 300
 
@@ -117,6 +119,7 @@ def reject(key: Key, problem: Exception, options: CompileOptions) -> None:
     if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
         raise problem
     _LOADED.pop(key.digest, None)
+    _REJECTED.add(key.digest)
     disk = _disk(options)
     if disk is not None:
         disk.reject(key, str(problem))
@@ -144,6 +147,7 @@ def build_once(
         artifact = build()
         stages.begin("store")
         disk.store(key, artifact)
+        _REJECTED.discard(key.digest)
     return Executor(artifact), BUILT
 
 
@@ -178,16 +182,20 @@ def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 def _find(
     key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
 ) -> Executor | None:
-    artifact = disk.load(key)
-    if artifact is None:
+    if key.digest in _REJECTED:
         return None
-    problem = misfit(artifact, key, program, args, kwargs)
-    if not problem:
-        try:
-            return Executor(artifact)
-        except (RuntimeError, ValueError, TypeError) as error:
-            problem = str(error)
-    disk.reject(key, problem)
+    # What was built without a GPU serves, too; how fast it is here is noted under the first.
+    for place in (key, key_without_gpu(key)):
+        artifact = None if place is None else disk.load(place)
+        if place is None or artifact is None:
+            continue
+        problem = misfit(artifact, place, program, args, kwargs)
+        if not problem:
+            try:
+                return Executor(artifact)
+            except (RuntimeError, ValueError, TypeError) as error:
+                problem = str(error)
+        disk.reject(place, problem)
     return None
 
 

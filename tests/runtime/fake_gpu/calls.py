@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tvmify import keys
 from tvmify.compiler import compile
 from tvmify.runtime import cpu_features
 from tvmify.target import Target, target_for
@@ -61,6 +62,7 @@ def main() -> None:
     for architecture in ("sm_90a", "sm_86", "sm_75", "nonsense"):
         refusal = compiled(artifact, architecture).refusal()
         assert f"({architecture}), and cuda:0 is sm_80, cuda:1 is sm_80" in refusal, refusal
+    assert "driver: 13.2" in keys._cuda_text(torch.device("cuda", 0))
     module = compiled(artifact, "sm_80")
     assert module.refusal() == ""
 
