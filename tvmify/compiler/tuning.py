@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmify.artifact import Artifact
-    from tvmify.compiler.samples import Sample
+    from tvmify.compiler.sample import Sample
     from tvmify.compiler.schedule.choice import Choices
 
 #: No workload is begun that would end after so many seconds, if it took as long as the longest
@@ -119,7 +119,7 @@ def tune(
     deadline = time.monotonic() + tuning.limit
     tuned = Tuned()
     for _ in range(_PASSES):
-        asking = dataclasses.replace(choices, measured=tuned.winners, asked={})
+        asking = dataclasses.replace(choices, measured=tuned.winners, asked={}, samples={})
         samples = samples_of(ir_mod, target, asking)
         unknown = []
         for workload in sorted(samples, key=lambda name: -samples[name].work):

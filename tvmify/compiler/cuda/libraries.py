@@ -20,12 +20,13 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.bridge import FUNCTION, example, insert
+from tvmify.compiler.cuda.products import by_kernel
 from tvmify.compiler.passes.rewriting import rewrite_main
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
-_ASTYPE, _MATMUL = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.matmul")
+_ADD, _ASTYPE, _MATMUL = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul"))
 #: Layouts as PyTorch has them, whatever the memory format.
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
 
@@ -89,13 +90,19 @@ class _Calling(PyExprMutator):
         self.readers: Counter[relax.Var] = Counter()
         for value in self.values.values():
             self.readers.update(relax.analysis.free_vars(value))
+        linear = filter(None, map(self.linear, self.values.values()))
+        #: Products that additions take along.
+        self.taken = [product for product, _ in linear]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-        if name == "relax.add":
-            linear = self.linear(op)
-            return call if linear is None else linear
+        if any(op.same_as(product) for product in self.taken):
+            return call  # nobody will read it
+        if (linear := self.linear(op)) is not None:
+            product, bias = linear
+            operands = [self.visit_expr(x) for x in (*product.args, bias)]
+            return _product(self, operands[:2], _shape(product), op.ty.dtype, operands[2:])
         if name == "relax.astype":
             source = self.narrow(call.args[0])
             return source if source is not None and source.ty.dtype == call.ty.dtype else call
@@ -103,21 +110,22 @@ class _Calling(PyExprMutator):
             return call
         return _CALLS[name](self, call)
 
-    def linear(self, op: relax.Call) -> relax.Expr | None:
-        """Return a product and the addition of a bias as one call; cuBLAS has both."""
-        for product, bias in (op.args, reversed(op.args)):
-            value = self.values.get(product)
+    def linear(self, value: Expr) -> tuple[relax.Call, Expr] | None:
+        """Return a product and the bias that is added to it, if it is that; cuBLAS has both."""
+        if not isinstance(value, relax.Call) or value.op != _ADD:
+            return None
+        for variable, bias in (value.args, reversed(value.args)):
+            product = self.values.get(variable)
             if (
-                isinstance(value, relax.Call)
-                and value.op == _MATMUL
-                and self.readers[product] == 1
-                and str(op.ty.dtype) in _DTYPES
-                and len(value.args[1].ty.shape.values) == 2
-                and _shape(bias) == _shape(value)[-1:]
-                and len(_shape(value)) > 1
+                isinstance(product, relax.Call)
+                and product.op == _MATMUL
+                and self.readers[variable] == 1
+                and str(value.ty.dtype) in _DTYPES
+                and len(product.args[1].ty.shape.values) == 2
+                and _shape(bias) == _shape(product)[-1:]
+                and len(_shape(product)) > 1
             ):
-                operands = [self.visit_expr(x) for x in (*value.args, bias)]
-                return _product(self, operands[:2], _shape(value), op.ty.dtype, operands[2:])
+                return product, bias
         return None
 
     def narrow(self, x: Expr) -> Expr | None:
@@ -149,9 +157,13 @@ def _product(
     shape: list[int],
     dtype: Any,
     bias: list[Expr],
-) -> relax.Call:
+) -> relax.Expr:
     # A weight stays as it is: cuBLAS takes either order.
     operands, turned = zip(*(calling.transposed(x) for x in factors), strict=True)
+    if not turned[0]:
+        made = by_kernel(calling.builder_, *operands, turned[1], bias, shape)
+        if made is not None:
+            return made
 
     def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
         left = record("transpose", left, -2, -1) if turned[0] else left

@@ -69,9 +69,11 @@ def _mentions(index: tirx.Expr, variable: tirx.Var) -> bool:
     return any(found.same_as(variable) for found in tirx.analysis.undefined_vars(index, []))
 
 
-#: Products and convolutions are not among them: `tvmify.compiler.cuda.libraries` has those.
+#: Products and convolutions are not among them, but for rows times weights:
+#: `tvmify.compiler.cuda.libraries` has those.
 RULES: dict[str, ScheduleRule] = {
     "elementwise": Elementwise(),
+    "row product": gpu.GEMV(),
     "reduction": gpu.Reduction(),
     "general reduction": gpu.GeneralReduction(),
     "fallback": gpu.Fallback(),

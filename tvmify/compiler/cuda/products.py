@@ -1,0 +1,113 @@
+"""Products of one row with a weight, as of decoders: cuBLAS's, or a kernel of TVM's.
+
+They only read the weight, once: no library is faster than memory, and a kernel takes in the bias,
+the activation and what else follows. Which is faster is measured, where that is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from tvm import relax, te
+from tvm.ir import Expr
+
+from tvmify.compiler.sample import Sample
+from tvmify.compiler.schedule.choice import choose
+from tvmify.compiler.schedule.legalizing import accumulator, is_weight
+
+#: The candidates: the first is taken where nothing was measured.
+_LIBRARY, _KERNEL = "library", "kernel"
+_DTYPES = frozenset({"float16", "bfloat16", "float32"})
+#: Elements of a weight below which either form takes as long as it takes to begin.
+_FEWEST = 1 << 14
+#: TVM's name of functions that take in what follows.
+_FUSES = {"op_pattern": 4}
+
+
+def by_kernel(
+    builder: relax.BlockBuilder,
+    left: Expr,
+    right: Expr,
+    is_turned: bool,
+    bias: Sequence[Expr],
+    shape: Sequence[int],
+) -> Expr | None:
+    """Return a product as a loop for TVM; None if a library is to compute it.
+
+    Parameters
+    ----------
+    left, right
+        The second is a matrix as it lies in memory.
+    is_turned
+        Whether it is the other way around there: a row for each column of the result.
+    bias
+        One, or none.
+    shape
+        Of the result.
+    """
+    dtype = str(left.ty.dtype)
+    operands = [left, right, *bias]
+    if not (
+        len(right.ty.shape.values) == 2
+        and len(shape) > 1
+        and math.prod(shape[:-1]) == 1
+        and dtype in _DTYPES
+        and all(str(operand.ty.dtype) == dtype for operand in operands)
+        and math.prod(map(int, right.ty.shape.values)) >= _FEWEST
+        and all(is_weight(builder, operand) for operand in operands[1:])
+    ):
+        return None
+    types = [*(operand.ty for operand in operands), relax.TensorType(shape, dtype)]
+    sizes = "x".join(str(int(size)) for size in right.ty.shape.values)
+    order = " turned" if is_turned else ""
+    workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
+    body = functools.partial(_spelt, is_turned)
+    sample = Sample(types, (False, *(True for _ in operands[1:])), body)
+    if choose(workload, (_LIBRARY, _KERNEL), lambda: sample) == _LIBRARY:
+        return None
+    if not is_turned:
+        right = builder.emit(relax.op.permute_dims(right))  # packed so
+    wide = accumulator(dtype)
+    product = builder.emit(
+        builder.call_te(
+            _row_product,
+            left,
+            right,
+            wide,
+            primfunc_name_hint="row_product",
+            primfunc_attrs=_FUSES,
+        )
+    )
+    for shift in bias:
+        product = builder.emit(relax.op.add(product, _as(wide, shift)))
+    return _as(dtype, product)
+
+
+def _as(dtype: str, x: Expr) -> Expr:
+    return x if str(x.ty.dtype) == dtype else relax.op.astype(x, dtype)
+
+
+def _row_product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
+    """Multiply the one row of the left with each of the right."""
+    before = [0] * (len(left.shape) - 1)
+    along = te.reduce_axis((0, left.shape[-1]), "along")
+
+    def element(*at: te.Var) -> Expr:
+        factors = left[(*before, along)].astype(wide), right[at[-1], along].astype(wide)
+        return te.sum(factors[0] * factors[1], axis=along)
+
+    return te.compute((*left.shape[:-1], right.shape[0]), element, name="row_product")
+
+
+def _spelt(
+    is_turned: bool, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
+) -> relax.Expr:
+    left, right, *bias = operands
+    if is_turned:
+        right = builder.emit(relax.op.permute_dims(right))
+    product = builder.emit(relax.op.matmul(left, right))
+    for shift in bias:
+        product = builder.emit(relax.op.add(product, shift))
+    return product
