@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tvmify import misses
 from tvmify.artifact import Artifact
@@ -19,7 +20,7 @@ from tvmify.fit import misfit
 from tvmify.keys import key_without_gpu, processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
-from tvmify.runtime import Executor, casting, measure
+from tvmify.runtime import Executor, casting, measure, measure_on
 from tvmify.signature import TensorSpec, map_only
 from tvmify.target import Target
 
@@ -230,10 +231,19 @@ def _build(
     exported = _export(program, args, kwargs, stages)
     target = Target.parse(key.entries["target"])
     tuning = None
-    if options.tune is not None:
+    if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
         database = Measurements(options.cache_directory(), processor(key))
-        tuning = Tuning(measure, database, stages.advance)
+        stopwatch = _stopwatch(target, args, kwargs)
+        tuning = Tuning(stopwatch, database, stages.advance)
     # The program casts what autocast would: what the compiler calls is not to cast again.
     with casting({}):
         chosen = options.accuracy, tuning, unpacked, stages.threads
         return compile(exported, target, stages.begin, *chosen)
+
+
+def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[float]]:
+    if target.kind != "cuda":
+        return measure
+    leaves = pytree.tree_leaves((args, kwargs))
+    gpus = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
+    return functools.partial(measure_on, gpus[0] if gpus else torch.device("cuda"))

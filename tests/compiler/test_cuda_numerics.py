@@ -11,6 +11,15 @@ from torch import nn
 
 from tests.compiler.gpu_programs import check
 from tests.compiler.nets import Bags, Block, Residual
+from tvmify.compiler.schedule.choice import Choices, choosing
+
+
+class Kernels(dict[str, str]):
+    """Says that kernels were measured faster, for any product."""
+
+    def get(self, workload: str, default: Any = None) -> str:
+        return "kernel"
+
 
 attention = F.scaled_dot_product_attention
 
@@ -140,3 +149,13 @@ def test_what_cpus_do_in_loops_of_their_own():
     assert artifact.report["bridged"] == {"aten.lstm.input": 1}
     artifact = check(lambda x: x.cumsum(1), torch.randn(2, 5, 6))
     assert artifact.report["bridged"] == {"aten.cumsum.default": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rows_times_weights_are_summed_in_float32(dtype: torch.dtype):
+    layers = nn.Linear(300, 200), nn.SiLU(), nn.Linear(200, 96, bias=False)
+    net, x = nn.Sequential(*layers).eval().to(dtype), torch.randn(1, 1, 300).to(dtype)
+    with choosing(Choices(measured=Kernels())):
+        artifact = check(net, x)
+    assert b"aten::" not in artifact.library
+    assert any("row_product" in name for name in artifact.report["kernels"])

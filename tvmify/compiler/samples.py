@@ -80,4 +80,3 @@ def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) 
         output_structure=structure_text(pytree.tree_structure(0)),
         report={"kernels": kernels},
     )
-

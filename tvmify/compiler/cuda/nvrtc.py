@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 #: What pip installs as ``tvmify[cuda]``: the library, what calls it, and headers.
 PACKAGES = "cuda-bindings nvidia-cuda-cccl nvidia-cuda-nvrtc nvidia-cuda-runtime"
 _HEADERS = ("cudart", "cccl")
+_MODULE = "cuda.bindings.nvrtc"
 
 
 def find() -> str | None:
     """Return the module through which NVRTC can be called, if it is installed."""
-    module = "cuda.bindings.nvrtc"
-    packages = ("cuda", "cuda.bindings", module)
-    return module if all(importlib.util.find_spec(name) for name in packages) else None
+    packages = ("cuda", "cuda.bindings", _MODULE)
+    return _MODULE if all(importlib.util.find_spec(name) for name in packages) else None
 
 
 def compile(source: str, arch: str, options: Sequence[str]) -> bytes:
@@ -26,10 +27,9 @@ def compile(source: str, arch: str, options: Sequence[str]) -> bytes:
     RuntimeError
         NVRTC refuses the source, or does not know the architecture, or a part of it is missing.
     """
-    from cuda.bindings import nvrtc
-    from cuda.pathfinder import find_nvidia_header_directory
-
-    folders = [find_nvidia_header_directory(name) for name in _HEADERS]
+    nvrtc: Any = importlib.import_module(_MODULE)
+    pathfinder: Any = importlib.import_module("cuda.pathfinder")
+    folders = [pathfinder.find_nvidia_header_directory(name) for name in _HEADERS]
     if None in folders:
         raise RuntimeError(f"NVRTC finds no headers of CUDA: pip install {PACKAGES}")
     given = [f"--gpu-architecture={arch}", *options, *(f"--include-path={x}" for x in folders)]

@@ -57,9 +57,7 @@ def is_strict() -> bool:
     return _current().accuracy == "strict"
 
 
-def choose(
-    workload: str, candidates: Sequence[T], sample: Callable[[], Any] | None = None
-) -> T:
+def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | None = None) -> T:
     """Return the candidate measured fastest for a workload, else the first.
 
     Parameters
