@@ -133,6 +133,14 @@ def test_norms_and_softmax(dtype: torch.dtype):
         assert b"Half(3, 4, 6" in artifact.library  # eager's kernel has the casts inside
 
 
+def test_reshapes_one_after_the_other_copy_nothing():
+    def reshaped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.mT @ x).reshape(3, 2, 6).reshape(12, 3) @ y
+
+    artifact = check(reshaped, torch.randn(5, 6), torch.randn(3, 4))
+    assert not any("fused" in name for name in artifact.report["kernels"])
+
+
 def test_a_product_that_is_read_twice_is_computed_once():
     def residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         product = x @ weight

@@ -106,6 +106,12 @@ class _Calling(PyExprMutator):
         if name == "relax.astype":
             source = self.narrow(call.args[0])
             return source if source is not None and source.ty.dtype == call.ty.dtype else call
+        if name == "relax.reshape":
+            # Two would be fused into a kernel that copies; one is a view.
+            before = self.values.get(op.args[0])
+            is_one = isinstance(before, relax.Call) and before.op == op.op
+            source = self.visit_expr(before.args[0]) if is_one else call.args[0]
+            return relax.op.reshape(source, call.args[1])
         if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
             return call
         return _CALLS[name](self, call)
