@@ -151,7 +151,7 @@ def test_nan_stays(check: Check):
     check(lambda x: F.max_pool2d(x[None, None], 3, 2, 1), x)
 
 
-@pytest.mark.parametrize("shape", [(1, 128), (1, 1, 200)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 128), (1, 1, 200), (1, 13001)], ids=str)
 def test_rows_times_weights(check: Check, shape: tuple[int, ...]):
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -101,6 +101,13 @@ def test_where_a_library_wins_anyway_nothing_is_measured(given: dict[str, Any]):
 
 
 @needs_nvcc
+def test_of_short_rows_nothing_is_measured():
+    program = exported(nn.Linear(8, 4096).eval(), torch.randn(1, 8))
+    artifact = compile(program, gpu(), tuning=Tuning(Clock(), Measurements(None, "gpu")))
+    assert forms(artifact) == (0, 1)
+
+
+@needs_nvcc
 def test_a_product_of_two_arguments_is_the_library_s():
     program = exported(torch.matmul, torch.randn(1, 160), torch.randn(160, 128))
     artifact = compile(program, gpu(), tuning=Tuning(Clock(), Measurements(None, "gpu")))

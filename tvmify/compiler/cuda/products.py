@@ -20,8 +20,11 @@ from tvmify.compiler.schedule.legalizing import accumulator, is_weight
 #: The candidates: the first is taken where nothing was measured.
 _LIBRARY, _KERNEL = "library", "kernel"
 _DTYPES = frozenset({"float16", "bfloat16", "float32"})
-#: Elements of a weight below which either form takes as long as it takes to begin.
-_FEWEST = 1 << 14
+#: Elements of a weight below which either form takes as long as it takes to begin, and of a row
+#: below which it is no sum to speak of: TVM's last rule is wrong for sums of one element.
+_FEWEST, _SHORTEST = 1 << 14, 32
+#: Name of the block in such kernels.
+ROW_PRODUCT = "row_product"
 #: TVM's name of functions that take in what follows.
 _FUSES = {"op_pattern": 4}
 
@@ -56,16 +59,20 @@ def by_kernel(
         and dtype in _DTYPES
         and all(str(operand.ty.dtype) == dtype for operand in operands)
         and math.prod(map(int, right.ty.shape.values)) >= _FEWEST
+        and int(left.ty.shape.values[-1]) >= _SHORTEST
         and all(is_weight(builder, operand) for operand in operands[1:])
     ):
         return None
-    types = [*(operand.ty for operand in operands), relax.TensorType(shape, dtype)]
     sizes = "x".join(str(int(size)) for size in right.ty.shape.values)
     order = " turned" if is_turned else ""
     workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
-    body = functools.partial(_spelt, is_turned)
-    sample = Sample(types, (False, *(True for _ in operands[1:])), body)
-    if choose(workload, (_LIBRARY, _KERNEL), lambda: sample) == _LIBRARY:
+
+    def sample() -> Sample:
+        types = [*(operand.ty for operand in operands), relax.TensorType(shape, dtype)]
+        weights = (False, *(True for _ in operands[1:]))
+        return Sample(types, weights, functools.partial(_spelt, is_turned))
+
+    if choose(workload, (_LIBRARY, _KERNEL), sample) == _LIBRARY:
         return None
     if not is_turned:
         right = builder.emit(relax.op.permute_dims(right))  # packed so
@@ -76,7 +83,7 @@ def by_kernel(
             left,
             right,
             wide,
-            primfunc_name_hint="row_product",
+            primfunc_name_hint=ROW_PRODUCT,
             primfunc_attrs=_FUSES,
         )
     )
@@ -98,7 +105,7 @@ def _row_product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
         factors = left[(*before, along)].astype(wide), right[at[-1], along].astype(wide)
         return te.sum(factors[0] * factors[1], axis=along)
 
-    return te.compute((*left.shape[:-1], right.shape[0]), element, name="row_product")
+    return te.compute((*left.shape[:-1], right.shape[0]), element, name=ROW_PRODUCT)
 
 
 def _spelt(
