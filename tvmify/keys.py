@@ -139,8 +139,9 @@ def check_place(option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def processor(key: Key) -> str:
     """Return what decides, besides the workload, how long a kernel takes: see `Measurements`."""
-    # Of a GPU, the libraries that PyTorch brings are among what is timed.
-    names = ("target", "tuned for", "tvmify", "tvm", *((_CUDA, "torch") * (_CUDA in key.entries)))
+    names = ["target", "tuned for", "tvmify", "tvm"]
+    if _CUDA in key.entries:
+        names += [_CUDA, "torch"]  # which brings the libraries that are timed, too
     return "\n".join(key.entries[name] for name in names)
 
 
