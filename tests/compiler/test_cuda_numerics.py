@@ -141,6 +141,32 @@ def test_reshapes_one_after_the_other_copy_nothing():
     assert not any("fused" in name for name in artifact.report["kernels"])
 
 
+def test_rows_take_the_axes_of_the_result():
+    def lengthened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
+        rows = x.view(-1, 5)
+        widened = torch.addmm(bias, rows, weight)
+        whole = (rows @ weight).view(2, 3, 4)
+        return [F.gelu(widened.view(2, 3, 4)), whole * 2, (rows @ weight.exp()).view(3, 8) + 1]
+
+    args = torch.randn(2, 3, 5), torch.randn(5, 4), torch.randn(4)
+    artifact = check(lengthened, *args)
+    assert artifact.library.count(b"Float(2, 3, 4, strides=[0, 0, 0], requires_grad=0") == 2
+    with choosing(Choices(measured=Kernels())):
+        row = torch.randn(1, 1, 200), torch.randn(200, 120), torch.randn(120)
+        artifact = check(lambda x, w, b: F.gelu(torch.addmm(b, x.view(-1, 200), w)[None]), *row)
+
+
+def test_results_that_others_read_as_they_are_are_computed():
+    def both(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
+        product = x @ weight
+        sum_ = product + bias
+        reshaped = sum_.view(2, 2, 3).view(3, 4)
+        return [product, sum_, reshaped, reshaped.view(12)]
+
+    artifact = check(both, torch.randn(4, 5), torch.randn(5, 3), torch.randn(3))
+    assert not any("matmul" in name for name in artifact.report["kernels"])
+
+
 def test_a_product_that_is_read_twice_is_computed_once():
     def residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         product = x @ weight
