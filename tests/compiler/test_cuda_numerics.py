@@ -141,19 +141,43 @@ def test_reshapes_one_after_the_other_copy_nothing():
     assert not any("fused" in name for name in artifact.report["kernels"])
 
 
-def test_rows_take_the_axes_of_the_result():
-    def lengthened(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
-        rows = x.view(-1, 5)
-        widened = torch.addmm(bias, rows, weight)
-        whole = (rows @ weight).view(2, 3, 4)
-        return [F.gelu(widened.view(2, 3, 4)), whole * 2, (rows @ weight.exp()).view(3, 8) + 1]
+def test_reshapes_of_nothing():
+    def reshaped(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+        return [x.exp().reshape(3, 0).reshape(0, 5), (x.T @ y).view(1, 5, 4).view(2, 10) + 1]
 
-    args = torch.randn(2, 3, 5), torch.randn(5, 4), torch.randn(4)
-    artifact = check(lengthened, *args)
-    assert artifact.library.count(b"Float(2, 3, 4, strides=[0, 0, 0], requires_grad=0") == 2
+    check(reshaped, torch.randn(0, 5), torch.randn(0, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_follows_a_reshape_joins_the_product_of_a_row(dtype: torch.dtype):
+    class Lengthened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(200, 120, dtype=dtype))
+            self.bias = nn.Parameter(torch.randn(120, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            widened = torch.addmm(self.bias, x.view(-1, 200), self.weight)
+            return F.gelu(widened.view(1, 1, 120)) + x[..., :120]
+
     with choosing(Choices(measured=Kernels())):
-        row = torch.randn(1, 1, 200), torch.randn(200, 120), torch.randn(120)
-        artifact = check(lambda x, w, b: F.gelu(torch.addmm(b, x.view(-1, 200), w)[None]), *row)
+        artifact = check(Lengthened().eval(), torch.randn(1, 1, 200, dtype=dtype))
+    names = artifact.report["kernels"]
+    assert any("row_product" in name and "gelu" in name for name in names), names
+
+
+def test_reshapes_of_products_that_stay_where_they_are():
+    def reshaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
+        row = torch.addmm(bias, x, weight)
+        scalar = (x @ weight[:, :1]).view(()) * 2
+        whole = (x.long() @ weight.long()).view(1, 1, 6) * 2
+        widened = (x @ weight[:, :1] + bias).view(1, 1, 6) * 2
+        batched = (x[None] @ weight[None]).view(1, 6) * 2
+        return [row.view(1, 1, 6) * 2, row, row.view(2, 3) * 2, scalar, whole, widened, batched]
+
+    check(reshaped, torch.randn(1, 40), torch.randn(40, 6), torch.randn(6))
+    check(lambda x, y: (x.T @ y).view(1, 1, 6) * 2, torch.randn(40, 1), torch.randn(40, 6))
+    check(lambda x, y: (x @ y).view(2, 2, 6) * 2, torch.randn(4, 40), torch.randn(40, 6))
 
 
 def test_results_that_others_read_as_they_are_are_computed():

@@ -8,7 +8,6 @@ permutations are views: a contiguous tensor in the program's layout, channels la
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,14 +20,13 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.bridge import FUNCTION, example, insert
 from tvmify.compiler.cuda.products import by_kernel
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
-_ADD, _ASTYPE, _MATMUL, _PERMUTE, _RESHAPE = (
-    tvm.ir.Op.get(f"relax.{name}")
-    for name in ("add", "astype", "matmul", "permute_dims", "reshape")
+_ADD, _ASTYPE, _MATMUL, _PERMUTE = (
+    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul", "permute_dims")
 )
 #: Layouts as PyTorch has them, whatever the memory format.
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
@@ -88,95 +86,54 @@ class CallLibraries:
 class _Calling(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
-        blocks = ir_mod["main"].body.blocks
-        self.values = {b.var: b.value for block in blocks for b in block.bindings}
-        self.readers: Counter[relax.Var] = Counter()
-        for value in self.values.values():
-            self.readers.update(relax.analysis.free_vars(value))
-        #: Products that additions take along, and those of which only another shape is read.
-        self.taken: list[Expr] = []
-        for value in self.values.values():
-            if found := self.linear(value):
-                self.taken.append(found[0])
-            elif self.shaped(value):
-                self.taken.append(self.values[value.args[0]])
+        self.values, self.readers = values_and_readers(ir_mod["main"])
+        linear = filter(None, map(self.linear, self.values.values()))
+        #: Products that additions take along.
+        self.taken = [product for product, _ in linear]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         if any(op.same_as(product) for product in self.taken):
             return call  # nobody will read it
-        if found := self.linear(op) or self.shaped(op):
-            product, *bias = found
-            left, right = product.args
-            left = self.reshaped(left, [*_shape(op)[:-1], _shape(left)[-1]])
-            others = [self.visit_expr(x) for x in (right, *bias)]
-            return _product(self, [left, others[0]], _shape(op), op.ty.dtype, others[1:])
+        if (linear := self.linear(op)) is not None:
+            product, bias = linear
+            operands = [self.visit_expr(x) for x in (*product.args, bias)]
+            return _product(self, operands[:2], _shape(op), op.ty.dtype, operands[2:])
         if name == "relax.astype":
             source = self.narrow(call.args[0])
             return source if source is not None and source.ty.dtype == call.ty.dtype else call
-        if call.op == _RESHAPE:
-            return self.reshaped(op.args[0], _shape(op))
         if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
             return call
         return _CALLS[name](self, call)
 
-    def linear(self, value: Expr) -> list[Expr] | None:
+    def linear(self, value: Expr) -> tuple[relax.Call, Expr] | None:
         """Return a product and the bias that is added to it, if it is that; cuBLAS has both."""
-        if not _is(_ADD, value):
+        if not is_call(_ADD, value):
             return None
         for variable, bias in (value.args, reversed(value.args)):
             product = self.values.get(variable)
             if (
-                _is(_MATMUL, product)
+                is_call(_MATMUL, product)
                 and self.readers[variable] == 1
                 and str(value.ty.dtype) in _DTYPES
                 and len(product.args[1].ty.shape.values) == 2
                 and _shape(bias) == _shape(product)[-1:]
                 and len(_shape(product)) > 1
             ):
-                return [product, bias]
+                return product, bias
         return None
-
-    def shaped(self, value: Expr) -> list[Expr] | None:
-        """Return a product of matrices, and its bias if it has one, whose rows are given axes.
-
-        The axes are given to the rows before: then what follows joins the product's kernel.
-        """
-        if not _is(_RESHAPE, value):
-            return None
-        made = self.values.get(value.args[0])
-        product, *bias = self.linear(made) or (made,)
-        if (
-            _is(_MATMUL, product)
-            and self.readers[value.args[0]] == 1
-            and str(value.ty.dtype) in _DTYPES
-            and all(len(_shape(x)) == 2 for x in product.args)
-            and not _is(_PERMUTE, self.values.get(product.args[0]))  # cuBLAS turns it
-            and len(_shape(value)) > 1
-            and _shape(value)[-1] == _shape(product)[-1] > 0
-        ):
-            return [product, *bias]
-        return None
-
-    def reshaped(self, x: Expr, shape: list[int]) -> Expr:
-        """Return a tensor in another shape, by one reshape: two would be a kernel that copies."""
-        before = self.values.get(x)
-        if _is(_RESHAPE, before) and not self.shaped(before):
-            x = before.args[0]
-        x = self.visit_expr(x)
-        return x if _shape(x) == shape else self.builder_.emit(relax.op.reshape(x, shape))
 
     def narrow(self, x: Expr) -> Expr | None:
         """Return the tensor of a half type that a tensor was made of, if it was."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        source = value.args[0] if _is(_ASTYPE, value) else None
+        source = value.args[0] if is_call(_ASTYPE, value) else None
         return source if source is not None and str(source.ty.dtype) in _HALF else None
 
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
         """Return a matrix as it lies in memory, and whether that is the other way around."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        if not _is(_PERMUTE, value):
+        if not is_call(_PERMUTE, value):
             return x, False
         rank = len(value.ty.shape.values)
         axes = value.attrs.axes
@@ -330,10 +287,6 @@ _CALLS: dict[str, Callable[[_Calling, relax.Call], relax.Expr]] = {
     "relax.nn.softmax": _softmax,
     "relax.sum": _reduction,
 }
-
-
-def _is(operator: tvm.ir.Op, value: Any) -> bool:
-    return isinstance(value, relax.Call) and value.op == operator
 
 
 def _axes(source: str, target: str) -> list[int]:

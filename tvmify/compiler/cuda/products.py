@@ -10,9 +10,12 @@ import functools
 import math
 from collections.abc import Sequence
 
+import tvm
 from tvm import relax, te
 from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
 from tvmify.compiler.sample import Sample
 from tvmify.compiler.schedule.choice import choose
 from tvmify.compiler.schedule.legalizing import accumulator, is_weight
@@ -27,6 +30,51 @@ _FEWEST, _SHORTEST = 1 << 14, 32
 ROW_PRODUCT = "row_product"
 #: TVM's name of functions that take in what follows.
 _FUSES = {"op_pattern": 4}
+_ADD, _MATMUL, _RESHAPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "reshape"))
+
+
+@tvm.transform.module_pass(opt_level=0, name="ReshapeRows")
+class ReshapeRows:
+    """Give a row its axes before its product: nothing joins a kernel across a reshape."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Reshaping)
+
+
+@mutator
+class _Reshaping(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        self.values, self.readers = values_and_readers(ir_mod["main"])
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        product = self.only_read_here(op.args[0]) if is_call(_RESHAPE, op) else None
+        bias = []
+        if is_call(_ADD, product):
+            variable, *bias = product.args
+            product = self.only_read_here(variable)
+        if not (
+            is_call(_MATMUL, product)
+            and len(_shape(product.args[1])) == 2
+            and all(len(_shape(shift)) == 1 for shift in bias)
+            and _is_row(_shape(product))
+            and _is_row(_shape(op))
+            and _shape(op)[-1] == _shape(product)[-1]
+            and _shape(product.args[0])[-1] >= _SHORTEST
+        ):
+            return call
+        row, weight, *shifts = (self.visit_expr(x) for x in (*product.args, *bias))
+        row = self.builder_.emit(relax.op.reshape(row, [*_shape(op)[:-1], _shape(row)[-1]]))
+        result = relax.Call(_MATMUL, [row, weight], product.attrs)
+        for shift in shifts:
+            result = relax.op.add(self.builder_.emit(result), shift)
+        return result
+
+    def only_read_here(self, variable: Expr) -> Expr | None:
+        """Return the value of a variable that has a single reader."""
+        return self.values.get(variable) if self.readers[variable] == 1 else None
 
 
 def by_kernel(
@@ -53,17 +101,16 @@ def by_kernel(
     dtype = str(left.ty.dtype)
     operands = [left, right, *bias]
     if not (
-        len(right.ty.shape.values) == 2
-        and len(shape) > 1
-        and math.prod(shape[:-1]) == 1
+        len(_shape(right)) == 2
+        and _is_row(shape)
         and dtype in _DTYPES
         and all(str(operand.ty.dtype) == dtype for operand in operands)
-        and math.prod(map(int, right.ty.shape.values)) >= _FEWEST
-        and int(left.ty.shape.values[-1]) >= _SHORTEST
+        and math.prod(_shape(right)) >= _FEWEST
+        and _shape(left)[-1] >= _SHORTEST
         and all(is_weight(builder, operand) for operand in operands[1:])
     ):
         return None
-    sizes = "x".join(str(int(size)) for size in right.ty.shape.values)
+    sizes = "x".join(map(str, _shape(right)))
     order = " turned" if is_turned else ""
     workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
 
@@ -90,6 +137,14 @@ def by_kernel(
     for shift in bias:
         product = builder.emit(relax.op.add(product, _as(wide, shift)))
     return _as(dtype, product)
+
+
+def _shape(x: Expr) -> list[int]:
+    return [int(extent) for extent in x.ty.shape.values]
+
+
+def _is_row(shape: Sequence[int]) -> bool:
+    return len(shape) > 1 and math.prod(shape[:-1]) == 1
 
 
 def _as(dtype: str, x: Expr) -> Expr:
