@@ -37,8 +37,8 @@ _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionar
 # Held while a program is built, so that a process builds each only once; not while one is loaded,
 # which had to wait for the builds of others.
 _BUILDING = threading.RLock()
-# Digests of keys whose programs turned out not to run, from whichever cache: they are built anew.
-_REJECTED: set[str] = set()
+# Hashes of libraries that turned out not to run: they are not loaded again, whoever has them.
+_REJECTED: set[int] = set()
 #: Seconds to wait for a process that builds the same program, before this one does so, too.
 _LONGEST_WAIT = 300
 
@@ -109,7 +109,7 @@ def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
         disk.store(key, artifact)
 
 
-def reject(key: Key, problem: Exception, options: CompileOptions) -> None:
+def reject(key: Key, artifact: Artifact, problem: Exception, options: CompileOptions) -> None:
     """Forget a program that was loaded from disk and turned out not to run.
 
     Raises
@@ -120,7 +120,7 @@ def reject(key: Key, problem: Exception, options: CompileOptions) -> None:
     if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
         raise problem
     _LOADED.pop(key.digest, None)
-    _REJECTED.add(key.digest)
+    _REJECTED.add(hash(artifact.library))
     disk = _disk(options)
     if disk is not None:
         disk.reject(key, str(problem))
@@ -148,7 +148,7 @@ def build_once(
         artifact = build()
         stages.begin("store")
         disk.store(key, artifact)
-        _REJECTED.discard(key.digest)
+        _REJECTED.discard(hash(artifact.library))
     return Executor(artifact), BUILT
 
 
@@ -183,12 +183,10 @@ def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 def _find(
     key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
 ) -> Executor | None:
-    if key.digest in _REJECTED:
-        return None
     # What was built without a GPU serves, too; how fast it is here is noted under the first.
-    for place in (key, key_without_gpu(key)):
-        artifact = None if place is None else disk.load(place)
-        if place is None or artifact is None:
+    for place in filter(None, (key, key_without_gpu(key))):
+        artifact = disk.load(place)
+        if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
             continue
         problem = misfit(artifact, place, program, args, kwargs)
         if not problem:
