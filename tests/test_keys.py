@@ -181,15 +181,26 @@ def on(device: str) -> Signature:
     return Signature("structure", (TensorSpec((2, 4), device=torch.device(device)), "int 2"))
 
 
-def test_gpus_share_what_was_built_for_their_kind() -> None:
-    def text(device: str, target: Target) -> str:
-        options = CompileOptions.of({})
-        return keys.key("program", on(device), {"a": torch.zeros(4)}, target, options).digest
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The version of a driver that need not be there, in a list to change it."""
+    version = ["13.0"]
+    monkeypatch.setattr(keys, "_driver_version", lambda: version[0])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: f"GPU {gpu.index}")
+    return version
 
-    assert text("cuda:0", GPU) == text("cuda:1", GPU) == text("cpu", GPU)
+
+def key_on(device: str, target: Target = GPU, **options: Any) -> Key:
+    chosen = CompileOptions.of(options)
+    return keys.key("program", on(device), {"a": torch.zeros(4)}, target, chosen)
+
+
+@pytest.mark.usefixtures("driver")
+def test_gpus_share_what_was_built_for_their_kind() -> None:
+    assert key_on("cuda:0") == key_on("cuda:1")
     other = Target("cuda", {**GPU.attributes, "arch": "sm_90a"})
-    assert text("cuda:0", other) != text("cuda:0", GPU)
-    assert text("cpu", CPU) != text("cpu", GPU)
+    assert key_on("cuda:0", other) != key_on("cuda:0")
+    assert key_on("cpu", CPU) != key_on("cpu")
 
 
 def test_cuda_counts_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +209,38 @@ def test_cuda_counts_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "99.0")
     assert for_cpu == key()
     assert for_gpu.differences(key(target=GPU)) == ["cuda"]
+
+
+def test_the_driver_counts_where_there_is_a_gpu(driver: list[str]) -> None:
+    here, without = key_on("cuda:0", tune="quick"), key_on("cpu", tune="quick")
+    assert here.entries["cuda"].endswith("driver: 13.0")
+    assert without.entries["cuda"].endswith("driver: any")
+    driver[0] = "12.8"
+    assert here.differences(key_on("cuda:0", tune="quick")) == ["cuda"]
+    assert keys.key_without_gpu(here) == without
+    assert keys.key_without_gpu(without) is None
+
+
+def test_nobody_asks_for_a_driver_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_driver_version", lambda: pytest.fail("asked for"))
+    assert keys.key_without_gpu(key_on("cpu", CPU)) is None
+    assert key_on("cpu").entries["cuda"].endswith("driver: any")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_without_a_driver_a_gpu_is_refused() -> None:
+    with pytest.raises(UnsupportedTarget, match="no driver for NVIDIA GPUs"):
+        key_on("cuda:0")
+
+
+@pytest.mark.usefixtures("driver")
+def test_tuning_on_a_gpu_counts_with_its_name() -> None:
+    assert key_on("cuda:1", tune="quick").entries["tuned for"] == "GPU 1"
+    assert key_on("cuda:1").entries["tuned for"] == ""
+    assert key_on("cpu", tune="quick").entries["tuned for"] == ""
+    text = keys.processor(key_on("cuda:1", tune="quick"))
+    assert "GPU 1" in text and "driver: 13.0" in text and torch.__version__ in text
+    assert torch.__version__ not in keys.processor(key_on("cpu", CPU)).splitlines()
 
 
 def test_the_gpu_of_a_call_names_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,11 +102,35 @@ def test_a_full_gpu_is_no_fault_of_a_program(tmp_path: Path) -> None:
     disk, options = DiskCache(tmp_path), CompileOptions(cache=tmp_path)
     disk.store(KEY, artifact_of(0))
     with pytest.raises(torch.OutOfMemoryError):
-        obtain.reject(KEY, torch.OutOfMemoryError("CUDA out of memory"), options)
+        obtain.reject(KEY, artifact_of(0), torch.OutOfMemoryError("CUDA out of memory"), options)
     assert disk.load(KEY) == artifact_of(0)
     with pytest.warns(TvmifyWarning, match="other outputs"):
-        obtain.reject(KEY, RuntimeError("other outputs"), options)
+        obtain.reject(KEY, artifact_of(0), RuntimeError("other outputs"), options)
     assert disk.load(KEY) is None
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_after_a_rejection_only_other_code_is_loaded(
+    cache_directory: Path, inference: None, repaired: bool
+) -> None:
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net), target="llvm")(x)
+    disk = DiskCache(cache_directory)
+    (stored,) = disk.entries()
+    manifest, content = disk.read(stored.digest)
+    artifact = manifest.artifact_of(content)
+    with pytest.warns(TvmifyWarning, match="it failed"):
+        obtain.reject(manifest.key, artifact, RuntimeError("it failed"), CompileOptions.of({}))
+    # A remote cache may go on serving it, or another process have built it again.
+    other = dataclasses.replace(artifact, library=artifact.library + b"\0")
+    disk.store(manifest.key, other if repaired else artifact)
+    again = tvmify(copy.deepcopy(net), target="llvm")
+    assert torch.equal(again(x), expected)
+    assert again.cache_info().builds == (0 if repaired else 1)
+    obtain._LOADED.clear()
+    once_more = tvmify(copy.deepcopy(net), target="llvm")
+    assert torch.equal(once_more(x), expected)
+    assert once_more.cache_info().builds == 0
 
 
 def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from tvmify import obtain, tvmify
+from tvmify import obtain, save, tvmify
+from tvmify.compiler.cuda import nvcc
 from tvmify.progress import Stages
+from tvmify.runtime import measure_on
+from tvmify.target import Target
 
 
 @pytest.fixture
@@ -60,6 +65,21 @@ def test_without_the_option_nothing_is_measured(measured):
         fast(torch.randn(16, 64))
     assert not measured
     assert "tuned" not in fast.explain()
+
+
+@pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
+def test_what_is_built_for_a_gpu_elsewhere_is_not_measured(measured, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(obtain, "measure_on", pytest.fail)
+    fast = tvmify(tune="quick", strict=True)(nn.Linear(160, 128).eval())
+    x = torch.randn(1, 160)
+    save(fast, tmp_path / "net.pt", example_inputs=x, targets=[{"kind": "cuda", "arch": "sm_80"}])
+    assert not measured
+
+
+def test_on_a_gpu_its_own_time_is_measured():
+    on_gpu = obtain._stopwatch(Target("cuda"), (), {})
+    assert (on_gpu.func, on_gpu.args) == (measure_on, (torch.device("cuda"),))
+    assert obtain._stopwatch(Target("llvm"), (torch.zeros(2),), {}) is obtain.measure
 
 
 def test_progress_is_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

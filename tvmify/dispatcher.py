@@ -320,7 +320,7 @@ class Dispatcher:
             except (RuntimeError, ValueError, TypeError) as error:
                 if entry.notes["code"] != LOADED:
                     raise
-                reject(key, error, self.options)
+                reject(key, executor.artifact, error, self.options)
                 return self._make_entry(args, kwargs, stages, general)
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)

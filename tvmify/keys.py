@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,10 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, cpu_features
 from tvmify.signature import Signature, TensorSpec, check_tensor
 from tvmify.target import DEVICE_OF_KIND, Target, target_for
+
+#: Name of the entry that only keys of programs for GPUs have, and the driver of one that was built
+#: without a GPU: it serves all of them.
+_CUDA, _ANY = "cuda", "any"
 
 
 def key(
@@ -48,7 +53,9 @@ def key(
     """
     # What a machine without a GPU has built is for all GPUs of that kind, whatever their numbers.
     device = target.device
-    cuda = {"cuda": f"version: {torch.version.cuda}"} if target.kind == "cuda" else {}
+    devices = signature.devices | {weight.device for weight in weights.values()}
+    gpu = next((found for found in devices if found.type == "cuda"), None)
+    cuda = {_CUDA: _cuda_text(gpu)} if target.kind == "cuda" else {}
     return Key(
         {
             "program": fingerprint,
@@ -58,7 +65,7 @@ def key(
             "target": str(target),
             "options": options.key_text(),
             "modes": modes_text(),
-            "tuned for": f"{torch.get_num_threads()} threads" if options.tune else "",
+            "tuned for": _tuned_for(target, gpu) if options.tune else "",
             "tvmify": _tvmify_text(),
             "torch": torch.__version__,
             "tvm": metadata.version("apache-tvm"),
@@ -66,6 +73,16 @@ def key(
             **cuda,
         }
     )
+
+
+def key_without_gpu(key: Key) -> Key | None:
+    """Return the key under which a machine without a GPU stores the same program for this one.
+
+    None if it is such a key, or one for the CPU.
+    """
+    if _CUDA not in key.entries or key.entries[_CUDA] == _cuda_text(None):
+        return None
+    return Key({**key.entries, _CUDA: _cuda_text(None), "tuned for": ""})
 
 
 def target_of_call(
@@ -122,7 +139,34 @@ def check_place(option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def processor(key: Key) -> str:
     """Return what decides, besides the workload, how long a kernel takes: see `Measurements`."""
-    return "\n".join(key.entries[name] for name in ("target", "tuned for", "tvmify", "tvm"))
+    names = ["target", "tuned for", "tvmify", "tvm"]
+    if _CUDA in key.entries:
+        names += [_CUDA, "torch"]  # which brings the libraries that are timed, too
+    return "\n".join(key.entries[name] for name in names)
+
+
+def _cuda_text(gpu: torch.device | None) -> str:
+    driver = _ANY if gpu is None else _driver_version()
+    return f"version: {torch.version.cuda}\ndriver: {driver}"
+
+
+@functools.cache
+def _driver_version() -> str:
+    """Return which version of CUDA the driver serves; only where there are tensors on a GPU."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError as error:  # of AMD's GPUs, PyTorch says that they are CUDA's
+        raise UnsupportedTarget(
+            f"there is no driver for NVIDIA GPUs: {error}", "Run this in eager PyTorch."
+        ) from error
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _tuned_for(target: Target, gpu: torch.device | None) -> str:
+    if target.kind != "cuda":
+        return f"{torch.get_num_threads()} threads"
+    return "" if gpu is None else torch.cuda.get_device_name(gpu)
 
 
 def _weights_text(weights: Mapping[str, torch.Tensor], device: str) -> str:

@@ -10,16 +10,17 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tvmify import misses
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
 from tvmify.fit import misfit
-from tvmify.keys import processor
+from tvmify.keys import key_without_gpu, processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
-from tvmify.runtime import Executor, casting, measure
+from tvmify.runtime import Executor, casting, measure, measure_on
 from tvmify.signature import TensorSpec, map_only
 from tvmify.target import Target
 
@@ -36,6 +37,8 @@ _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionar
 # Held while a program is built, so that a process builds each only once; not while one is loaded,
 # which had to wait for the builds of others.
 _BUILDING = threading.RLock()
+# Hashes of libraries that turned out not to run: they are not loaded again, whoever has them.
+_REJECTED: set[int] = set()
 #: Seconds to wait for a process that builds the same program, before this one does so, too.
 _LONGEST_WAIT = 300
 
@@ -106,7 +109,7 @@ def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
         disk.store(key, artifact)
 
 
-def reject(key: Key, problem: Exception, options: CompileOptions) -> None:
+def reject(key: Key, artifact: Artifact, problem: Exception, options: CompileOptions) -> None:
     """Forget a program that was loaded from disk and turned out not to run.
 
     Raises
@@ -117,6 +120,7 @@ def reject(key: Key, problem: Exception, options: CompileOptions) -> None:
     if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
         raise problem
     _LOADED.pop(key.digest, None)
+    _REJECTED.add(hash(artifact.library))
     disk = _disk(options)
     if disk is not None:
         disk.reject(key, str(problem))
@@ -144,6 +148,7 @@ def build_once(
         artifact = build()
         stages.begin("store")
         disk.store(key, artifact)
+        _REJECTED.discard(hash(artifact.library))
     return Executor(artifact), BUILT
 
 
@@ -178,16 +183,18 @@ def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 def _find(
     key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
 ) -> Executor | None:
-    artifact = disk.load(key)
-    if artifact is None:
-        return None
-    problem = misfit(artifact, key, program, args, kwargs)
-    if not problem:
-        try:
-            return Executor(artifact)
-        except (RuntimeError, ValueError, TypeError) as error:
-            problem = str(error)
-    disk.reject(key, problem)
+    # What was built without a GPU serves, too; how fast it is here is noted under the first.
+    for place in filter(None, (key, key_without_gpu(key))):
+        artifact = disk.load(place)
+        if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
+            continue
+        problem = misfit(artifact, place, program, args, kwargs)
+        if not problem:
+            try:
+                return Executor(artifact)
+            except (RuntimeError, ValueError, TypeError) as error:
+                problem = str(error)
+        disk.reject(place, problem)
     return None
 
 
@@ -222,10 +229,19 @@ def _build(
     exported = _export(program, args, kwargs, stages)
     target = Target.parse(key.entries["target"])
     tuning = None
-    if options.tune is not None:
+    if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
         database = Measurements(options.cache_directory(), processor(key))
-        tuning = Tuning(measure, database, stages.advance)
+        stopwatch = _stopwatch(target, args, kwargs)
+        tuning = Tuning(stopwatch, database, stages.advance)
     # The program casts what autocast would: what the compiler calls is not to cast again.
     with casting({}):
         chosen = options.accuracy, tuning, unpacked, stages.threads
         return compile(exported, target, stages.begin, *chosen)
+
+
+def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[float]]:
+    if target.kind != "cuda":
+        return measure
+    leaves = pytree.tree_leaves((args, kwargs))
+    gpus = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
+    return functools.partial(measure_on, gpus[0] if gpus else torch.device("cuda"))

@@ -164,6 +164,6 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         Finding(OK, "CUDA compiler", "/cuda/bin/nvcc"),
     ]
     monkeypatch.setattr("tvmify.compiler.cuda.nvcc.find", lambda: None)
-    monkeypatch.setattr("tvmify.compiler.cuda.nvcc.nvrtc", lambda: None)
+    monkeypatch.setattr("tvmify.compiler.cuda.nvrtc.find", lambda: None)
     _, missing = findings.gpus()
     assert missing.status == WARNING and "cuda-bindings" in missing.advice

@@ -11,8 +11,10 @@ from torch import nn
 from tests.compiler.gpu_programs import cross_built, exported, gpu, needs_nvcc
 from tests.compiler.nets import Bags, Block, Residual
 from tvmify.compiler import compile
-from tvmify.compiler.cuda import nvcc
+from tvmify.compiler.cuda import nvcc, nvrtc
 from tvmify.errors import BuildError, UnsupportedTarget
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.find() is None, reason="there is no NVRTC here")
 
 
 @needs_nvcc
@@ -72,9 +74,31 @@ def test_what_nvcc_refuses_is_an_error():
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nvcc, "find", lambda: None)
-    monkeypatch.setattr(nvcc.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BuildError, match="nvcc on PATH, or `pip install cuda-bindings`"):
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BuildError, match="nvcc on PATH, or `pip install cuda-bindings nvidia-"):
         compile(exported(torch.relu, torch.zeros(4)), gpu())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_nvrtc_compiles_where_there_is_no_nvcc(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nvcc, "find", lambda: None)
+    cross_built(Residual().eval().to(dtype), torch.randn(2, 3, 16, 16).to(dtype))
+    cross_built(lambda x: [x.tanh() / x.sin(), x > 0, x.amax(-1)], torch.rand(4, 32).to(dtype))
+    with pytest.raises(BuildError, match="NVRTC for sm_10"):
+        compile(exported(torch.relu, torch.zeros(4)), gpu("sm_10"))
+
+
+@needs_nvrtc
+def test_nvrtc_uses_no_fast_math():
+    source = 'extern "C" __global__ void f(float* x) { x[0] = sinf(x[1]) / x[2] + sqrtf(x[3]); }'
+
+    def compiled(*options: str) -> bytes:
+        return nvrtc.compile(source, "sm_80", [*nvcc._BOTH, *options])
+
+    usual = compiled()
+    assert usual == compiled("--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+    assert usual != compiled("--use_fast_math")
 
 
 def test_nvcc_is_found_where_the_toolkit_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

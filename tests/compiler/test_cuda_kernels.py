@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.compiler.gpu_programs import exported, gpu, kernels_on_cpu
+from tests.compiler.gpu_programs import ALWAYS_A_KERNEL, exported, gpu, kernels_on_cpu
 from tests.compiler.nets import Block, Residual
 from tests.compiler.programs import as_module, executed, target
 from tests.tolerances import assert_close_to_reference
@@ -51,8 +51,8 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
     monkeypatch.setattr(build.kernels, "generate", on_cpu)
     monkeypatch.setattr("tvmify.compiler.Artifact", _for_this_machine)
 
-    def compared(program: Callable[..., Any], *args: Any) -> dict[str, str]:
-        artifact = compile(exported(program, *args), gpu())
+    def compared(program: Callable[..., Any], *args: Any, **options: Any) -> dict[str, str]:
+        artifact = compile(exported(program, *args), gpu(), **options)
         with torch.no_grad():
             result = executed(artifact, program, *args)
         assert_close_to_reference(result, as_module(program), args)
@@ -149,3 +149,22 @@ def test_nan_stays(check: Check):
     x[1, 3], x[2, 5], x[3, 69] = float("nan"), float("inf"), -float("inf")
     check(lambda x: [x.amax(-1), x.amin(0), F.relu(x), x.sum(0), x.maximum(x.flip(0))], x)
     check(lambda x: F.max_pool2d(x[None, None], 3, 2, 1), x)
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (1, 1, 200), (1, 13001)], ids=str)
+def test_rows_times_weights(check: Check, shape: tuple[int, ...]):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            wide = shape[-1]
+            self.layers = nn.Sequential(
+                nn.Linear(wide, 150), nn.GELU(), nn.Linear(150, 132, bias=False)
+            )
+            self.turned = nn.Parameter(torch.randn(132, 129) / 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.layers(x) @ self.turned + x[..., :1])
+
+    rules = check(Net().eval(), torch.randn(*shape), tuning=ALWAYS_A_KERNEL)
+    assert list(rules.values()).count("row product") == 3
+    assert any("gelu" in name and "row_product" in name for name in rules)

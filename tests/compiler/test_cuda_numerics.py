@@ -11,6 +11,15 @@ from torch import nn
 
 from tests.compiler.gpu_programs import check
 from tests.compiler.nets import Bags, Block, Residual
+from tvmify.compiler.schedule.choice import Choices, choosing
+
+
+class Kernels(dict[str, str]):
+    """Says that kernels were measured faster, for any product."""
+
+    def get(self, workload: str, default: Any = None) -> str:
+        return "kernel"
+
 
 attention = F.scaled_dot_product_attention
 
@@ -124,6 +133,64 @@ def test_norms_and_softmax(dtype: torch.dtype):
         assert b"Half(3, 4, 6" in artifact.library  # eager's kernel has the casts inside
 
 
+def test_reshapes_one_after_the_other_copy_nothing():
+    def reshaped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.mT @ x).reshape(3, 2, 6).reshape(12, 3) @ y
+
+    artifact = check(reshaped, torch.randn(5, 6), torch.randn(3, 4))
+    assert not any("fused" in name for name in artifact.report["kernels"])
+
+
+def test_reshapes_of_nothing():
+    def reshaped(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+        return [x.exp().reshape(3, 0).reshape(0, 5), (x.T @ y).view(1, 5, 4).view(2, 10) + 1]
+
+    check(reshaped, torch.randn(0, 5), torch.randn(0, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_follows_a_reshape_joins_the_product_of_a_row(dtype: torch.dtype):
+    class Lengthened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(200, 120, dtype=dtype))
+            self.bias = nn.Parameter(torch.randn(120, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            widened = torch.addmm(self.bias, x.view(-1, 200), self.weight)
+            return F.gelu(widened.view(1, 1, 120)) + x[..., :120]
+
+    with choosing(Choices(measured=Kernels())):
+        artifact = check(Lengthened().eval(), torch.randn(1, 1, 200, dtype=dtype))
+    names = artifact.report["kernels"]
+    assert any("row_product" in name and "gelu" in name for name in names), names
+
+
+def test_reshapes_of_products_that_stay_where_they_are():
+    def reshaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
+        row = torch.addmm(bias, x, weight)
+        scalar = (x @ weight[:, :1]).view(()) * 2
+        whole = (x.long() @ weight.long()).view(1, 1, 6) * 2
+        widened = (x @ weight[:, :1] + bias).view(1, 1, 6) * 2
+        batched = (x[None] @ weight[None]).view(1, 6) * 2
+        return [row.view(1, 1, 6) * 2, row, row.view(2, 3) * 2, scalar, whole, widened, batched]
+
+    check(reshaped, torch.randn(1, 40), torch.randn(40, 6), torch.randn(6))
+    check(lambda x, y: (x.T @ y).view(1, 1, 6) * 2, torch.randn(40, 1), torch.randn(40, 6))
+    check(lambda x, y: (x @ y).view(2, 2, 6) * 2, torch.randn(4, 40), torch.randn(40, 6))
+
+
+def test_results_that_others_read_as_they_are_are_computed():
+    def both(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
+        product = x @ weight
+        sum_ = product + bias
+        reshaped = sum_.view(2, 2, 3).view(3, 4)
+        return [product, sum_, reshaped, reshaped.view(12)]
+
+    artifact = check(both, torch.randn(4, 5), torch.randn(5, 3), torch.randn(3))
+    assert not any("matmul" in name for name in artifact.report["kernels"])
+
+
 def test_a_product_that_is_read_twice_is_computed_once():
     def residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         product = x @ weight
@@ -140,3 +207,13 @@ def test_what_cpus_do_in_loops_of_their_own():
     assert artifact.report["bridged"] == {"aten.lstm.input": 1}
     artifact = check(lambda x: x.cumsum(1), torch.randn(2, 5, 6))
     assert artifact.report["bridged"] == {"aten.cumsum.default": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rows_times_weights_are_summed_in_float32(dtype: torch.dtype):
+    layers = nn.Linear(300, 200), nn.SiLU(), nn.Linear(200, 96, bias=False)
+    net, x = nn.Sequential(*layers).eval().to(dtype), torch.randn(1, 1, 300).to(dtype)
+    with choosing(Choices(measured=Kernels())):
+        artifact = check(net, x)
+    assert b"aten::" not in artifact.library
+    assert any("row_product" in name for name in artifact.report["kernels"])

@@ -102,3 +102,13 @@ def test_progress_is_told():
     )
     assert told[0] == (0, 2)
     assert told == sorted(told)
+
+
+def test_what_cannot_be_measured_is_as_the_rules_have_it():
+    def fails(*_):
+        raise RuntimeError("out of memory\nand so on")
+
+    database = Measurements(None, "cpu")
+    report = tuned(mlp(), database, fails).report["tuning"]
+    assert set(report["failed"].values()) == {"out of memory"}
+    assert (report["workloads"], report["measured"], len(database)) == (2, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 import tvmify
 from tests.gpu.nets import NETS, image, mlp
 from tests.tolerances import assert_close_to_reference
+from tvmify import keys
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -198,3 +200,29 @@ def test_a_file_without_code_for_the_gpu_is_interpreted_there(tmp_path: Path):
     with pytest.warns(UserWarning, match="code for the CPU, and the tensors are on cuda"):
         result = loaded(x.to("cuda"))
     torch.testing.assert_close(result.cpu(), net(x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_module_may_go_while_its_kernels_run_and_others_are_captured():
+    nets = [on_gpu(name) for name in ("mlp", "block")]
+    (gone, x), (fast, y) = ((compiled(net), given) for net, given in nets)
+    expected = nets[0][0](x)
+    for _ in range(2):
+        gone(x)
+        fast(y)
+    torch.cuda._sleep(100_000_000)
+    result = gone(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fast(y)
+        del gone
+        gc.collect()
+    compiled(nn.ReLU())(x)  # what was dropped leaves now
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
+    graph.replay()
+    torch.cuda.synchronize()
+
+
+def test_the_driver_is_the_one_that_pytorch_sees():
+    bindings: Any = torch._C
+    version = bindings._cuda_getDriverVersion()
+    assert keys._driver_version() == f"{version // 1000}.{version % 1000 // 10}"

@@ -138,7 +138,7 @@ def gpus() -> Iterator[Finding]:
     """Name the GPUs that PyTorch sees, and look for what compiles for them."""
     import torch
 
-    from tvmify.compiler.cuda import nvcc
+    from tvmify.compiler.cuda import nvcc, nvrtc
     from tvmify.target import arch_of
 
     if not torch.cuda.is_available():
@@ -148,7 +148,7 @@ def gpus() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         arch = arch_of(*torch.cuda.get_device_capability(index))
         yield Finding(OK, f"GPU {index}", f"{torch.cuda.get_device_name(index)} ({arch})")
-    if tool := nvcc.find() or nvcc.nvrtc():
+    if tool := nvcc.find() or nvrtc.find():
         yield Finding(OK, "CUDA compiler", tool)
     else:
         advice = f"{nvcc.INSTALL} Until then only what is in a cache runs compiled on a GPU."

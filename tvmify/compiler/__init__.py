@@ -105,7 +105,7 @@ def _compile(
             imported = import_program(program, unpacked)
     choices = choice.Choices(accuracy)
     report: dict[str, object] = {}
-    if tuning is not None and target.kind == "llvm":  # no rule for GPUs leaves a choice
+    if tuning is not None:
         with stages("tune"):
             tuned = tune(imported.ir_mod, tvm_target, choices, tuning)
             choices = dataclasses.replace(choices, measured=tuned.winners)

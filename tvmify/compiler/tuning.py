@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmify.artifact import Artifact
-    from tvmify.compiler.samples import Sample
+    from tvmify.compiler.sample import Sample
     from tvmify.compiler.schedule.choice import Choices
 
 #: No workload is begun that would end after so many seconds, if it took as long as the longest
@@ -84,7 +84,7 @@ class Tuned:
     changed
         The winners that are not the rule's choice.
     failed
-        For each workload that could not be built by itself, why.
+        For each workload that could not be built or run by itself, why.
     """
 
     winners: dict[str, str] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def tune(
     deadline = time.monotonic() + tuning.limit
     tuned = Tuned()
     for _ in range(_PASSES):
-        asking = dataclasses.replace(choices, measured=tuned.winners, asked={})
+        asking = dataclasses.replace(choices, measured=tuned.winners, asked={}, samples={})
         samples = samples_of(ir_mod, target, asking)
         unknown = []
         for workload in sorted(samples, key=lambda name: -samples[name].work):
@@ -167,23 +167,32 @@ def _measure(
 ) -> None:
     built = _build(batch, target, choices, tuned.winners)
     for workload, results in zip(batch, built, strict=True):
-        first = results[0]
-        if isinstance(first, Exception):
-            # Nothing to compare with, and no reason to give up the program: it may build there.
-            tuned.failed[workload.name] = first_line(first)
+        try:
+            seconds = _time(workload, results, tuning)
+        except Exception as error:  # TVM's share no narrower class; a GPU may be full
+            # No reason to give up the program: it may build, and run, there.
+            tuned.failed[workload.name] = first_line(error)
             tuned.settle(workload.name, workload.candidates, workload.candidates[0])
             continue
-        inputs, weights = workload.sample.tensors()
-        able = [result for result in results if not isinstance(result, Exception)]
-        times = iter(tuning.measure(able, inputs, weights))
-        seconds = {
-            name: math.inf if isinstance(result, Exception) else next(times)
-            for name, result in zip(workload.candidates, results, strict=True)
-        }
         tuning.database.record(workload.name, seconds)
         tuned.measured += 1
         best = tuning.database.best(workload.name, workload.candidates)
         tuned.settle(workload.name, workload.candidates, best or workload.candidates[0])
+
+
+def _time(
+    workload: _Workload, results: list[Artifact | Exception], tuning: Tuning
+) -> dict[str, float]:
+    """Return the seconds of each candidate; what cannot be built takes for ever."""
+    if isinstance(results[0], Exception):
+        raise results[0]  # there is nothing to compare with
+    inputs, weights = workload.sample.tensors()
+    able = [result for result in results if not isinstance(result, Exception)]
+    times = iter(tuning.measure(able, inputs, weights))
+    return {
+        name: math.inf if isinstance(result, Exception) else next(times)
+        for name, result in zip(workload.candidates, results, strict=True)
+    }
 
 
 def _build(

@@ -1,5 +1,6 @@
 #include "compiled_module.h"
 
+#include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
@@ -181,6 +182,8 @@ c10::Device CompiledModule::device_of(at::ArrayRef<at::Tensor> tensors,
                                       const PackedWeights* weights) const {
   if (architecture_.empty()) return c10::kCPU;
   const bool has_weights = weights != nullptr && !weights->tensors().empty();
+  // Whoever has no tensor has not made PyTorch set CUDA up.
+  if (tensors.empty() && !has_weights) at::globalContext().lazyInitDevice(c10::kCUDA);
   const c10::Device device = !tensors.empty() ? tensors.front().device()
                              : has_weights    ? weights->device()
                                               : c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();

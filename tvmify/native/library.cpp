@@ -10,9 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "cuda.h"
@@ -102,36 +104,86 @@ std::string unique_path(int file) {
 
 }  // namespace
 
-Library::Library(const at::Tensor& bytes, c10::DeviceType type)
-    : idle_(type == c10::kCPU ? 1 : c10::impl::VirtualGuardImpl(type).deviceCount()) {
+Library::Loaded::~Loaded() {
+  for (Pool& pool : idle) {
+    for (auto& place : pool) delete place.load();
+  }
+  executable = std::nullopt;  // its destructor runs code of the library
+  if (handle != nullptr) dlclose(handle);
+  if (file >= 0) close(file);
+}
+
+class Library::Retired {
+ public:
+  using Several = std::vector<std::unique_ptr<Loaded>>;
+
+  void add(Several several) {
+    const std::lock_guard<std::mutex> lock(changing_);
+    std::move(several.begin(), several.end(), std::back_inserter(several_));
+  }
+
+  // Destroys them, when the GPUs have done all that they were given so far.
+  void clear() {
+    Several leaving;
+    {
+      const std::lock_guard<std::mutex> lock(changing_);
+      leaving.swap(several_);
+    }
+    try {
+      wait_for(leaving);
+    } catch (...) {
+      add(std::move(leaving));
+      throw;
+    }
+  }
+
+ private:
+  static void wait_for(const Several& several) {
+    for (size_t i = 0; !several.empty() && i < several.front()->idle.size(); ++i) {
+      const auto was_used = [i](const std::unique_ptr<Loaded>& loaded) {
+        return loaded->idle[i].front().load() != nullptr;
+      };
+      // Elsewhere, a context would have to be made to be waited for.
+      if (std::none_of(several.begin(), several.end(), was_used)) continue;
+      c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(static_cast<c10::DeviceIndex>(i));
+    }
+  }
+
+  std::mutex changing_;
+  Several several_;
+};
+
+Library::Retired& Library::retired() {
+  static auto* const retired = new Retired();  // never destroyed: CUDA's own statics may be gone
+  return *retired;
+}
+
+Library::Library(const at::Tensor& bytes, c10::DeviceType type) : type_(type) {
   check_is_library(bytes);
   publish_tvm_runtime();
-  file_ = sealed_file(bytes);
-  try {
-    const std::string path = unique_path(file_);
-    // Not ffi::Module::LoadFromFile, which wants a path with an extension.
-    static const auto load = ffi::Function::GetGlobalRequired("ffi.Module.load_from_file.so");
-    executable_ = load(path, "so").cast<ffi::Module>();
-    handle_ = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
-    TORCH_CHECK(handle_ != nullptr, "a compiled library is gone after loading: ", dlerror());
-    use_torch_threads(handle_);
-  } catch (...) {
-    close(file_);
-    throw;
-  }
+  const bool on_cpu = type == c10::kCPU;
+  if (!on_cpu) retired().clear();
+  loaded_ = std::make_unique<Loaded>(on_cpu ? 1 : c10::impl::VirtualGuardImpl(type).deviceCount());
+  loaded_->file = sealed_file(bytes);
+  const std::string path = unique_path(loaded_->file);
+  // Not ffi::Module::LoadFromFile, which wants a path with an extension.
+  static const auto load = ffi::Function::GetGlobalRequired("ffi.Module.load_from_file.so");
+  loaded_->executable = load(path, "so").cast<ffi::Module>();
+  loaded_->handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  TORCH_CHECK(loaded_->handle != nullptr, "a compiled library is gone after loading: ", dlerror());
+  use_torch_threads(loaded_->handle);
 }
 
 Library::~Library() {
-  for (Pool& pool : idle_) {
-    for (auto& place : pool) delete place.load();
-  }
-  executable_ = std::nullopt;  // its destructor runs code of the library
-  dlclose(handle_);
-  close(file_);
+  if (type_ == c10::kCPU) return;
+  Retired::Several self;
+  self.push_back(std::move(loaded_));
+  retired().add(std::move(self));
 }
 
 Library::Lease Library::lease(c10::Device device) const {
-  Pool& pool = device.is_cpu() ? idle_.front() : idle_.at(static_cast<size_t>(device.index()));
+  Pool& pool = device.is_cpu() ? loaded_->idle.front()
+                               : loaded_->idle.at(static_cast<size_t>(device.index()));
   // Lock-free, so that a fork in the middle of another thread's call leaves nothing locked.
   for (auto& place : pool) {
     if (place.load(std::memory_order_relaxed) == nullptr) continue;
@@ -144,7 +196,7 @@ Library::Lease Library::lease(c10::Device device) const {
 
 Library::Lease Library::lease_for_packing(c10::Device device) const {
   if (!device.is_cpu()) return lease(device);
-  return {idle_.front(), make_machine(device, kNaiveAllocator), false};
+  return {loaded_->idle.front(), make_machine(device, kNaiveAllocator), false};
 }
 
 void Library::Lease::give_back() {
@@ -163,7 +215,8 @@ void Library::Lease::give_back() {
 std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int memory) const {
   constexpr int kCpu = kDLCPU;
   const std::lock_guard<std::mutex> lock(making_);
-  auto module = (*executable_)->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
+  auto module =
+      (*loaded_->executable)->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
   const ffi::Function initialize = module->GetFunction("vm_initialization").value();
   if (device.is_cpu()) {
     initialize(kCpu, /*device_id=*/0, memory);
@@ -182,12 +235,12 @@ std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int 
 
 at::Tensor Library::bytes() const {
   struct stat status{};
-  TORCH_CHECK(fstat(file_, &status) == 0, "fstat: ", std::strerror(errno));
+  TORCH_CHECK(fstat(loaded_->file, &status) == 0, "fstat: ", std::strerror(errno));
   at::Tensor bytes = at::empty({status.st_size}, at::kByte);
   auto* data = static_cast<char*>(bytes.mutable_data_ptr());
   for (off_t done = 0; done < status.st_size;) {
     const ssize_t count =
-        pread(file_, data + done, static_cast<size_t>(status.st_size - done), done);
+        pread(loaded_->file, data + done, static_cast<size_t>(status.st_size - done), done);
     TORCH_CHECK(count > 0, "reading a compiled library back: ", std::strerror(errno));
     done += count;
   }

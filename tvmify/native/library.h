@@ -52,6 +52,8 @@ class Library {
   // Loads the bytes of a shared library, a contiguous uint8 tensor. No file is involved that
   // anybody could replace or truncate while its code runs. Its programs run on the CPU, or on GPUs.
   Library(const at::Tensor& bytes, c10::DeviceType type);
+  // What is for a GPU stays until the next such library is loaded: its kernels may be running, and
+  // waiting for them here might spoil a graph that somebody captures.
   ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
@@ -67,14 +69,29 @@ class Library {
   at::Tensor bytes() const;
 
  private:
+  // All that leaves with the library.
+  struct Loaded {
+    explicit Loaded(size_t devices) : idle(devices) {}
+    ~Loaded();
+    Loaded(const Loaded&) = delete;
+    Loaded& operator=(const Loaded&) = delete;
+
+    int file = -1;           // anonymous, and sealed where it can be
+    void* handle = nullptr;  // from dlopen
+    tvm::ffi::Optional<tvm::ffi::Module> executable;
+    std::vector<Pool> idle;  // of the CPU, or of each GPU
+  };
+
+  // Those for GPUs that nobody uses any more.
+  class Retired;
+  static Retired& retired();
+
   // `memory` is the number of the allocator for the CPU.
   std::unique_ptr<Machine> make_machine(c10::Device device, int memory) const;
 
-  int file_ = -1;           // anonymous, and sealed where it can be
-  void* handle_ = nullptr;  // from dlopen
-  tvm::ffi::Optional<tvm::ffi::Module> executable_;
+  const c10::DeviceType type_;
+  std::unique_ptr<Loaded> loaded_;
   mutable std::mutex making_;
-  mutable std::vector<Pool> idle_;  // of the CPU, or of each GPU
 };
 
 // A library that is checked and loaded when it is first used. Any thread may call any method.

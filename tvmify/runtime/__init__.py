@@ -16,6 +16,7 @@ from tvmify.runtime.gradients import attach
 from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
+from tvmify.runtime.measuring_gpu import measure_on
 from tvmify.runtime.surroundings import (
     autocast_text,
     casting,
@@ -51,6 +52,7 @@ __all__ = [
     "is_capturing",
     "load",
     "measure",
+    "measure_on",
     "original",
     "unusual_signature",
     "watch",

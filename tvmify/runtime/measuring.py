@@ -43,7 +43,7 @@ def measure(
         processor between calls, as far as they fit. Weights do not, as in a network, where those
         of other layers are read in between: copies of them take turns.
     """
-    turns = [_turns(artifact, weights) for artifact in artifacts]
+    turns = [cycle(copies(artifact, weights)[0]) for artifact in artifacts]
     leaves = tuple(inputs)
     best = [float("inf")] * len(turns)
     for done in range(_ROUNDS):
@@ -55,19 +55,20 @@ def measure(
     return best
 
 
-def _turns(artifact: Artifact, weights: Sequence[torch.Tensor]) -> Iterator[Call | GraphedCall]:
-    """Return calls of an artifact, one after the other with copies of the weights."""
-    executor, packed = Executor(artifact), PackedWeights()
-    executor.bind(weights, packed)
-    calls = [executor.call()]
-    if artifact.packed:
-        tensors = packed.take(artifact.packed, list)
-        size = sum(tensor.nbytes for tensor in tensors)
-        for _ in range(min(_MOST_COPIES, _COLD // max(size, 1))):
-            other = executor.share()
-            other.bind(weights, PackedWeights())
-            calls.append(other.call())
-    return cycle(calls)
+def copies(
+    artifact: Artifact, weights: Sequence[torch.Tensor], cold: int = _COLD
+) -> tuple[list[Call | GraphedCall], list[torch.Tensor]]:
+    """Return calls of an artifact with copies of the weights, of so many bytes; and the copies."""
+    executor = Executor(artifact)
+    executor.bind(weights, store := PackedWeights())
+    calls, held = [executor.call()], store.take(artifact.packed, list)
+    size = sum(tensor.nbytes for tensor in held)
+    for _ in range(min(_MOST_COPIES, cold // size) if size else 0):
+        other = executor.share()
+        other.bind(weights, store := PackedWeights())
+        calls.append(other.call())
+        held += store.take(artifact.packed, list)
+    return calls, held
 
 
 def _fastest(

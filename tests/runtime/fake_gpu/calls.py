@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tvmify import keys
 from tvmify.compiler import compile
 from tvmify.runtime import cpu_features
 from tvmify.target import Target, target_for
@@ -30,6 +31,16 @@ class Net(nn.Module):
         y = torch.relu(self.linear(x)) + torch.arange(6.0)
         ordered = torch.sort(y, stable=True)[0]
         return y, ordered, (y * 2).view(-1), torch.sort(-y)[0].view(-1)
+
+
+def exported_constant() -> torch.export.ExportedProgram:
+    """Return a program without any tensor."""
+
+    class Constant(nn.Module):
+        def forward(self) -> torch.Tensor:
+            return torch.arange(6.0) * 2
+
+    return torch.export.export(Constant(), ())
 
 
 def compiled(artifact: Any, architecture: str) -> Any:
@@ -55,12 +66,14 @@ def main() -> None:
     with torch.no_grad():
         exported = torch.export.export(net, (x,))
         expected = net(x)
-    artifact = compile(exported, target_for(None, "cpu", cpu_features()))
+    target = target_for(None, "cpu", cpu_features())
+    artifact = compile(exported, target)
     weights = [dict(net.named_parameters())[name].detach() for name in artifact.weights]
 
     for architecture in ("sm_90a", "sm_86", "sm_75", "nonsense"):
         refusal = compiled(artifact, architecture).refusal()
         assert f"({architecture}), and cuda:0 is sm_80, cuda:1 is sm_80" in refusal, refusal
+    assert "driver: 13.2" in keys._cuda_text(torch.device("cuda", 0))
     module = compiled(artifact, "sm_80")
     assert module.refusal() == ""
 
@@ -91,8 +104,17 @@ def main() -> None:
     assert [": not used" in line for line in saved.explain()] == [True, False]
 
     del results, result, given, gpu, module, saved
+    waits = fake.synchronizations()
     gc.collect()
-    assert fake.blocks() == 0, fake.blocks()
+    # Kernels may still run: their library stays, with its constants on both GPUs, …
+    assert (fake.blocks(), fake.synchronizations()) == (2, waits)
+    constant = compiled(compile(exported_constant(), target), "sm_80")
+    assert fake.initializations() == 0
+    results = constant.forward([])  # … until the next one is loaded.
+    assert (fake.initializations(), fake.synchronizations()) == (1, waits + 3)
+    assert torch.equal(fake.to_cpu(results[0]), torch.arange(6.0) * 2)
+    assert results[0].device == torch.device("cuda", 0)
+    assert fake.blocks() == 2, fake.blocks()
     sys.stdout.write("done\n")
 
 

@@ -25,7 +25,7 @@ constexpr c10::DeviceIndex kDevices = 2;
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::array<c10::StreamId, kDevices> current_streams{};
-int64_t synchronizations = 0;
+int64_t synchronizations = 0, initializations = 0;
 
 c10::DeviceIndex index_of(c10::Device device) {
   return device.has_index() ? device.index() : current_device;
@@ -63,7 +63,7 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  void init() const override {}
+  void init() const override { ++initializations; }
   bool hasCUDA() const override { return true; }
   bool hasCUDART() const override { return true; }
   int getNumGPUs() const override { return kDevices; }
@@ -184,6 +184,7 @@ TORCH_LIBRARY(fake_gpu, library) {
   library.def("current_device() -> int", [] { return int64_t{current_device}; });
   library.def("blocks() -> int", [] { return static_cast<int64_t>(blocks.size()); });
   library.def("synchronizations() -> int", [] { return synchronizations; });
+  library.def("initializations() -> int", [] { return initializations; });
   // Of the block that the tensor is in; -1 if it is none of the allocator's.
   library.def("stream_of(Tensor tensor) -> int", stream_of);
   // Whether PyTorch knows the memory as its own, as `record_stream` asks.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tvm
+from tvm import relax
+
 from tvmify.compiler.backend import Backend
 from tvmify.compiler.cuda.attention import CallAttention
 from tvmify.compiler.cuda.libraries import CallLibraries
+from tvmify.compiler.cuda.products import ReshapeRows
 from tvmify.compiler.cuda.rules import schedule
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
@@ -12,7 +16,15 @@ from tvmify.compiler.schedule import reduction, reshape
 
 CUDA = Backend(
     attention=(CancelTransposes(), CallAttention()),
-    before_legalizing=CallLibraries(),
+    before_legalizing=tvm.transform.Sequential(
+        [
+            ReshapeRows(),
+            # One is a view, two would be fused into a kernel that copies.
+            relax.transform.RemoveRedundantReshape(),
+            relax.transform.DeadCodeElimination(),
+            CallLibraries(),
+        ]
+    ),
     legalizers={
         **KEEP_NAN,
         "relax.reshape": reshape.legalize,

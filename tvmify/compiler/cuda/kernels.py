@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from tvm.tirx.build import codegen_build
 
 from tvmify.compiler.cuda import nvcc
 
+#: The environment is that of all threads.
+_GENERATING = threading.Lock()
 #: TVM's names of such modules, and of the host's code, which is packed without content.
 _KIND, _HOST = b"cuda", b"_lib"
 #: TVM's names of the forms of their code.
@@ -46,7 +49,7 @@ class Kernels:
 
 def generate(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Kernels:
     """Generate and compile the code of lowered kernels."""
-    with _without_runtime():
+    with _GENERATING, _without_runtime():
         module = codegen_build(ir_mod, target)
     source = str(module.inspect_source("cuda"))
     return Kernels(module, source, nvcc.compile(source, str(target.attrs["arch"])))

@@ -8,7 +8,6 @@ permutations are views: a contiguous tensor in the program's layout, channels la
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,12 +19,15 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.bridge import FUNCTION, example, insert
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.cuda.products import by_kernel
+from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
-_ASTYPE, _MATMUL = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.matmul")
+_ADD, _ASTYPE, _MATMUL, _PERMUTE = (
+    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul", "permute_dims")
+)
 #: Layouts as PyTorch has them, whatever the memory format.
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
 
@@ -84,18 +86,20 @@ class CallLibraries:
 class _Calling(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
-        blocks = ir_mod["main"].body.blocks
-        self.values = {b.var: b.value for block in blocks for b in block.bindings}
-        self.readers: Counter[relax.Var] = Counter()
-        for value in self.values.values():
-            self.readers.update(relax.analysis.free_vars(value))
+        self.values, self.readers = values_and_readers(ir_mod["main"])
+        linear = filter(None, map(self.linear, self.values.values()))
+        #: Products that additions take along.
+        self.taken = [product for product, _ in linear]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
-        if name == "relax.add":
-            linear = self.linear(op)
-            return call if linear is None else linear
+        if any(op.same_as(product) for product in self.taken):
+            return call  # nobody will read it
+        if (linear := self.linear(op)) is not None:
+            product, bias = linear
+            operands = [self.visit_expr(x) for x in (*product.args, bias)]
+            return _product(self, operands[:2], _shape(op), op.ty.dtype, operands[2:])
         if name == "relax.astype":
             source = self.narrow(call.args[0])
             return source if source is not None and source.ty.dtype == call.ty.dtype else call
@@ -103,34 +107,33 @@ class _Calling(PyExprMutator):
             return call
         return _CALLS[name](self, call)
 
-    def linear(self, op: relax.Call) -> relax.Expr | None:
-        """Return a product and the addition of a bias as one call; cuBLAS has both."""
-        for product, bias in (op.args, reversed(op.args)):
-            value = self.values.get(product)
+    def linear(self, value: Expr) -> tuple[relax.Call, Expr] | None:
+        """Return a product and the bias that is added to it, if it is that; cuBLAS has both."""
+        if not is_call(_ADD, value):
+            return None
+        for variable, bias in (value.args, reversed(value.args)):
+            product = self.values.get(variable)
             if (
-                isinstance(value, relax.Call)
-                and value.op == _MATMUL
-                and self.readers[product] == 1
-                and str(op.ty.dtype) in _DTYPES
-                and len(value.args[1].ty.shape.values) == 2
-                and _shape(bias) == _shape(value)[-1:]
-                and len(_shape(value)) > 1
+                is_call(_MATMUL, product)
+                and self.readers[variable] == 1
+                and str(value.ty.dtype) in _DTYPES
+                and len(product.args[1].ty.shape.values) == 2
+                and _shape(bias) == _shape(product)[-1:]
+                and len(_shape(product)) > 1
             ):
-                operands = [self.visit_expr(x) for x in (*value.args, bias)]
-                return _product(self, operands[:2], _shape(value), op.ty.dtype, operands[2:])
+                return product, bias
         return None
 
     def narrow(self, x: Expr) -> Expr | None:
         """Return the tensor of a half type that a tensor was made of, if it was."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        is_cast = isinstance(value, relax.Call) and value.op == _ASTYPE
-        source = value.args[0] if is_cast else None
+        source = value.args[0] if is_call(_ASTYPE, value) else None
         return source if source is not None and str(source.ty.dtype) in _HALF else None
 
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
         """Return a matrix as it lies in memory, and whether that is the other way around."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        if not isinstance(value, relax.Call) or value.op != tvm.ir.Op.get("relax.permute_dims"):
+        if not is_call(_PERMUTE, value):
             return x, False
         rank = len(value.ty.shape.values)
         axes = value.attrs.axes
@@ -149,9 +152,13 @@ def _product(
     shape: list[int],
     dtype: Any,
     bias: list[Expr],
-) -> relax.Call:
+) -> relax.Expr:
     # A weight stays as it is: cuBLAS takes either order.
     operands, turned = zip(*(calling.transposed(x) for x in factors), strict=True)
+    if not turned[0]:
+        made = by_kernel(calling.builder_, *operands, turned[1], bias, shape)
+        if made is not None:
+            return made
 
     def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
         left = record("transpose", left, -2, -1) if turned[0] else left

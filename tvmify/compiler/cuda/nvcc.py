@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from tvmify.compiler.cuda import nvrtc
 from tvmify.errors import BuildError
 
 #: TVM writes an infinity of type bfloat16 so, which no header of CUDA's knows.
 _INFINITY = "-Dinff=__int_as_float(0x7f800000)"
 #: No fast math: eager's own kernels are not compiled with it either.
-_OPTIONS = (
-    f"-cubin -O3 -w -std=c++17 --expt-relaxed-constexpr {_INFINITY} "
-    "-U__CUDA_NO_HALF_OPERATORS__ -U__CUDA_NO_HALF_CONVERSIONS__ "
-    "-U__CUDA_NO_BFLOAT16_OPERATORS__ -U__CUDA_NO_BFLOAT16_CONVERSIONS__ "
-    "-U__CUDA_NO_BFLOAT162_OPERATORS__ -U__CUDA_NO_BFLOAT162_CONVERSIONS__"
-).split()
-#: For NVRTC: the first three undo what TVM asks it for.
-_EXACT = ["--ftz=false", "--prec-div=true", "--prec-sqrt=true", _INFINITY]
-
+_BOTH = ["-std=c++17", "-w", _INFINITY]
+_OPTIONS = [
+    *(*_BOTH, "-cubin", "-O3", "--expt-relaxed-constexpr"),
+    *(f"-U__CUDA_NO_{name}_OPERATORS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
+    *(f"-U__CUDA_NO_{name}_CONVERSIONS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
+]
 
 #: What to do where there is neither.
-INSTALL = "Install the CUDA toolkit and put nvcc on PATH, or `pip install cuda-bindings`."
+INSTALL = f"Install the CUDA toolkit and put nvcc on PATH, or `pip install {nvrtc.PACKAGES}`."
 
 
 def find() -> str | None:
@@ -37,13 +34,6 @@ def find() -> str | None:
         if found is not None:
             return found
     return None
-
-
-def nvrtc() -> str | None:
-    """Return the package through which NVRTC can be called, if it is installed."""
-    package = "cuda.bindings"
-    found = importlib.util.find_spec("cuda") and importlib.util.find_spec(package)
-    return package if found else None
 
 
 def compile(source: str, arch: str) -> bytes:
@@ -59,10 +49,8 @@ def compile(source: str, arch: str) -> bytes:
     nvcc = find()
     if nvcc is not None:
         return _by_nvcc(nvcc, source, arch)
-    if nvrtc():
-        from tvm.support.nvcc import compile_cuda
-
-        return bytes(compile_cuda(source, "cubin", arch, _EXACT, compiler="nvrtc"))
+    if nvrtc.find():
+        return nvrtc.compile(source, arch, _BOTH)
     raise BuildError("there is no compiler for CUDA", INSTALL)
 
 

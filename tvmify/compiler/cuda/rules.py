@@ -10,7 +10,9 @@ from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
+from tvmify.compiler.cuda.products import ROW_PRODUCT
 from tvmify.compiler.messages import first_line
+from tvmify.compiler.schedule.loops import find
 
 #: Elements that a thread reads and writes at once, and threads of a block.
 _LANES, _THREADS = 4, 256
@@ -69,9 +71,19 @@ def _mentions(index: tirx.Expr, variable: tirx.Var) -> bool:
     return any(found.same_as(variable) for found in tirx.analysis.undefined_vars(index, []))
 
 
-#: Products and convolutions are not among them: `tvmify.compiler.cuda.libraries` has those.
+class RowProduct(ScheduleRule):
+    """TVM's own, of which a sum of another kind is none."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule what `tvmify.compiler.cuda.products` makes, and what was fused with it."""
+        is_one = find(s_tir.Schedule(func), ROW_PRODUCT) is not None
+        return gpu.GEMV().apply(func, target, tunable) if is_one else None
+
+
+#: Products of more than a row, and convolutions, are `tvmify.compiler.cuda.libraries`'s.
 RULES: dict[str, ScheduleRule] = {
     "elementwise": Elementwise(),
+    "row product": RowProduct(),
     "reduction": gpu.Reduction(),
     "general reduction": gpu.GeneralReduction(),
     "fallback": gpu.Fallback(),

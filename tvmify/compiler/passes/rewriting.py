@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import tvm
+from tvm import relax
+from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
 
@@ -13,3 +18,19 @@ def rewrite_main(ir_mod: tvm.IRModule, mutator: type[PyExprMutator]) -> tvm.IRMo
         ir_mod.get_global_var("main"), rewriting.visit_expr(ir_mod["main"])
     )
     return rewriting.builder_.get()
+
+
+def values_and_readers(
+    function: relax.Function,
+) -> tuple[dict[relax.Var, Expr], Counter[relax.Var]]:
+    """Return what each variable is bound to, and how many bindings read it."""
+    values = {found.var: found.value for block in function.body.blocks for found in block.bindings}
+    readers: Counter[relax.Var] = Counter()
+    for value in values.values():
+        readers.update(relax.analysis.free_vars(value))
+    return values, readers
+
+
+def is_call(operator: tvm.ir.Op, value: Any) -> bool:
+    """Whether a value is a call of an operator."""
+    return isinstance(value, relax.Call) and value.op == operator

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +24,9 @@ class Choices:
     asked
         Filled as the program is compiled: for each workload the names of its candidates, the
         heuristic's choice first.
+    samples
+        Filled likewise: for a workload that is no operator by itself a
+        `tvmify.compiler.sample.Sample`.
     most
         So many candidates of a workload are worth their time. The heuristic lists the more
         promising ones first.
@@ -32,6 +35,7 @@ class Choices:
     accuracy: str = "default"
     measured: Mapping[str, str] = field(default_factory=dict)
     asked: dict[str, list[str]] = field(default_factory=dict)
+    samples: dict[str, Any] = field(default_factory=dict)
     most: int = 6
 
 
@@ -53,7 +57,7 @@ def is_strict() -> bool:
     return _current().accuracy == "strict"
 
 
-def choose(workload: str, candidates: Sequence[T]) -> T:
+def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | None = None) -> T:
     """Return the candidate measured fastest for a workload, else the first.
 
     Parameters
@@ -64,9 +68,13 @@ def choose(workload: str, candidates: Sequence[T]) -> T:
     candidates
         In the order in which the heuristic likes them. ``str`` of each is its name, and has to be
         the same in every process.
+    sample
+        Returns what to measure it by, where that is not the operator that is being lowered.
     """
     current = _current()
     names = [str(candidate) for candidate in candidates]
+    if sample is not None and workload not in current.samples:
+        current.samples[workload] = sample()
     current.asked.setdefault(workload, names[: current.most])
     best = current.measured.get(workload)
     return candidates[names.index(best)] if best in names else candidates[0]

@@ -1,0 +1,175 @@
+"""Products of one row with a weight, as of decoders: cuBLAS's, or a kernel of TVM's.
+
+They only read the weight, once: no library is faster than memory, and a kernel takes in the bias,
+the activation and what else follows. Which is faster is measured, where that is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import tvm
+from tvm import relax, te
+from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
+from tvmify.compiler.sample import Sample
+from tvmify.compiler.schedule.choice import choose
+from tvmify.compiler.schedule.legalizing import accumulator, is_weight
+
+#: The candidates: the first is taken where nothing was measured.
+_LIBRARY, _KERNEL = "library", "kernel"
+_DTYPES = frozenset({"float16", "bfloat16", "float32"})
+#: Elements of a weight below which either form takes as long as it takes to begin, and of a row
+#: below which it is no sum to speak of: TVM's last rule is wrong for sums of one element.
+_FEWEST, _SHORTEST = 1 << 14, 32
+#: Name of the block in such kernels.
+ROW_PRODUCT = "row_product"
+#: TVM's name of functions that take in what follows.
+_FUSES = {"op_pattern": 4}
+_ADD, _MATMUL, _RESHAPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "reshape"))
+
+
+@tvm.transform.module_pass(opt_level=0, name="ReshapeRows")
+class ReshapeRows:
+    """Give a row its axes before its product: nothing joins a kernel across a reshape."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Reshaping)
+
+
+@mutator
+class _Reshaping(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        self.values, self.readers = values_and_readers(ir_mod["main"])
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        product = self.only_read_here(op.args[0]) if is_call(_RESHAPE, op) else None
+        bias = []
+        if is_call(_ADD, product):
+            variable, *bias = product.args
+            product = self.only_read_here(variable)
+        if not (
+            is_call(_MATMUL, product)
+            and len(_shape(product.args[1])) == 2
+            and all(len(_shape(shift)) == 1 for shift in bias)
+            and _is_row(_shape(product))
+            and _is_row(_shape(op))
+            and _shape(op)[-1] == _shape(product)[-1]
+            and _shape(product.args[0])[-1] >= _SHORTEST
+        ):
+            return call
+        row, weight, *shifts = (self.visit_expr(x) for x in (*product.args, *bias))
+        row = self.builder_.emit(relax.op.reshape(row, [*_shape(op)[:-1], _shape(row)[-1]]))
+        result = relax.Call(_MATMUL, [row, weight], product.attrs)
+        for shift in shifts:
+            result = relax.op.add(self.builder_.emit(result), shift)
+        return result
+
+    def only_read_here(self, variable: Expr) -> Expr | None:
+        """Return the value of a variable that has a single reader."""
+        return self.values.get(variable) if self.readers[variable] == 1 else None
+
+
+def by_kernel(
+    builder: relax.BlockBuilder,
+    left: Expr,
+    right: Expr,
+    is_turned: bool,
+    bias: Sequence[Expr],
+    shape: Sequence[int],
+) -> Expr | None:
+    """Return a product as a loop for TVM; None if a library is to compute it.
+
+    Parameters
+    ----------
+    left, right
+        The second is a matrix as it lies in memory.
+    is_turned
+        Whether it is the other way around there: a row for each column of the result.
+    bias
+        One, or none.
+    shape
+        Of the result.
+    """
+    dtype = str(left.ty.dtype)
+    operands = [left, right, *bias]
+    if not (
+        len(_shape(right)) == 2
+        and _is_row(shape)
+        and dtype in _DTYPES
+        and all(str(operand.ty.dtype) == dtype for operand in operands)
+        and math.prod(_shape(right)) >= _FEWEST
+        and _shape(left)[-1] >= _SHORTEST
+        and all(is_weight(builder, operand) for operand in operands[1:])
+    ):
+        return None
+    sizes = "x".join(map(str, _shape(right)))
+    order = " turned" if is_turned else ""
+    workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
+
+    def sample() -> Sample:
+        types = [*(operand.ty for operand in operands), relax.TensorType(shape, dtype)]
+        weights = (False, *(True for _ in operands[1:]))
+        return Sample(types, weights, functools.partial(_spelt, is_turned))
+
+    if choose(workload, (_LIBRARY, _KERNEL), sample) == _LIBRARY:
+        return None
+    if not is_turned:
+        right = builder.emit(relax.op.permute_dims(right))  # packed so
+    wide = accumulator(dtype)
+    product = builder.emit(
+        builder.call_te(
+            _row_product,
+            left,
+            right,
+            wide,
+            primfunc_name_hint=ROW_PRODUCT,
+            primfunc_attrs=_FUSES,
+        )
+    )
+    for shift in bias:
+        product = builder.emit(relax.op.add(product, _as(wide, shift)))
+    return _as(dtype, product)
+
+
+def _shape(x: Expr) -> list[int]:
+    return [int(extent) for extent in x.ty.shape.values]
+
+
+def _is_row(shape: Sequence[int]) -> bool:
+    return len(shape) > 1 and math.prod(shape[:-1]) == 1
+
+
+def _as(dtype: str, x: Expr) -> Expr:
+    return x if str(x.ty.dtype) == dtype else relax.op.astype(x, dtype)
+
+
+def _row_product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
+    """Multiply the one row of the left with each of the right."""
+    before = [0] * (len(left.shape) - 1)
+    along = te.reduce_axis((0, left.shape[-1]), "along")
+
+    def element(*at: te.Var) -> Expr:
+        factors = left[(*before, along)].astype(wide), right[at[-1], along].astype(wide)
+        return te.sum(factors[0] * factors[1], axis=along)
+
+    return te.compute((*left.shape[:-1], right.shape[0]), element, name=ROW_PRODUCT)
+
+
+def _spelt(
+    is_turned: bool, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
+) -> relax.Expr:
+    left, right, *bias = operands
+    if is_turned:
+        right = builder.emit(relax.op.permute_dims(right))
+    product = builder.emit(relax.op.matmul(left, right))
+    for shift in bias:
+        product = builder.emit(relax.op.add(product, shift))
+    return product

@@ -1,0 +1,63 @@
+"""A single operator, or a few, with the shapes that they have in a program, as one of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import tvm
+from tvm import relax
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is measured to choose.
+
+    Attributes
+    ----------
+    types
+        Of the operands, and last of the result.
+    weights
+        For each operand whether it depends on weights alone, so that it is packed beforehand.
+    body
+        Emits it, and returns the result.
+    """
+
+    types: Sequence[relax.TensorType]
+    weights: tuple[bool, ...]
+    body: Callable[[relax.BlockBuilder, list[relax.Var]], relax.Expr]
+
+    @property
+    def work(self) -> float:
+        """About how many multiply-adds it takes: exactly those, if it is a matrix product."""
+        return math.sqrt(math.prod(float(math.prod(_shape(ty))) for ty in self.types))
+
+    def tensors(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return random inputs and weights for it, the same every time."""
+        generator = torch.Generator().manual_seed(0)
+        inputs: list[torch.Tensor] = []
+        weights: list[torch.Tensor] = []
+        for ty, fixed in zip(self.types, self.weights, strict=False):
+            values = torch.randn(_shape(ty), generator=generator).to(getattr(torch, str(ty.dtype)))
+            (weights if fixed else inputs).append(values)
+        return inputs, weights
+
+    def ir_mod(self) -> tvm.IRModule:
+        """Return it as a program."""
+        operands = [relax.Var(f"x{i}", ty) for i, ty in enumerate(self.types[:-1])]
+        fixed = list(zip(operands, self.weights, strict=True))
+        parameters = [v for v, is_fixed in fixed if not is_fixed] + [v for v, f in fixed if f]
+        builder = relax.BlockBuilder()
+        attributes = {"num_input": self.weights.count(False)}
+        with builder.function("main", parameters, attrs=attributes):
+            with builder.dataflow():
+                result = builder.emit(self.body(builder, operands))
+                result = builder.emit_output(relax.Tuple([result]))
+            builder.emit_func_output(result)
+        return builder.finalize()
+
+
+def _shape(ty: relax.TensorType) -> list[int]:
+    return [int(extent) for extent in ty.shape.values]
