@@ -106,6 +106,12 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
         return tirx.Cast(str(node.ty.dtype), part("value"))
     if isinstance(node, tirx.Not):
         return tirx.Not(part("a"))
+    if isinstance(node, tirx.Let):
+        return tirx.Let(node.var, part("value"), part("body"))
+    if isinstance(node, tirx.Broadcast):
+        return tirx.Broadcast(part("value"), node.lanes)
+    if isinstance(node, (tirx.Ramp, tirx.Shuffle)):
+        return node
     if hasattr(node, "a") and hasattr(node, "b"):
         return type(node)(part("a"), part("b"))
     if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm)):
