@@ -29,83 +29,107 @@ class ShuffleLoads:
         self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
     ) -> tirx.PrimFunc:
         """Rewrite one function."""
-        return rewrite_body(function, _visit) if SHUFFLES in function.attrs else function
+        if SHUFFLES not in function.attrs:
+            return function
+        return rewrite_body(function, _Shuffling().visit)
 
 
-def _visit(stmt: Stmt) -> Stmt | None:
-    if not isinstance(stmt, tirx.BufferStore) or _lanes(stmt.value) < _FEWEST_LANES:
-        return None
-    return tirx.BufferStore(stmt.buffer, substitute(stmt.value, _shuffled), stmt.indices)
+class _Shuffling:
+    """Goes through the statements of a function, in order.
 
+    Attributes
+    ----------
+    named
+        Values of variables: TVM names what several indices have in common.
+    """
 
-def _shuffled(load: Expr) -> Expr | None:
-    if not isinstance(load, TensorLoad) or len(load.indices) != 1:
-        return None
-    (index,), lanes = load.indices, _lanes(load)
-    if lanes < _FEWEST_LANES or (isinstance(index, tirx.Ramp) and _is(index.stride, 1)):
-        return None
-    analyzer = sym.Analyzer()
-    first = _lane(index, 0)
-    distances = [_distance(analyzer, index, first, i) for i in range(lanes)]
-    if first is None or any(distance is None for distance in distances):
-        return None
-    offsets = [int(distance) for distance in distances if distance is not None]
-    start = analyzer.simplify(first + min(offsets))
-    offsets = [offset - min(offsets) for offset in offsets]
-    windows = _windows(analyzer, start, max(offsets) + 1, lanes, load.source)
-    if windows is None:
-        return None
-    vectors, places = [], {}
-    for begin, width in windows:
-        for i in range(width):
-            places.setdefault(begin + i, len(vectors) * width + i)
-        ramp = tirx.Ramp(analyzer.simplify(start + begin), tirx.const(1, "int32"), width)
-        vectors.append(tirx.BufferLoad(load.source, [ramp]))
-    while len(vectors) * windows[0][1] < lanes:  # TVM's Shuffle returns no more than it is given
-        vectors.append(vectors[-1])
-    return tirx.Shuffle(vectors, [tirx.const(places[offset], "int32") for offset in offsets])
+    def __init__(self) -> None:
+        self.analyzer = sym.Analyzer()
+        self.named: dict[tirx.Var, Expr] = {}
+
+    def visit(self, stmt: Stmt) -> Stmt | None:
+        """Rewrite the loads of a vector that is stored."""
+        if isinstance(stmt, tirx.Bind):
+            # What was unrolled binds its variables again, to a number at times.
+            self.named.pop(stmt.var, None)
+            if isinstance(stmt.value, _ARITHMETIC):
+                self.named[stmt.var] = substitute(stmt.value, self._value)
+        if not isinstance(stmt, tirx.BufferStore) or _lanes(stmt.value) < _FEWEST_LANES:
+            return None
+        return tirx.BufferStore(stmt.buffer, substitute(stmt.value, self._shuffled), stmt.indices)
+
+    def _shuffled(self, load: Expr) -> Expr | None:
+        if not isinstance(load, TensorLoad) or len(load.indices) != 1:
+            return None
+        (index,), lanes = load.indices, _lanes(load)
+        # One index of many lanes: an element of the tensor is a vector.
+        if not _FEWEST_LANES <= lanes == _lanes(index):
+            return None
+        if isinstance(index, tirx.Ramp) and _is(index.stride, 1):
+            return None
+        first = self._lane(index, 0)
+        offsets = [self._distance(index, first, i) for i in range(lanes)]
+        known = [offset for offset in offsets if offset is not None]
+        if first is None or len(known) < lanes:
+            return None
+        start = self.analyzer.simplify(substitute(first + min(known), self._value))
+        span = max(known) - min(known) + 1
+        windows = _windows(self.analyzer.modular_set(start), span, lanes, load.source)
+        vectors, places = [], {}
+        for begin, width in windows:
+            for i in range(width):
+                places.setdefault(begin + i, len(vectors) * width + i)
+            ramp = tirx.Ramp(self.analyzer.simplify(start + begin), tirx.const(1, "int32"), width)
+            vectors.append(tirx.BufferLoad(load.source, [ramp]))
+        if not vectors:
+            return None
+        while len(vectors) * windows[0][1] < lanes:  # TVM's Shuffle returns no more than it is given
+            vectors.append(vectors[-1])
+        order = [places[offset - min(known)] for offset in known]
+        return tirx.Shuffle(vectors, [tirx.const(place, "int32") for place in order])
+
+    def _value(self, node: Expr) -> Expr | None:
+        return self.named.get(node) if isinstance(node, tirx.Var) else None
+
+    def _distance(self, index: Expr, first: Expr | None, lane: int) -> int | None:
+        this = self._lane(index, lane)
+        if this is None or first is None:
+            return None
+        distance = self.analyzer.simplify(this - first)
+        return int(distance) if isinstance(distance, tirx.IntImm) else None
+
+    def _lane(self, index: Expr, lane: int) -> Expr | None:
+        """Return one lane of a vector of indices; None if it is more than arithmetic."""
+        if isinstance(index, tirx.Var):
+            index = self.named.get(index, index)
+        if isinstance(index, tirx.Ramp):
+            return index.base + index.stride * lane
+        if isinstance(index, tirx.Broadcast):
+            return index.value
+        if _lanes(index) == 1:
+            return index
+        if type(index) not in _OPERATIONS:
+            return None
+        a, b = self._lane(index.a, lane), self._lane(index.b, lane)
+        return None if a is None or b is None else _OPERATIONS[type(index)](a, b)
 
 
 def _windows(
-    analyzer: sym.Analyzer, start: Expr, span: int, lanes: int, source: tirx.Var
-) -> list[tuple[int, int]] | None:
+    begins: sym.ModularSet, span: int, lanes: int, source: tirx.Var
+) -> list[tuple[int, int]]:
     """Cover elements by vectors of one width: where each begins, relative to the first element.
 
     None is read that the tensor does not have: either vectors begin and end with the elements, or
     they are those that the whole tensor consists of.
     """
-    aligned = analyzer.modular_set(start)
-    total = element_count(source.ty.shape)
-    if int(aligned.coeff) % lanes == 0 and total % lanes == 0:
-        before = int(aligned.base) % lanes
-        if before + span <= lanes:
-            return [(-before, lanes)]
+    whole = element_count(source.ty.shape) % lanes == 0 and int(begins.coeff) % lanes == 0
+    before = int(begins.base) % lanes
+    if whole and before + span <= lanes:
+        return [(-before, lanes)]
     if span > 2 * lanes or span < 2:
-        return None
+        return []
     width = min(lanes, 1 << (span.bit_length() - 1))
     return [(0, width)] if width == span else [(0, width), (span - width, width)]
-
-
-def _distance(analyzer: sym.Analyzer, index: Expr, first: Expr | None, lane: int) -> Expr | None:
-    this = _lane(index, lane)
-    if this is None or first is None:
-        return None
-    distance = analyzer.simplify(this - first)
-    return distance if isinstance(distance, tirx.IntImm) else None
-
-
-def _lane(index: Expr, lane: int) -> Expr | None:
-    """Return one lane of a vector of indices; None if it is more than arithmetic."""
-    if isinstance(index, tirx.Ramp):
-        return index.base + index.stride * lane
-    if isinstance(index, tirx.Broadcast):
-        return index.value
-    if _lanes(index) == 1:
-        return index
-    if not isinstance(index, (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod)):
-        return None
-    a, b = _lane(index.a, lane), _lane(index.b, lane)
-    return None if a is None or b is None else _OPERATIONS[type(index)](a, b)
 
 
 _OPERATIONS = {
@@ -115,6 +139,9 @@ _OPERATIONS = {
     tirx.FloorDiv: tirx.floordiv,
     tirx.FloorMod: tirx.floormod,
 }
+
+
+_ARITHMETIC = (*_OPERATIONS, tirx.Ramp, tirx.Broadcast, tirx.IntImm, tirx.Var)
 
 
 def _is(value: Expr, number: int) -> bool:
