@@ -90,7 +90,8 @@ def _lower_to_packed_calls(
         lowered = tvm.IRModule(functions, attrs=ir_mod.attrs)
         lowered = tvm.transform.Sequential([bind, passes])(lowered)
         lowered, devices = split_host_device_mods(lowered)
-        lowered = tvm.transform.Sequential([ShuffleLoads(), SumsOnStack(), finalize_host()])(lowered)
+        ours = ShuffleLoads(), SumsOnStack()
+        lowered = tvm.transform.Sequential([*ours, finalize_host()])(lowered)
         for_gpu = [finalize_device()(code) for code in devices.values()]
     # What is left of assertions checks the arguments of every kernel, which the executor has
     # checked once; only our own (see `converters.loops`) say something new.

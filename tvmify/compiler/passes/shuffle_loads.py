@@ -12,9 +12,8 @@ from tvm import sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.schedule.chain import substitute
 from tvmify.compiler.schedule.loops import element_count
-from tvmify.compiler.schedule.rewriting import rewrite_body
+from tvmify.compiler.schedule.rewriting import rewrite_body, substitute
 from tvmify.compiler.schedule.shuffles import SHUFFLES
 
 #: Shorter vectors gain nothing.
@@ -83,7 +82,7 @@ class _Shuffling:
             vectors.append(tirx.BufferLoad(load.source, [ramp]))
         if not vectors:
             return None
-        while len(vectors) * windows[0][1] < lanes:  # TVM's Shuffle returns no more than it is given
+        while len(vectors) * windows[0][1] < lanes:  # a Shuffle returns no more than it has
             vectors.append(vectors[-1])
         order = [places[offset - min(known)] for offset in known]
         return tirx.Shuffle(vectors, [tirx.const(place, "int32") for place in order])

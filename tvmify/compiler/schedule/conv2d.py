@@ -357,9 +357,7 @@ class Conv2d(Rule):
         return sch
 
 
-def _side_by_side(
-    kernel: list[int], groups: int, dtype: str, machine: Microarchitecture
-) -> int:
+def _side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarchitecture) -> int:
     """How many groups to compute at once, so that their channels fill vectors.
 
     Each lane reads the inputs of its own group: a vector of neighbours, and a shuffle. Inputs that

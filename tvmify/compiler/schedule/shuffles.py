@@ -6,8 +6,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.schedule.chain import substitute
-from tvmify.compiler.schedule.rewriting import rewrite_body
+from tvmify.compiler.schedule.rewriting import rewrite_body, substitute
 
 #: Attribute of such a function, for `tvmify.compiler.passes.shuffle_loads`.
 SHUFFLES = "tvmify.shuffles"
@@ -25,17 +24,19 @@ def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
         nonlocal found
         if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.VECTORIZED:
             return None
-        if isinstance(stmt.body, s_tir.SBlockRealize):
-            found = found or _reads_out_of_order(stmt.loop_var, stmt.body)
-        return stmt
+        store = stmt.body.block.body if isinstance(stmt.body, s_tir.SBlockRealize) else None
+        if not isinstance(store, tirx.BufferStore):
+            return stmt
+        variables = zip(stmt.body.block.iter_vars, stmt.body.iter_values, strict=True)
+        names = [v.var.name for v, value in variables if stmt.loop_var.name in str(value)]
+        found = found or _reads_out_of_order(store.value, names)
+        return _serial(stmt) if _fills_with_bfloat16(store.value, names) else stmt
 
-    rewrite_body(function, visit)
+    function = rewrite_body(function, visit)
     return function.with_attr(SHUFFLES, True) if found else function
 
 
-def _reads_out_of_order(lane: tirx.Var, realize: s_tir.SBlockRealize) -> bool:
-    variables = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-    names = [variable.var.name for variable, value in variables if lane.name in str(value)]
+def _reads_out_of_order(value: Expr, names: list[str]) -> bool:
     found = False
 
     def visit(node: Expr) -> Expr | None:
@@ -49,6 +50,20 @@ def _reads_out_of_order(lane: tirx.Var, realize: s_tir.SBlockRealize) -> bool:
                 )
         return None
 
-    if isinstance(realize.block.body, tirx.BufferStore):
-        substitute(realize.block.body.value, visit)
+    substitute(value, visit)
     return found
+
+
+def _fills_with_bfloat16(value: Expr, names: list[str]) -> bool:
+    """Whether one element may be stored in all lanes: TVM cannot, in bfloat16."""
+    kind = str(value.ty.dtype)
+    while isinstance(value, tirx.Cast):  # to float32 and back, which TVM leaves out
+        value = value.value
+    if not isinstance(value, TensorLoad) or kind != "bfloat16" or not value.indices:
+        return False
+    index = value.indices[-1]
+    return not isinstance(index, tirx.Var) or index.name not in names
+
+
+def _serial(loop: tirx.For) -> tirx.For:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
