@@ -61,7 +61,8 @@ def split_pieces(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.For) or _PIECES not in stmt.annotations:
             return None
-        lanes, shared, *lengths = (int(value) for value in stmt.annotations[_PIECES])
+        marks = stmt.annotations[_PIECES]
+        lanes, shared, *lengths = (int(value) for value in marks)  # type: ignore[attr-defined]
         parts: list[Stmt] = []
         start = 0
         for length in lengths:

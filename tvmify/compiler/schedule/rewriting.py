@@ -49,8 +49,8 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
         return tirx.Select(part("condition"), part("true_value"), part("false_value"))
     if isinstance(node, tirx.Cast):
         return tirx.Cast(str(node.ty.dtype), part("value"))
-    if isinstance(node, tirx.Not):
-        return tirx.Not(part("a"))
+    if hasattr(node, "a") and not hasattr(node, "b"):  # not, of a condition or of bits
+        return type(node)(part("a"))
     if isinstance(node, tirx.Let):
         return tirx.Let(node.var, part("value"), part("body"))
     if isinstance(node, tirx.Broadcast):
