@@ -157,3 +157,16 @@ def test_rows_are_shared_out_where_a_reduction_keeps_its_axis():
         },
         torch.randn(33, 65),
     )
+
+
+@pytest.mark.parametrize("shape", [(24, 37), (7, 5, 12), (3, 1), (4, 33, 5), (300, 400), (3, 0, 4)])
+def test_running_sums(shape: tuple[int, ...]):
+    check_each(
+        {
+            "last": lambda x: x.cumsum(-1),
+            "middle": lambda x: x.cumsum(-2),
+            "integers": lambda x: (x > 0).cumsum(-1),
+            "products": lambda x: torch.sign(x).cumprod(-1),
+        },
+        torch.randn(shape),
+    )
