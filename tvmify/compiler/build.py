@@ -17,6 +17,7 @@ from tvm.support import cc
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
 from tvmify.compiler.cuda import kernels
+from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
 from tvmify.errors import BuildError
 
@@ -89,7 +90,8 @@ def _lower_to_packed_calls(
         lowered = tvm.IRModule(functions, attrs=ir_mod.attrs)
         lowered = tvm.transform.Sequential([bind, passes])(lowered)
         lowered, devices = split_host_device_mods(lowered)
-        lowered = tvm.transform.Sequential([SumsOnStack(), finalize_host()])(lowered)
+        ours = ShuffleLoads(), SumsOnStack()
+        lowered = tvm.transform.Sequential([*ours, finalize_host()])(lowered)
         for_gpu = [finalize_device()(code) for code in devices.values()]
     # What is left of assertions checks the arguments of every kernel, which the executor has
     # checked once; only our own (see `converters.loops`) say something new.

@@ -6,6 +6,7 @@ outside, and compiled code would read or write memory that is not its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.constants import constant_of
-from tvmify.compiler.converters import loops
+from tvmify.compiler.converters import loops, places
 from tvmify.compiler.converters.registry import call_loop, converts, dtype_of
 from tvmify.errors import UnsupportedOperator
 
@@ -93,12 +94,16 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
     stood, or in front if an axis that is not indexed lies between them.
     """
     source, indices = node.args
-    shape = importer.shape(source)
+    shape, out = importer.shape(source), importer.shape(node)
     indexed = [axis for axis, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    known = constant_of(importer.program, indices[indexed[0]])  # type: ignore[index]
+    if len(indexed) == 1 and known is not None:
+        found = places.formula_of(known, shape[indexed[0]])
+        if found is not None:
+            return importer.emit_te(reading({indexed[0]: found}, out), importer.tensor(source))
     at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     first = indexed[0] if adjacent else 0
-    out = importer.shape(node)
     rank = max(len(importer.shape(indices[a])) for a in indexed)  # type: ignore[index]
 
     def taken(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
@@ -110,6 +115,21 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(out, element, name="index")
 
     return importer.emit_te(taken, importer.tensor(source), *at)
+
+
+@converts("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
+@converts("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
+def pad_with_own(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Padding by what lies at the border, or is mirrored there; a negative width crops."""
+    shape, out = importer.shape(node.args[0]), importer.shape(node)
+    widths = list(node.args[1])  # type: ignore[arg-type]
+    found = {}
+    for axis, before in zip(range(len(shape) - 1, -1, -1), widths[::2], strict=False):
+        at, last = torch.arange(out[axis]) - before, shape[axis] - 1
+        mirrored = "reflection" in str(node.target)
+        at = last - (last - at.abs()).abs() if mirrored else at.clamp(0, last)
+        found[axis] = places.formula(at.tolist())
+    return importer.emit_te(reading(found, out), importer.tensor(node.args[0]))
 
 
 @converts("one_hot.default")
@@ -230,6 +250,20 @@ def _write(
     return relax.op.reshape(
         call_loop(importer, function, "write_runs", flat, prod(shape)), list(shape)
     )
+
+
+def reading(
+    found: Mapping[int, places.Formula], shape: Sequence[int]
+) -> Callable[[te.Tensor], te.Tensor]:
+    """Return what reads a tensor; at some axes, where a formula says."""
+
+    def read(x: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return x(*(found[axis](at) if axis in found else at for axis, at in enumerate(i)))
+
+        return te.compute(shape, element, name="read")
+
+    return read
 
 
 def take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:

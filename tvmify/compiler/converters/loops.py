@@ -79,29 +79,42 @@ def write_runs(
 
 
 @functools.cache
-def accumulate(outer: int, count: int, inner: int, dtype: str, *, product: bool) -> tirx.PrimFunc:
-    """Return running sums, or products, along the middle one of three axes."""
+def accumulate(
+    outer: int, count: int, inner: int, dtype: str, *, product: bool, fork: bool
+) -> tirx.PrimFunc:
+    """Return running sums, or products, along the middle one of three axes.
+
+    Along memory each waits for the one before, so several rows take turns.
+    """
     size = outer * count * inner
     multiply = 1 if product else 0
+    rows = next(n for n in (8, 4, 2, 1) if outer % n == 0) if inner == 1 else 1
+    shared = T.parallel if fork else T.serial
 
     @T.prim_func(private=True, s_tir=True)
     def run(source: T.Buffer((size,), dtype), result: T.Buffer((size,), dtype)):
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
-        with T.sblock("accumulate"):
-            T.reads(source[0:size])
-            T.writes(result[0:size])
-            for i, k, j in T.grid(outer, count, inner):
-                if k == 0:
-                    result[i * count * inner + j] = source[i * count * inner + j]
-                elif multiply == 1:
-                    result[(i * count + k) * inner + j] = (
-                        result[(i * count + k - 1) * inner + j]
-                        * source[(i * count + k) * inner + j]
-                    )
-                else:
-                    result[(i * count + k) * inner + j] = (
-                        result[(i * count + k - 1) * inner + j]
-                        + source[(i * count + k) * inner + j]
-                    )
+        for block in shared(outer // rows):
+            with T.sblock("accumulate"):
+                T.reads(source[0:size])
+                T.writes(result[0:size])
+                for r in T.unroll(rows):
+                    for j in T.serial(inner):
+                        result[(block * rows + r) * count * inner + j] = source[
+                            (block * rows + r) * count * inner + j
+                        ]
+                for k in T.serial(count - 1):
+                    for r in T.unroll(rows):
+                        for j in T.serial(inner):
+                            if multiply == 1:
+                                result[((block * rows + r) * count + k + 1) * inner + j] = (
+                                    result[((block * rows + r) * count + k) * inner + j]
+                                    * source[((block * rows + r) * count + k + 1) * inner + j]
+                                )
+                            else:
+                                result[((block * rows + r) * count + k + 1) * inner + j] = (
+                                    result[((block * rows + r) * count + k) * inner + j]
+                                    + source[((block * rows + r) * count + k + 1) * inner + j]
+                                )
 
     return run

@@ -8,6 +8,8 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.converters import places
+from tvmify.compiler.converters.indexing import reading
 from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts, dtype_of
 from tvmify.errors import UnsupportedOperator
@@ -151,6 +153,13 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
     if turned:
         result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}
+    found = {axis: _only_tap(matrix) for axis, matrix in matrices.items()}
+    if None not in found.values():
+        out = [int(extent) for extent in result.ty.shape]
+        for axis, matrix in matrices.items():
+            out[axis] = matrix.shape[0]
+        result = importer.emit_te(reading(found, out), result)
+        matrices = {}
     for axis, matrix in matrices.items():
         taps = int((matrix != 0).sum(1).max())
         weights, positions = matrix.abs().topk(taps, dim=1)
@@ -168,6 +177,13 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
             primfunc_name_hint="resample",
         )
     return importer.emit(relax.op.permute_dims(result, [0, 3, 1, 2])) if turned else result
+
+
+def _only_tap(matrix: torch.Tensor) -> places.Formula | None:
+    """Return where each row has its one tap, if that is all it has, and a formula says it."""
+    if not ((matrix != 0).sum(1) == 1).all() or not (matrix.sum(1) == 1).all():
+        return None
+    return places.formula_of(matrix.argmax(1), matrix.shape[1])
 
 
 def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:

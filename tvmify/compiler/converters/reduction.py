@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from tvmify.compiler.converters import loops
 from tvmify.compiler.converters.registry import call_loop, converts, dtype_of, is_for_gpu
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -205,11 +206,16 @@ def softmax(importer: Importer, node: fx.Node) -> relax.Expr:
 def running(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype, shape = accumulator(node.meta["val"].dtype), importer.shape(node)
     x = importer.tensor(node.args[0], dtype)
-    if not shape:
+    if not shape or 0 in shape:
         return x
     axis = int(node.args[1]) % len(shape)  # type: ignore[arg-type]
-    extents = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
-    function = loops.accumulate(*extents, dtype_of(x), product="cumprod" in str(node.target))
+    outer, inner, size = prod(shape[:axis]), prod(shape[axis + 1 :]), prod(shape)
+    # Along memory there are no vectors: an element takes as long as three.
+    machine = Microarchitecture.current()
+    work = size if inner > 1 else size * 3 * machine.lanes()
+    fork = outer > 1 and machine.worth_threads(work, size)
+    product = "cumprod" in str(node.target)
+    function = loops.accumulate(outer, shape[axis], inner, dtype_of(x), product=product, fork=fork)
     flat = importer.emit(relax.op.reshape(x, [prod(shape)]))
     result = call_loop(importer, function, "accumulate", [flat], prod(shape))
     return relax.op.reshape(result, list(shape))

@@ -24,6 +24,9 @@ _LEVEL = 99
 #: TVM's CallEffectKind of functions without effects.
 _PURE = 1
 
+#: What LLVM has instructions for, on vectors, too, though TVM takes them apart.
+_INSTRUCTIONS = ("tirx.isnan",)
+
 _FUNCTIONS = exponential.FUNCTIONS | logarithm.FUNCTIONS | power.FUNCTIONS | trigonometry.FUNCTIONS
 
 
@@ -32,6 +35,8 @@ def register() -> None:
     """Make TVM use these functions for CPU targets; repeated calls do nothing."""
     register_op_attr(exponential.EXPM1, "TCallEffectKind", _PURE)
     register_op_attr(exponential.EXPM1, "TScriptPrinterName", "expm1")
+    for name in _INSTRUCTIONS:
+        register_op_attr(name, "TVectorizable", True)
     for name, lower in _FUNCTIONS.items():
         own = Op.get(name)
         if own.get_attr("TVectorizable") is None:  # else TVM takes a vector apart before it is here

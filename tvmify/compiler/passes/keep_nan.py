@@ -169,22 +169,31 @@ def _legalize_reduction(largest: bool) -> Callable[..., relax.Expr]:
 
 
 def _ordered_max(x: Scalar) -> Scalar:
-    return _ordered(x, te.max_value)
+    return _ordered(x, _nan(str(x.ty.dtype)))
 
 
 def _ordered_min(x: Scalar) -> Scalar:
-    return _ordered(x, te.min_value)
+    return _ordered(x, ~_nan(str(x.ty.dtype)))
 
 
-def _ordered(x: Scalar, of_nan: Callable[[str], Scalar]) -> Scalar:
-    """Return an integer; integers compare as their floats do, and NaN is the given extreme."""
+def _ordered(x: Scalar, of_nan: int) -> Scalar:
+    """Return an integer; integers compare as their floats do, and NaN is given one beyond."""
     integer = str(x.ty.dtype).replace("bfloat", "int").replace("float", "int")
-    return tirx.Select(tirx.isnan(x), of_nan(integer), _flip_negative(tirx.reinterpret(integer, x)))
+    return tirx.Select(
+        tirx.isnan(x), tirx.const(of_nan, integer), _flip_negative(tirx.reinterpret(integer, x))
+    )
 
 
 def _float_of(ordered: Scalar, dtype: str) -> Scalar:
-    """Undo `_ordered`; both extremes of the integers are the bits of a NaN."""
+    """Undo `_ordered`."""
     return tirx.reinterpret(dtype, _flip_negative(ordered))
+
+
+def _nan(dtype: str) -> int:
+    """Return the bits of the usual NaN; one of all bits would become zero in bfloat16."""
+    width = int(dtype.removeprefix("float"))
+    mantissa = {16: 10, 32: 23, 64: 52}[width]
+    return (1 << (width - 1)) - (1 << (mantissa - 1))
 
 
 def _flip_negative(bits: Scalar) -> Scalar:

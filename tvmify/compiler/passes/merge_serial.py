@@ -12,11 +12,12 @@ import tvm
 from tvm import relax, tirx
 
 from tvmify.compiler.schedule.rewriting import rewrite_body
+from tvmify.compiler.schedule.shuffles import SHUFFLES
 
 #: Functions of more parts would keep LLVM busy for longer than they save.
 _MOST = 128
 #: What a function says to `build` if one of its parts does.
-_ASSERTS = "tvmify.asserts"
+_SAID = ("tvmify.asserts", SHUFFLES)
 
 Kernels = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
 
@@ -44,10 +45,10 @@ class MergeSerial:
         # Vectors and their tails share variables (`split_tails`), which FuseTIR does not bear.
         ir_mod = tirx.transform.ConvertSSA()(ir_mod)
         ir_mod = relax.transform.FuseTIR()(ir_mod)
-        for name, asserts in merging.merged.items():
+        for name, said in merging.merged.items():
             variable = ir_mod.get_global_var(name)
-            function = ir_mod[variable].with_attr("tirx.is_scheduled", True)
-            ir_mod[variable] = function.with_attr(_ASSERTS, True) if asserts else function
+            flags = dict.fromkeys(("tirx.is_scheduled", *said), True)
+            ir_mod[variable] = ir_mod[variable].with_attr(flags)
         return relax.transform.DeadCodeElimination()(ir_mod)
 
 
@@ -57,12 +58,12 @@ class _Merging:
     Attributes
     ----------
     merged
-        Names of the functions made, and whether they raise errors.
+        Names of the functions made, and which of `_SAID` their parts say.
     """
 
     def __init__(self, builder: relax.BlockBuilder, kernels: Kernels, main: relax.Function) -> None:
         self.builder, self.kernels = builder, kernels
-        self.merged: dict[str, bool] = {}
+        self.merged: dict[str, list[str]] = {}
         self.readers: dict[relax.Var, int] = {}
         for block in main.body.blocks:
             for binding in block.bindings:
@@ -108,8 +109,10 @@ class _Merging:
             function = builder.emit_func_output(
                 outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
             )
-        asserts = any(_ASSERTS in self.kernels[_callee(binding)].attrs for binding in run)
-        self.merged[function.name_hint] = asserts
+        kernels = [self.kernels[_callee(binding)] for binding in run]
+        self.merged[function.name_hint] = [
+            flag for flag in _SAID if any(flag in kernel.attrs for kernel in kernels)
+        ]
         call = relax.Call(function, given)
         if len(results) == 1:
             return [relax.VarBinding(results[0], call)]

@@ -20,8 +20,10 @@ from tvmify.compiler.schedule import (
 )
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
+from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
 from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.shuffles import mark_shuffles
 from tvmify.compiler.schedule.tails import split_tails
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFun
             failures.append(f"{rule.name} failed: {message[-1] if message else repr(error)}")
             continue
         if schedule_ is not None:
-            result = insert_prefetches(split_tails(schedule_.mod["main"]))
+            result = split_tails(split_pieces(schedule_.mod["main"]))
+            result = insert_prefetches(mark_shuffles(result))
             result = result.with_attr("tirx.is_scheduled", True)
             return result, rule.name + (f" ({'; '.join(failures)})" if failures else "")
     return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, Expr, TensorLoad
+from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler.schedule.elementwise import nests_too_deep
 from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
+from tvmify.compiler.schedule.rewriting import substitute
 
 
 @dataclass(frozen=True)
@@ -84,30 +85,3 @@ class Chain:
             return known.get(node) if isinstance(node, tirx.Var) else None
 
         return substitute(self.value, visit)
-
-
-def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
-    """Replace each part of an expression for which `visit` returns another."""
-    changed = visit(node)
-    if changed is not None:
-        return changed
-
-    def part(name: str) -> Expr:
-        return substitute(getattr(node, name), visit)
-
-    if isinstance(node, TensorLoad):
-        return tirx.BufferLoad(node.source, [substitute(index, visit) for index in node.indices])
-    if isinstance(node, Call):
-        arguments = [substitute(argument, visit) for argument in node.args]
-        return Call(node.op, arguments, node.attrs, node.ty_args, ret_ty=node.ty)
-    if isinstance(node, tirx.Select):
-        return tirx.Select(part("condition"), part("true_value"), part("false_value"))
-    if isinstance(node, tirx.Cast):
-        return tirx.Cast(str(node.ty.dtype), part("value"))
-    if isinstance(node, tirx.Not):
-        return tirx.Not(part("a"))
-    if hasattr(node, "a") and hasattr(node, "b"):
-        return type(node)(part("a"), part("b"))
-    if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm)):
-        return node
-    raise TypeError(f"no part of a chain that we know: {type(node).__name__}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
@@ -33,8 +33,8 @@ from tvmify.compiler.schedule.winograd import Winograd, fits
 #: Names of the template's blocks: the padded image, the tile of sums over a block of input
 #: channels, the sums of all blocks if there are several, the store.
 PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
-#: Annotation of the tile of sums: see `Convolution`.
-ROWS_FIRST = "tvmify.rows_first"
+#: Annotations of the tile of sums: see `Convolution`.
+ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
 #: Size of one block of weights, in sizes of the first cache. On 512 channels at 7 × 7 and three
 #: more shapes, half a cache was 20 to 40 % faster than no blocks, and twice as much 2 % slower.
 _PANEL = 0.625
@@ -93,7 +93,11 @@ def algorithms(
     many weights. Where accuracy is to be strict, there is the direct kernel alone.
     """
     bits = bits_of(accumulator(dtype))
-    ranked = tiles.ranked_image(out[1], out[2], kernel[0] // groups, machine, bits)
+    side = _side_by_side(kernel, groups, dtype, machine)
+    ranked = tiles.ranked_image(out[1], out[2], side * kernel[0] // groups, machine, bits)
+    if side > 1:  # LLVM keeps a vector of inputs for each pixel, beside the sums
+        most = machine.accumulators // 4 * machine.lanes(bits)
+        ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most]
     others = tiles.alternatives(
         ranked, lambda tile: tile.channels, lambda tile: tile.down, lambda tile: tile.pixels
     )
@@ -119,6 +123,9 @@ class Convolution:
 
     Attributes
     ----------
+    groups, side, out_channels, in_channels
+        So many groups of the convolution as fill whole vectors, `side`, are one group here, with
+        `out_channels` together; each of these still sees its own `in_channels` alone.
     block
         Input channels whose weights stay in L1 while all pixels meet them, and the next are
         fetched: each weight is then read from afar once, and nobody waits for it. All input
@@ -133,6 +140,7 @@ class Convolution:
     out: tuple[int, ...]
     window: Window
     groups: int
+    side: int
     out_channels: int
     in_channels: int
     down: int
@@ -155,6 +163,8 @@ class Convolution:
         tile: tiles.ImageTile,
     ) -> Convolution:
         """Describe a convolution in tiles, and choose how the reduction is cut."""
+        side = _side_by_side(kernel, groups, dtype, machine)
+        groups //= side
         per_group = kernel[0] // groups
         bits = bits_of(accumulator(dtype))
         down, across, channels = tile
@@ -173,7 +183,7 @@ class Convolution:
         by_row = read + weights * -(-out[1] // down) * machine.distance(weights)
         rows_first = block == kernel[3] and (tasks == 1 or by_row < by_channel)
         tiled = (down, across, channels, block, rows_first)
-        return cls(tuple(image), out, window, groups, per_group, kernel[3], *tiled, dtype)
+        return cls(tuple(image), out, window, groups, side, per_group, kernel[3], *tiled, dtype)
 
     def __str__(self) -> str:
         order = "rows" if self.rows_first else "channels"
@@ -255,11 +265,14 @@ class Convolution:
         def tile(b: tirx.Var, g: tirx.Var, co: tirx.Var, o: Expr, *inner: tirx.Var) -> Expr:
             yo, xo, yi, xi, ci = inner
             y, x = window.at(yo * down + yi, xo * across + xi, ry, rx)
-            channel = o * self.block + rc
-            pixel = padded[b, y, x, g * self.in_channels + channel].astype(dtype)
+            group = g * self.side
+            if self.side > 1:
+                group += (co * self.channels + ci) // (self.out_channels // self.side)
+            channel = group * self.in_channels + o * self.block + rc
+            pixel = padded[b, y, x, channel].astype(dtype)
             return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
 
-        attrs = {ROWS_FIRST: self.rows_first}
+        attrs = {ROWS_FIRST: self.rows_first, SIDE_BY_SIDE: self.side > 1}
 
         head = (n, self.groups, int(packed.shape[1]))
         shape = (*tiled, down, across, self.channels)
@@ -297,7 +310,8 @@ class Conv2d(Rule):
         sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
         groups, blocks = sizes[1], sizes[3]
         down, across, channels = sizes[6:9]
-        rows_first, work = bool(sch.get(anchor).annotations[ROWS_FIRST]), float(prod(sizes))
+        annotations, work = sch.get(anchor).annotations, float(prod(sizes))
+        rows_first, side = (bool(annotations[name]) for name in (ROWS_FIRST, SIDE_BY_SIDE))
         bits = bits_of(str(sch.get(anchor).writes[0].source.dtype))
 
         b, y, x, c = sch.get_loops(store)
@@ -319,16 +333,18 @@ class Conv2d(Rule):
             target = sch.get_sblock(SUMS)
             at, block = _block_by_block(sch, target, outermost)
         sch.compute_at(anchor, at, preserve_unit_loops=True)
-        if sizes[11] <= _FEW_CHANNELS:
-            sch.unroll(sch.get_loops(anchor)[-1])
         lanes = tiles.lanes_for(channels, machine, bits)
+        # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
+        if sizes[11] <= (lanes if side else _FEW_CHANNELS):
+            sch.unroll(sch.get_loops(anchor)[-1])
         along = keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
         if block is not None:
             fetch_ahead(sch, along, prod(sizes[4:6]), [4, 5])
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
-        if find(sch, PAD) is not None and rows_first and groups == 1:
+        near = sizes[11] >= _FEW_CHANNELS if side else rows_first and groups == 1
+        if find(sch, PAD) is not None and near:
             # The few rows that the window sees are padded where they are used, in L1.
             padding = sch.get_sblock(PAD)
             sch.compute_at(padding, outermost, preserve_unit_loops=True)
@@ -339,6 +355,18 @@ class Conv2d(Rule):
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarchitecture) -> int:
+    """How many groups to compute at once, so that their channels fill vectors.
+
+    Each lane reads the inputs of its own group: a vector of neighbours, and a shuffle. Inputs that
+    lie further apart than two vectors hold are no neighbours.
+    """
+    lanes, per_group = machine.lanes(bits_of(accumulator(dtype))), kernel[0] // groups
+    side = lanes // gcd(lanes, per_group)
+    apart = kernel[3] * (-(-lanes // per_group) - 1)
+    return side if groups % side == 0 and apart < 2 * lanes else 1
 
 
 def _block(channels: int, most: int) -> int:

@@ -19,6 +19,7 @@ from tvmify.compiler.schedule.loops import (
     parallel_if_worth,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.pieces import split_rows
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.turning import must_stay, turn_operands
 
@@ -138,6 +139,8 @@ def schedule_block(  # noqa: PLR0912
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
     if not spatial or turn_operands(sch, block, machine, work):
+        return
+    if split_rows(sch, block, machine, work):
         return
     together = contiguous_axes(sch, block)
     sch.reorder(*spatial, *reduced)

@@ -116,11 +116,12 @@ def _row_axes(sch: s_tir.Schedule) -> int | None:
             counts.append((letters.count("S"), extents[-1]))
             if not _runs_along_memory(sch, block) or _reads_often(sch, block):
                 return None
-    rows = min(count for count, _ in counts)
     # A reduction that keeps its axes, as axes of one element, has the same rows.
-    units = all(size == 1 for count, own in counts for size in own[rows:count])
-    same = all(own[:rows] == extents[0][:rows] for own in extents)
-    return rows if same and units else None
+    for rows in range(min(count for count, _ in counts), -1, -1):
+        units = all(size == 1 for count, own in counts for size in own[rows:count])
+        if units and all(own[:rows] == extents[0][:rows] for own in extents):
+            return rows
+    return None
 
 
 def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:

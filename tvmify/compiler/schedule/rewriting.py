@@ -1,10 +1,11 @@
-"""Rewriting scheduled functions statement by statement: what schedules have no primitive for."""
+"""Rewriting statements and expressions: what schedules have no primitive for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from tvm import s_tir, tirx
+from tvm.ir import Call, Expr, StringImm, TensorLoad
 from tvm.tirx import Stmt
 
 Visit = Callable[[Stmt], Stmt | None]
@@ -28,6 +29,39 @@ def with_loop_body(loop: tirx.For, body: Stmt) -> tirx.For:
         loop.annotations,
         loop.step,
     )
+
+
+def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
+    """Replace each part of an expression for which `visit` returns another."""
+    changed = visit(node)
+    if changed is not None:
+        return changed
+
+    def part(name: str) -> Expr:
+        return substitute(getattr(node, name), visit)
+
+    if isinstance(node, TensorLoad):
+        return tirx.BufferLoad(node.source, [substitute(index, visit) for index in node.indices])
+    if isinstance(node, Call):
+        arguments = [substitute(argument, visit) for argument in node.args]
+        return Call(node.op, arguments, node.attrs, node.ty_args, ret_ty=node.ty)
+    if isinstance(node, tirx.Select):
+        return tirx.Select(part("condition"), part("true_value"), part("false_value"))
+    if isinstance(node, tirx.Cast):
+        return tirx.Cast(str(node.ty.dtype), part("value"))
+    if hasattr(node, "a") and not hasattr(node, "b"):  # not, of a condition or of bits
+        return type(node)(part("a"))
+    if isinstance(node, tirx.Let):
+        return tirx.Let(node.var, part("value"), part("body"))
+    if isinstance(node, tirx.Broadcast):
+        return tirx.Broadcast(part("value"), node.lanes)
+    if isinstance(node, (tirx.Ramp, tirx.Shuffle)):
+        return node
+    if hasattr(node, "a") and hasattr(node, "b"):
+        return type(node)(part("a"), part("b"))
+    if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm, StringImm)):
+        return node
+    raise TypeError(f"no expression that we know: {type(node).__name__}")
 
 
 def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:

@@ -9,7 +9,7 @@ out of the cache before their second element is read.
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.ir import TensorRegion
+from tvm.ir import Expr, TensorRegion
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule.loops import (
@@ -61,13 +61,35 @@ def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a block is read across its memory, and inlined would hide that.
 
     It is a pass of its own then, along its memory: two such passes are faster than one that reads
-    element by element.
+    element by element. Unless the consumer turns back what the block itself reads across.
     """
     body = sch.get(block)
     axes = [variable.var for variable in body.iter_vars]
-    if all(_places(read, axes) is not None for read in body.reads):
+    odd = [read for read in body.reads if _places(read, axes) is None]
+    if not odd:
         return False
-    return any(_across(sch, consumer) is not None for consumer in sch.get_consumers(block))
+    for consumer in sch.get_consumers(block):
+        if _across(sch, consumer) is None:
+            continue
+        last = _last_axis(sch, consumer, body.writes[0].source)
+        others = [axis for i, axis in enumerate(axes) if i != last]
+        if any(_mentions(read.region[-1].min, others) for read in odd):
+            return True
+    return False
+
+
+def _last_axis(sch: s_tir.Schedule, consumer: SBlockRV, tensor: tirx.Var) -> int | None:
+    """Which axis of a tensor lies along the memory of the block that reads it."""
+    body = sch.get(consumer)
+    axes = [variable.var for variable in body.iter_vars]
+    read = next(read for read in body.reads if read.source.same_as(tensor))
+    places = _places(read, axes)
+    return places.index(len(axes) - 1) if places and len(axes) - 1 in places else None
+
+
+def _mentions(index: Expr, axes: list[tirx.Var]) -> bool:
+    text = str(index)
+    return any(axis.name in text for axis in axes)
 
 
 def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | None:

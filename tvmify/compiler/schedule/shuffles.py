@@ -1,0 +1,69 @@
+"""Which functions read vectors of elements that lie close together, but not in order."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.ir import Expr, TensorLoad
+from tvm.tirx import Stmt
+
+from tvmify.compiler.schedule.rewriting import rewrite_body, substitute
+
+#: Attribute of such a function, for `tvmify.compiler.passes.shuffle_loads`.
+SHUFFLES = "tvmify.shuffles"
+
+
+def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Mark a scheduled function if lanes of a vector are divided, multiplied or turned round.
+
+    Looking through every load of every function where they are flat, and loops unrolled, would
+    take as long as the schedules do.
+    """
+    found = False
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        nonlocal found
+        if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.VECTORIZED:
+            return None
+        store = stmt.body.block.body if isinstance(stmt.body, s_tir.SBlockRealize) else None
+        if not isinstance(store, tirx.BufferStore):
+            return stmt
+        variables = zip(stmt.body.block.iter_vars, stmt.body.iter_values, strict=True)
+        names = [v.var.name for v, value in variables if stmt.loop_var.name in str(value)]
+        found = found or _reads_out_of_order(store.value, names)
+        return _serial(stmt) if _fills_with_bfloat16(store.value, names) else stmt
+
+    function = rewrite_body(function, visit)
+    return function.with_attr(SHUFFLES, True) if found else function
+
+
+def _reads_out_of_order(value: Expr, names: list[str]) -> bool:
+    found = False
+
+    def visit(node: Expr) -> Expr | None:
+        nonlocal found
+        if isinstance(node, TensorLoad) and node.indices:
+            index = node.indices[-1]
+            if not isinstance(index, (tirx.Var, tirx.IntImm)):
+                text = str(index)
+                found = found or (
+                    any(sign in text for sign in "*/%-") and any(name in text for name in names)
+                )
+        return None
+
+    substitute(value, visit)
+    return found
+
+
+def _fills_with_bfloat16(value: Expr, names: list[str]) -> bool:
+    """Whether one element may be stored in all lanes: TVM cannot, in bfloat16."""
+    kind = str(value.ty.dtype)
+    while isinstance(value, tirx.Cast):  # to float32 and back, which TVM leaves out
+        value = value.value
+    if not isinstance(value, TensorLoad) or kind != "bfloat16" or not value.indices:
+        return False
+    index = value.indices[-1]
+    return not isinstance(index, tirx.Var) or index.name not in names
+
+
+def _serial(loop: tirx.For) -> tirx.For:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
