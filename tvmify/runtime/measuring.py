@@ -61,13 +61,13 @@ def copies(
     """Return calls of an artifact with copies of the weights, of so many bytes; and the copies."""
     executor = Executor(artifact)
     executor.bind(weights, store := PackedWeights())
-    calls, held = [executor.call()], store.take(artifact.packed, list)
+    calls, held = [executor.call()], store.take(artifact.packed, lambda _: [])
     size = sum(tensor.nbytes for tensor in held)
     for _ in range(min(_MOST_COPIES, cold // size) if size else 0):
         other = executor.share()
         other.bind(weights, store := PackedWeights())
         calls.append(other.call())
-        held += store.take(artifact.packed, list)
+        held += store.take(artifact.packed, lambda _: [])
     return calls, held
 
 
