@@ -65,7 +65,7 @@ def copies(
     size = sum(tensor.nbytes for tensor in held)
     for _ in range(min(_MOST_COPIES, cold // size) if size else 0):
         other = executor.share()
-        other.bind(weights, store := PackedWeights())
+        other.bind([weight.clone() for weight in weights], store := PackedWeights())
         calls.append(other.call())
         held += store.take(artifact.packed, lambda _: [])
     return calls, held
