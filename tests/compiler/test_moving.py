@@ -170,3 +170,13 @@ def test_running_sums(shape: tuple[int, ...]):
         },
         torch.randn(shape),
     )
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((1, 200_000), 1), ((50_000, 3), 0)])
+def test_long_running_sums_are_as_exact_as_eager(shape: tuple[int, ...], axis: int):
+    def running(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(axis)
+
+    x = torch.rand(shape)
+    sums = executed(compiled(running, x), running, x)
+    torch.testing.assert_close(sums.double(), running(x.double()), rtol=1e-7, atol=0)
