@@ -117,7 +117,7 @@ def test_weights_that_are_not_wanted_are_not_kept():
 
 
 def test_packing_keeps_no_memory_for_itself():
-    shapes = [(4 * MEGABYTE,)] * 8
+    shapes = [(9 * MEGABYTE,)] * 3  # each more than malloc would keep
 
     def resident() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
