@@ -90,7 +90,8 @@ class Matmul(Rule):
         together = int(block.annotations[BLOCK])
         summed = sch.get(partial) if partial is not None else block
         work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
-        lanes = machine.lanes(bits_of(str(block.writes[0].source.dtype)))
+        bits = bits_of(str(block.writes[0].source.dtype))
+        lanes = machine.lanes(bits)
         if find(sch, ROWS) is not None:
             sch.reverse_compute_inline(store)
             store = sch.get_sblock(ROWS)
@@ -126,9 +127,14 @@ class Matmul(Rule):
             at = row_tile if partial is None else outermost
             sch.compute_at(gated, at, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
-        # Few weights stay in the second cache from call to call: a lone tile finds them there.
-        if packing is None and (together > 1 or machine.l2_bytes < 4 * work / (row_tiles * rows)):
-            fetch_ahead(sch, along, together, [-5])
+        if packing is None:
+            fetch_ahead(
+                sch,
+                along,
+                together,
+                [-5],
+                nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
+            )
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch

@@ -80,6 +80,10 @@ class Microarchitecture:
         """What reading a tensor again costs per byte, in bytes read from the private caches."""
         return _FAR if size > self.l2_bytes // 2 else 1
 
+    def keeps(self, weight_bytes: float) -> bool:
+        """Whether the cores' second caches may keep so many weights from call to call."""
+        return weight_bytes <= self.l2_bytes
+
     def nanoseconds(self, multiply_adds: float, weight_bytes: float, again: float = 0) -> float:
         """Estimate how long one core takes for sums of products with weights.
 

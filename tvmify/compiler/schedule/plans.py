@@ -13,8 +13,9 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 #: loads and stores.
 _LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_SUM = 1024, 96, 48
 #: Sizes of one block of a panel, in sizes of the first cache. With the next block already on its
-#: way, a little more than the cache holds is fast: what is added up is stored less often.
-_PANELS = (1.25, 0.625)
+#: way, a little more than the cache holds is fast: what is added up is stored less often. Where all
+#: weights stay in the second cache from call to call, that counts for more than the first one.
+_PANELS, _NEARBY_PANELS = (1.25, 0.625), (1.25, 0.625, 4)
 #: Blocks of rows that are considered: so many, or as many as make this many tasks.
 _BLOCKS, _TASKS = (1, 2, 4, 8), (8, 16, 32)
 #: How many register tiles are combined with everything else.
@@ -111,6 +112,7 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
 def _plans(
     work: Workload, tile: tiles.Tile, machine: Microarchitecture, bits: int
 ) -> Iterator[Plan]:
+    weights = work.batch * work.depth * work.columns * bits // 8
     row_tiles = -(-work.rows // tile.rows)
     panels = work.batch * -(-work.columns // tile.columns)
     counts = {*_BLOCKS, *(-(-tasks // panels) for tasks in _TASKS)}
@@ -121,7 +123,8 @@ def _plans(
         counts = {min(counts, key=lambda count: abs(count * panels - _TASKS[0]))}
     for block in {-(-row_tiles // min(count, row_tiles)) for count in counts}:
         longest = LONGEST_STRICT_SUM if choice.is_strict() else _LONGEST_SUM
-        sizes = [int(machine.l1_bytes * p) // (tile.columns * bits // 8) for p in _PANELS]
+        parts = _NEARBY_PANELS if machine.keeps(weights) else _PANELS
+        sizes = [int(machine.l1_bytes * part) // (tile.columns * bits // 8) for part in parts]
         # A single tile of rows reads the panel in one stream.
         limits = {min(longest, size) if block > 1 else longest for size in sizes}
         for depth in {split_evenly(work.depth, limit) for limit in limits}:

@@ -21,20 +21,22 @@ from tvm.tirx import Buffer, Stmt
 from tvmify.compiler.schedule.microarchitecture import bits_of
 from tvmify.compiler.schedule.rewriting import rewrite_body
 
-#: Annotation of the loop along a block of the reduction: tiles that the block meets, and which
-#: iteration variables number them.
+#: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
+#: block meets, and which iteration variables number them.
 _PREFETCH = "tvmify.prefetch"
 #: Bytes that memory hands out at once, on all processors of interest.
 _LINE = 64
 #: Bytes that are on their way from memory to a core while it reads; twice and half of it are
 #: slower (products of 1 to 12 rows, measured).
 _DISTANCE = 2048
-#: As LLVM numbers them. The second cache has buffers for more lines that are on their way than the
-#: first; from there to the first the processor's own prefetcher is fast enough.
-_TO_READ, _SECOND_CACHE, _DATA = 0, 2, 1
+#: As LLVM numbers them. The second cache has buffers for more lines that are on their way from
+#: memory than the first; from there to the first the processor's own prefetcher is fast enough.
+_TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
 
 
-def fetch_ahead(sch: s_tir.Schedule, loop: LoopRV, tiles: int, numbers: list[int]) -> None:
+def fetch_ahead(
+    sch: s_tir.Schedule, loop: LoopRV, tiles: int, numbers: list[int], nearby: bool = False
+) -> None:
     """Ask `insert_prefetches` to fetch ahead in this loop.
 
     Parameters
@@ -45,8 +47,12 @@ def fetch_ahead(sch: s_tir.Schedule, loop: LoopRV, tiles: int, numbers: list[int
         How many tiles meet one block of the panel.
     numbers
         Which iteration variables of the tile's block number the tiles, the innermost last.
+    nearby
+        Whether all weights stay in the second cache from call to call. A lone tile reads them from
+        there as they are.
     """
-    sch.annotate(loop, _PREFETCH, [tiles, *numbers])
+    if tiles > 1 or not nearby:
+        sch.annotate(loop, _PREFETCH, [_FIRST_CACHE if nearby else _SECOND_CACHE, tiles, *numbers])
 
 
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -63,15 +69,16 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _prefetches(loop: tirx.For) -> Iterator[Stmt]:
     marks = loop.annotations[_PREFETCH]
-    tiles, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
+    cache, tiles, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
     panel = _Panel.of(loop)
     step = _flat(panel.reduced)
     if tiles == 1:
-        return panel.fetch(step * panel.columns + _DISTANCE // panel.element_bytes, panel.columns)
+        first = step * panel.columns + _DISTANCE // panel.element_bytes
+        return panel.fetch(first, panel.columns, cache)
     # Every step asks for its share of the next block; with many tiles, a part of a line.
     share = -(-panel.columns // tiles)
     number = _flat([panel.variables[i] for i in numbers]) % tiles
-    return panel.fetch(panel.steps * (panel.columns + number * share) + step * share, share)
+    return panel.fetch(panel.steps * (panel.columns + number * share) + step * share, share, cache)
 
 
 class _Panel(NamedTuple):
@@ -121,9 +128,9 @@ class _Panel(NamedTuple):
     def element_bytes(self) -> int:
         return bits_of(str(self.source.dtype)) // 8
 
-    def fetch(self, distance: Expr, count: int) -> Iterator[Stmt]:
+    def fetch(self, distance: Expr, count: int, cache: int) -> Iterator[Stmt]:
         """Fetch so many elements, from a distance after the start on."""
-        hints = [tirx.const(value, "int32") for value in (_TO_READ, _SECOND_CACHE, _DATA)]
+        hints = [tirx.const(value, "int32") for value in (_TO_READ, cache, _DATA)]
         for first in range(0, count, _LINE // self.element_bytes):
             # Blocks follow one another in memory, through all panels: an index past the end of an
             # axis is the next block all the same, and past the last block a prefetch does nothing.
