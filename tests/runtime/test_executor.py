@@ -64,11 +64,11 @@ def test_executors_of_one_instance_share_packed_weights():
 
 
 def test_what_the_store_has_is_not_packed_again():
-    asked: list[list[int]] = []
+    asked: list[list[bool]] = []
 
-    def pack(numbers: list[int]) -> Sequence[torch.Tensor]:
-        asked.append(numbers)
-        return [torch.full((1,), float(number)) for number in numbers]
+    def pack(wanted: list[bool]) -> Sequence[torch.Tensor]:
+        asked.append(wanted)
+        return [torch.full((1,), float(number)) for number, flag in enumerate(wanted) if flag]
 
     store = PackedWeights()
     first = store.take(["a", "b"], pack)
@@ -76,7 +76,7 @@ def test_what_the_store_has_is_not_packed_again():
     assert all(x is y for x, y in zip(again, first[::-1], strict=True))
     third, second = store.take(["c", "b"], pack)
     assert second is first[1] and third.item() == 0.0
-    assert asked == [[0, 1], [0]]
+    assert asked == [[True, True], [True, False]]
     assert len(store) == 3
 
 
@@ -109,11 +109,11 @@ def test_weights_that_are_not_wanted_are_not_kept():
     shapes = [(700, 700), (1000, 700)]
     given = [torch.randn(shape) for shape in shapes]
     compiled = Executor(programs.packing(*shapes)).compiled
-    second, first = compiled.pack(given, [1, 2])
+    second, first = compiled.pack(given, [False, True, True])
     assert torch.equal(second, 2 * given[1]) and torch.equal(first, given[0])
     assert second.data_ptr() % (2 * MEGABYTE) == 0
-    with pytest.raises(RuntimeError, match="packed weight 3 of 3"):
-        compiled.pack(given, [3])
+    with pytest.raises(RuntimeError, match="packed 3 weights instead of 2"):
+        compiled.pack(given, [True, True])
 
 
 def test_packing_keeps_no_memory_for_itself():

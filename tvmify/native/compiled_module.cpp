@@ -227,8 +227,8 @@ void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
   }
 }
 
-std::vector<at::Tensor> CompiledModule::pack(
-    at::ArrayRef<at::Tensor> weights, const std::optional<std::vector<int64_t>>& wanted) const {
+std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights,
+                                             const std::optional<c10::List<bool>>& wanted) const {
   return translate_errors([&] {
     const c10::Device device = device_of(weights, nullptr);
     std::optional<cuda::OnDevice> on_device;
@@ -246,16 +246,17 @@ std::vector<at::Tensor> CompiledModule::pack(
     const auto function = machine->module->GetFunction("pack");
     TORCH_CHECK(function.has_value(), "this program has no weights to pack");
     TvmTensors outputs = arguments.call(*function);
-    std::vector<at::Tensor> packed(wanted ? wanted->size() : outputs.size());
+    TORCH_CHECK(!wanted || wanted->size() == outputs.size(), "a program packed ", outputs.size(),
+                " weights instead of ", wanted->size());
+    std::vector<at::Tensor> packed;
+    packed.reserve(outputs.size());  // so that none is moved
     std::vector<at::Tensor*> fresh;  // those that are not a weight's own memory
-    for (size_t i = 0; i < packed.size(); ++i) {
-      const size_t number = wanted ? static_cast<size_t>(wanted->at(i)) : i;
-      TORCH_CHECK(number < outputs.size(), "packed weight ", number, " of ", outputs.size());
-      ffi::Tensor& output = outputs[number];
-      const DLTensor& shown = *output.GetDLTensorPtr();
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (wanted && !wanted->get(i)) continue;
+      const DLTensor& shown = *outputs[i].GetDLTensorPtr();
       const at::Tensor* owner = owner_of(shown, sources);
-      if (owner == nullptr) fresh.push_back(&packed[i]);
-      packed[i] = owner ? shown_by(shown, *owner) : result_from_tvm(std::move(output));
+      packed.push_back(owner ? shown_by(shown, *owner) : result_from_tvm(std::move(outputs[i])));
+      if (owner == nullptr) fresh.push_back(&packed.back());
     }
     outputs.clear();
     if (on_device) {

@@ -45,13 +45,12 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
   // The same library without weights: for another instance of the same module.
   c10::intrusive_ptr<CompiledModule> share() const;
 
-  // Lays the weights of the module out for the kernels, and returns all of them or, by their
-  // numbers, those that are wanted. A weight that is used as it is comes back itself, not as a
-  // copy; the others lie in one piece of memory. On a GPU it waits until that is done, so that any
-  // stream may use them.
-  std::vector<at::Tensor> pack(
-      at::ArrayRef<at::Tensor> weights,
-      const std::optional<std::vector<int64_t>>& wanted = std::nullopt) const;
+  // Lays the weights of the module out for the kernels, and returns all of them or those that are
+  // wanted, with a flag for each. A weight that is used as it is comes back itself, not as a copy;
+  // the others lie in one piece of memory. On a GPU it waits until that is done, so that any stream
+  // may use them.
+  std::vector<at::Tensor> pack(at::ArrayRef<at::Tensor> weights,
+                               const std::optional<c10::List<bool>>& wanted = std::nullopt) const;
 
   // Makes these the packed weights of all calls of `forward` that begin from now on. On a GPU it
   // waits for calls that may still use those of before.

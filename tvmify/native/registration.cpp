@@ -33,9 +33,8 @@ TORCH_LIBRARY(tvmify, library) {
   library.class_<CompiledModule>("CompiledModule")
       .def(torch::init<std::string, const at::Tensor&, const Texts&>())
       .def("pack",
-           [](const Compiled& self, const Tensors& weights, const std::optional<Indices>& wanted) {
-             return self->pack(weights, wanted);
-           },
+           [](const Compiled& self, const Tensors& weights,
+              const std::optional<c10::List<bool>>& wanted) { return self->pack(weights, wanted); },
            "", {torch::arg("weights"), torch::arg("wanted") = torch::arg::none()})
       .def("bind", [](const Compiled& self, const Tensors& packed) { self->bind(packed); })
       .def("forward",

@@ -121,15 +121,15 @@ class SavedModule::Weights {
 
  private:
   std::vector<at::Tensor> packed(const Program& program, const CompiledModule& compiled) const {
-    std::vector<int64_t> missing;
-    for (size_t i = 0; i < program.packings.size(); ++i) {
-      if (packed_.count(program.packings[i]) == 0) missing.push_back(static_cast<int64_t>(i));
+    c10::List<bool> wanted;
+    std::vector<std::string> missing;
+    for (const std::string& key : program.packings) {
+      wanted.push_back(packed_.count(key) == 0);
+      if (packed_.count(key) == 0) missing.push_back(key);
     }
     if (!missing.empty()) {
-      auto fresh = compiled.pack(select(sources_, program.weights), missing);
-      for (size_t i = 0; i < missing.size(); ++i) {
-        packed_.emplace(program.packings[static_cast<size_t>(missing[i])], std::move(fresh[i]));
-      }
+      auto fresh = compiled.pack(select(sources_, program.weights), wanted);
+      for (size_t i = 0; i < missing.size(); ++i) packed_.emplace(missing[i], std::move(fresh[i]));
     }
     std::vector<at::Tensor> result;
     for (const std::string& key : program.packings) result.push_back(packed_.at(key));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ class PackedWeights:
         return len(self._tensors)
 
     def take(
-        self, keys: Sequence[str], pack: Callable[[list[int]], Sequence[torch.Tensor]]
+        self, keys: Sequence[str], pack: Callable[[list[bool]], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """Return the packed weights of these keys, packing only what is missing.
 
@@ -42,14 +43,14 @@ class PackedWeights:
         keys
             ``Artifact.packed``: equal keys mean equal tensors.
         pack
-            Returns the tensors of the keys with these numbers, in order.
+            Returns the tensors of the keys that are wanted, in order; there is a flag for each key.
         """
         # The lock is held while packing: a second executor had better wait for the result.
         with self._lock:
-            missing = {key: i for i, key in enumerate(keys) if key not in self._tensors}
-            if missing:
-                tensors = pack(list(missing.values()))
-                self._tensors.update(zip(missing, tensors, strict=True))
+            wanted = [key not in self._tensors for key in keys]
+            if any(wanted):
+                missing = itertools.compress(keys, wanted)
+                self._tensors.update(zip(missing, pack(wanted), strict=True))
             return [self._tensors[key] for key in keys]
 
 
