@@ -13,7 +13,7 @@ from tests.cache.programs import artifact_of, key_of
 from tests.cache.test_locks import holder
 from tvmify import TvmifyWarning, obtain, tvmify
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache
+from tvmify.cache import DiskCache, Key
 from tvmify.obtain import BUILT, LOADED, build_once
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -25,6 +25,12 @@ KEY = key_of(0)
 def find(disk: DiskCache) -> Executor | None:
     artifact = disk.load(KEY)
     return None if artifact is None else Executor(artifact)
+
+
+def only_entry(disk: DiskCache) -> tuple[Key, Artifact]:
+    (stored,) = disk.entries()
+    manifest, content = disk.read(stored.digest)
+    return manifest.key, manifest.artifact_of(content)
 
 
 def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
@@ -85,11 +91,10 @@ def test_code_that_cannot_be_loaded_is_built_again(
     net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     expected = tvmify(copy.deepcopy(net), target="llvm")(x)
     disk = DiskCache(cache_directory)
-    (stored,) = disk.entries()
-    manifest, content = disk.read(stored.digest)
-    artifact = dataclasses.replace(manifest.artifact_of(content), library=library)
+    key, artifact = only_entry(disk)
+    artifact = dataclasses.replace(artifact, library=library)
     disk.clear()
-    disk.store(manifest.key, artifact)
+    disk.store(key, artifact)
     obtain._LOADED.clear()
     again = tvmify(copy.deepcopy(net), target="llvm")
     with pytest.warns(TvmifyWarning, match="built again"):
@@ -116,14 +121,12 @@ def test_after_a_rejection_only_other_code_is_loaded(
     net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     expected = tvmify(copy.deepcopy(net), target="llvm")(x)
     disk = DiskCache(cache_directory)
-    (stored,) = disk.entries()
-    manifest, content = disk.read(stored.digest)
-    artifact = manifest.artifact_of(content)
+    key, artifact = only_entry(disk)
     with pytest.warns(TvmifyWarning, match="it failed"):
-        obtain.reject(manifest.key, artifact, RuntimeError("it failed"), CompileOptions.of({}))
+        obtain.reject(key, artifact, RuntimeError("it failed"), CompileOptions.of({}))
     # A remote cache may go on serving it, or another process have built it again.
     other = dataclasses.replace(artifact, library=artifact.library + b"\0")
-    disk.store(manifest.key, other if repaired else artifact)
+    disk.store(key, other if repaired else artifact)
     again = tvmify(copy.deepcopy(net), target="llvm")
     assert torch.equal(again(x), expected)
     assert again.cache_info().builds == (0 if repaired else 1)
