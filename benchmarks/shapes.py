@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm import relax
 
-    from tvmify.compiler.samples import Sample
+    from tvmify.compiler.sample import Sample
 
 PATH = Path(__file__).with_name("shapes.txt")
 #: How many the list has.
@@ -59,7 +59,7 @@ class Shape:
         """Return it as the tuner takes it."""
         from tvm import relax
 
-        from tvmify.compiler.samples import Sample
+        from tvmify.compiler.sample import Sample
 
         def variable(*shape: int) -> relax.Var:
             extents = relax.ShapeExpr(list(shape))  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class Shape:
         builder = relax.BlockBuilder()
         call = builder.normalize(call)
         assert isinstance(call, relax.Call)
-        return Sample(call, (False, True))
+        return Sample.of(call, (False, True))
 
 
 def read() -> dict[Shape, str]:

@@ -29,6 +29,15 @@ class Sample:
     weights: tuple[bool, ...]
     body: Callable[[relax.BlockBuilder, list[relax.Var]], relax.Expr]
 
+    @classmethod
+    def of(cls, call: relax.Call, weights: tuple[bool, ...]) -> Sample:
+        """Return one operator, all of whose arguments are tensors."""
+
+        def again(_: relax.BlockBuilder, operands: list[relax.Var]) -> relax.Expr:
+            return relax.Call(call.op, operands, call.attrs, call.ty_args)
+
+        return cls([*(argument.ty for argument in call.args), call.ty], weights, again)
+
     @property
     def work(self) -> float:
         """About how many multiply-adds it takes: exactly those, if it is a matrix product."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -41,9 +40,8 @@ def samples_of(
             before = choices.asked.keys() - found.keys()
             result = legalize(builder, call)
             if all(isinstance(argument.ty, relax.TensorType) for argument in call.args):
-                types = [*(argument.ty for argument in call.args), call.ty]
                 weights = tuple(is_weight(builder, argument) for argument in call.args)
-                sample = Sample(types, weights, functools.partial(_again, call))
+                sample = Sample.of(call, weights)
                 found.update(dict.fromkeys(choices.asked.keys() - found.keys() - before, sample))
             return result
 
@@ -54,10 +52,6 @@ def samples_of(
     with choosing(choices):
         pipeline.lower(ir_mod, target, legalizers)
     return found | choices.samples
-
-
-def _again(call: relax.Call, _: relax.BlockBuilder, operands: list[relax.Var]) -> relax.Expr:
-    return relax.Call(call.op, operands, call.attrs, call.ty_args)
 
 
 def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) -> Artifact:
