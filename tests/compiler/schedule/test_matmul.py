@@ -153,6 +153,15 @@ def test_weights_are_fetched_ahead():
     assert _prefetches(of(1, 8192)) > 0
 
 
+def test_rows_are_fetched_ahead_where_few_columns_need_them():
+    def prefetches(columns):
+        weights = [random(columns, 128, seed=1), random(columns, seed=2)]
+        inputs = [random(64, 128)]
+        return _prefetches(check(_linear, _linear_reference, inputs, weights, target=NATIVE))
+
+    assert prefetches(64) == prefetches(1024) + 1
+
+
 def test_both_orders_of_rows_and_columns():
     # Weights too large to be read again, then so small that rows come first; with tails of all.
     for rows, depth, columns in [(45, 1030, 300), (1000, 70, 40)]:

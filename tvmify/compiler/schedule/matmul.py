@@ -44,6 +44,9 @@ from tvmify.compiler.schedule.rule import Rule
 #: Rows are multiplied by their gate again for every panel of columns; for more panels than this, a
 #: pass of its own is cheaper.
 _FEW_PANELS = 2
+#: Rows are fetched ahead where there are no more than so many columns for each: with more of them,
+#: what each panel of columns spends on it is more than the first one gains (measured).
+_WIDE = 8
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -134,6 +137,7 @@ class Matmul(Rule):
                 together,
                 [-5],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
+                rows=gated is None and column_tiles * columns <= _WIDE * row_tiles * rows,
             )
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
