@@ -14,6 +14,7 @@ from tests.compiler.schedule.kernels import (
     build,
     check,
     has_parallel_loop,
+    loops,
     random,
     widest_vector,
 )
@@ -132,6 +133,37 @@ def test_what_no_rule_can_do_is_reported_and_kept():
     _, report = schedule(ir_mod, NATIVE)
     assert report == {"f": "scheduled before"}
     assert isinstance(ir_mod["f"], tirx.PrimFunc)
+
+
+#: The second axis of the latter, `ax1`, is neither the eleventh nor the twelfth: `ax10`, `ax11`.
+THREE_AXES, TWELVE_AXES = (2, 3, 40), (2, *[1] * 9, 3, 40)
+
+
+def test_parts_side_by_side_are_loops_of_their_own_however_many_axes():
+    def kernel(*shape):
+        return check(
+            lambda builder, x, y: op.concat([x, y], -1),
+            lambda x, y: np.concatenate([x, y], -1),
+            [random(*shape), random(*shape, seed=1)],
+            rule="elementwise",
+        ).kernel()
+
+    assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
+
+
+def test_what_turns_back_is_one_pass_however_many_axes():
+    def kernel(*shape):
+        *others, a, b = range(len(shape))
+
+        def describe(builder, x):
+            turned = builder.emit(op.permute_dims(x, [*others, b, a]))
+            return op.permute_dims(builder.emit(op.flip(turned, a)), [*others, b, a])
+
+        return check(
+            describe, lambda x: np.flip(x, -1), [random(*shape)], rule="elementwise"
+        ).kernel()
+
+    assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
 
 
 @pytest.mark.parametrize("target", TARGETS)

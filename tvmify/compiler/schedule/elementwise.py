@@ -20,6 +20,7 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.pieces import split_rows
+from tvmify.compiler.schedule.rewriting import uses
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.turning import must_stay, turn_operands
 
@@ -205,7 +206,8 @@ def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
 
 def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
     index = [(r.min, r.extent) for r in region.region]
-    used = [_mentions(minimum, axes) for minimum, _ in index]
+    variables = [axis.var for axis in axes]
+    used = [uses(minimum, variables) for minimum, _ in index]
     if not any(used):
         return True
     if len(index) < len(axes) or any(used[: len(index) - len(axes)]):
@@ -219,8 +221,3 @@ def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
         if i > 0 and shape[position] != int(axis.dom.extent):
             return False
     return True
-
-
-def _mentions(expression: object, axes: list[tirx.IterVar]) -> bool:
-    text = str(expression)
-    return any(axis.var.name in text for axis in axes)

@@ -22,6 +22,7 @@ from tvmify.compiler.schedule.loops import (
     vectorize,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rewriting import uses
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.tails import remember_bound
 
@@ -129,7 +130,7 @@ def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     innermost = body.iter_vars[-1].var
     largest = max(body.reads, key=lambda read: len(read.region))
     single = int(body.iter_vars[-1].dom.extent) == 1
-    return single or innermost.name in str(largest.region[-1].min)
+    return single or uses(largest.region[-1].min, [innermost])
 
 
 def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:

@@ -9,7 +9,7 @@ out of the cache before their second element is read.
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.ir import Expr, TensorRegion
+from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule.loops import (
@@ -20,6 +20,7 @@ from tvmify.compiler.schedule.loops import (
     parallel_if_worth,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rewriting import uses
 
 #: A tile has at most so many rows: it stays below the kilobyte that TVM leaves on the stack.
 _MOST_ROWS = 16
@@ -73,7 +74,7 @@ def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
             continue
         last = _last_axis(sch, consumer, body.writes[0].source)
         others = [axis for i, axis in enumerate(axes) if i != last]
-        if any(_mentions(read.region[-1].min, others) for read in odd):
+        if any(uses(read.region[-1].min, others) for read in odd):
             return True
     return False
 
@@ -85,11 +86,6 @@ def _last_axis(sch: s_tir.Schedule, consumer: SBlockRV, tensor: tirx.Var) -> int
     read = next(read for read in body.reads if read.source.same_as(tensor))
     places = _places(read, axes)
     return places.index(len(axes) - 1) if places and len(axes) - 1 in places else None
-
-
-def _mentions(index: Expr, axes: list[tirx.Var]) -> bool:
-    text = str(index)
-    return any(axis.name in text for axis in axes)
 
 
 def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | None:
