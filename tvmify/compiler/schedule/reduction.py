@@ -7,7 +7,8 @@ from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import choice
-from tvmify.compiler.schedule.elementwise import inline_cheap, schedule_block, total_work
+from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.inlining import inline_cheap, total_work
 from tvmify.compiler.schedule.legalizing import plain
 from tvmify.compiler.schedule.loops import (
     blocks_of,
