@@ -42,16 +42,25 @@ class Elementwise(Rule):
 def schedule_block(
     sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
 ) -> None:
-    """Make one block a nest of its own: parallel outside, one vector inside."""
+    """Make one block a nest of its own: parallel outside, one vector inside.
+
+    One element, computed without a loop, stays as it is.
+
+    Raises
+    ------
+    ValueError
+        The loops are not one for each axis of the result and of its sums, or the result has none.
+    """
     letters = kinds(sch, block)
     loops = sch.get_loops(block)
-    if len(loops) != len(letters) or set(letters) - set("SR"):
+    if not loops and set(letters) == {"S"}:
         return
+    if len(loops) != len(letters) or set(letters) - set("SR") or "S" not in letters:
+        name = sch.get(block).name_hint
+        raise ValueError(f"{name!r} has {len(loops)} loops over axes of the kinds {letters!r}")
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
-    if not spatial or turn_operands(sch, block, machine, work):
-        return
-    if split_rows(sch, block, machine, work):
+    if turn_operands(sch, block, machine, work) or split_rows(sch, block, machine, work):
         return
     together = contiguous_axes(sch, block)
     sch.reorder(*spatial, *reduced)

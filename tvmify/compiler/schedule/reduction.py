@@ -73,9 +73,12 @@ class Reduction(Rule):
         for block in blocks_of(sch):
             if not sch.get_loops(block):  # one number; without a loop TVM cannot split its sum
                 sch.add_unit_loop(block)
-        for block in blocks_of(sch):
-            if "R" in kinds(sch, block):
-                _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
+        try:
+            for block in blocks_of(sch):
+                if "R" in kinds(sch, block):
+                    _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
+        except s_tir.ScheduleError:  # of no kind that TVM splits, as maxima that keep NaN
+            return None
         *before, last = blocks_of(sch)
         if rows:
             row = fuse(sch, sch.get_loops(last)[:rows])
@@ -116,7 +119,9 @@ def _row_axes(sch: s_tir.Schedule) -> int | None:
         extents.append([int(variable.dom.extent) for variable in sch.get(block).iter_vars])
         if "R" in letters:
             counts.append((letters.count("S"), extents[-1]))
-            if not _runs_along_memory(sch, block) or _reads_often(sch, block):
+            # Lanes that are columns would be better, if there is more than one.
+            by_columns = not _runs_along_memory(sch, block) or _reads_often(sch, block)
+            if by_columns and "S" in letters:
                 return None
     # A reduction that keeps its axes, as axes of one element, has the same rows.
     for rows in range(min(count for count, _ in counts), -1, -1):

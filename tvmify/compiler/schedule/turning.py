@@ -95,11 +95,13 @@ def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | Non
     if not is_injective(sch, block) or "if_then_else" in str(body.body):
         return None
     axes = [variable.var for variable in body.iter_vars]
+    last = len(axes) - 1
     found: dict[int, list[int]] = {}
     for number, read in enumerate(body.reads):
         places = _places(read, axes)
-        if places and places[-1] is not None and len(axes) - 1 in places[:-1]:
-            found.setdefault(places[-1], []).append(number)
+        along = places[-1] if places else None
+        if along not in (None, last) and last in places:
+            found.setdefault(along, []).append(number)
     return next(iter(found.items()), None)
 
 
