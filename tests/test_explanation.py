@@ -7,6 +7,14 @@ import pytest
 from tvmify.explanation import _report_lines
 
 
+def test_kernels_are_counted_by_rule_and_without_one() -> None:
+    report = {"kernels": {"a": "gru", "b": "unscheduled", "c": "gru"}, "unscheduled": 1}
+    assert _report_lines(report) == [
+        "    kernels: 3 (2 gru, 1 unscheduled)",
+        "    without a schedule: 1",
+    ]
+
+
 @pytest.mark.parametrize(
     "report",
     [

@@ -82,20 +82,6 @@ class Target:
         needed = [*([architecture] if architecture else []), *sorted(self.features)]
         return [*needed, f"cuda:{self.attributes['arch']}"] if self.kind == "cuda" else needed
 
-    @property
-    def vector_bits(self) -> int:
-        """Width in bits of the widest vector register that code for this target may use."""
-        features = self.features
-        if "avx512f" in features:
-            return 512
-        return 256 if "avx" in features else 128
-
-    @property
-    def vector_registers(self) -> int:
-        """How many vector registers the instruction set has."""
-        is_arm = str(self.host.get("mtriple", "")).startswith("aarch64")
-        return 32 if is_arm or "avx512f" in self.features else 16
-
 
 def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
     """Validate the ``target=`` option without looking at the machine.

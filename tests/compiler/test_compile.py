@@ -76,6 +76,18 @@ def test_stages_are_announced_in_order():
     assert report["kernels"] == {"relu": "elementwise"}
 
 
+def test_kernels_without_a_schedule_are_counted_and_run(monkeypatch: pytest.MonkeyPatch):
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0).exp()
+
+    x = torch.randn(5)
+    monkeypatch.setattr("tvmify.compiler.schedule.RULES", ())
+    artifact = compiled(program, x)
+    assert sorted(artifact.report["kernels"].values()) == ["cumsum", "unscheduled"]
+    assert artifact.report["unscheduled"] == 1
+    torch.testing.assert_close(executed(artifact, program, x), program(x))
+
+
 def test_every_unknown_operator_is_named():
     def program(x: torch.Tensor) -> Any:
         return x.to_sparse().to_dense()

@@ -21,7 +21,6 @@ from tvmify.compiler.environment import prepare_tvm
 TWINS = {"resnet50", "vgg16", "vit_base", "bert_base", "minilm_128", "gpt2_prefill"}
 #: Their constants have values, so they cannot be built without memory.
 REAL = {"minilm_16", "gpt2_decode", "whisper_tiny", "lstm"}
-#: Operators that the compiler refuses.
 #: What PyTorch computes, inside of the program.
 BRIDGED = {"adaptive_max_pool2d", "embedding_bag", "embedding_bag_offsets"}
 

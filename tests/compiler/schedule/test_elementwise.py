@@ -1,11 +1,13 @@
 """What has no sums: chains, broadcasts, permutations, gathers, concatenations."""
 
+# pyright: reportInvalidTypeForm=false
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te, tirx
+from tvm import relax, te
+from tvm.script import tirx as T
 
 from tests.compiler.schedule.kernels import (
     NATIVE,
@@ -14,10 +16,12 @@ from tests.compiler.schedule.kernels import (
     build,
     check,
     has_parallel_loop,
+    loops,
     random,
     widest_vector,
 )
 from tvmify.compiler.schedule import schedule
+from tvmify.compiler.schedule.legalizing import scheduled_as
 
 op = relax.op
 
@@ -125,13 +129,69 @@ def test_expensive_broadcast_is_computed_once():
     )
 
 
-def test_what_no_rule_can_do_is_reported_and_kept():
-    a = te.placeholder((4,), name="a")
-    function = te.create_prim_func([a, te.compute((4,), lambda i: a[i] + 1, name="b")])
-    ir_mod = tvm.IRModule({"f": function.with_attr("tirx.is_scheduled", True)})
-    _, report = schedule(ir_mod, NATIVE)
-    assert report == {"f": "scheduled before"}
-    assert isinstance(ir_mod["f"], tirx.PrimFunc)
+@T.prim_func(private=True, s_tir=True)
+def _one_after_the_other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+    """Loops within a block: no rule knows what may be done with them."""
+    with T.sblock("root"), T.sblock("all"):
+        T.reads(a[0:4])
+        T.writes(b[0:4])
+        for i in range(4):
+            b[i] = a[i] + 1.0
+
+
+def test_what_no_rule_can_do_is_counted_and_kept():
+    claims = _one_after_the_other.with_attr("tirx.is_scheduled", True)
+    names = _one_after_the_other.with_attr(scheduled_as("in order"))
+    before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims, "names": names})
+    after, report = schedule(tvm.IRModule(before.functions), NATIVE)
+    assert report["names"] == "in order"
+    assert report["plain"] == report["claims"]
+    assert report["plain"].startswith("unscheduled (elementwise failed: 'all' has 0 loops")
+    tvm.ir.assert_structural_equal(after, before)
+
+
+def test_one_element_needs_no_loop():
+    built = check(lambda builder, x: op.exp(x), np.exp, [random()], rule="elementwise")
+    assert not loops(built.kernel())
+
+
+@pytest.mark.parametrize("size", [5, 33])
+def test_diagonals(size):
+    def describe(builder, x):
+        return builder.call_te(lambda t: te.compute((size,), lambda i: t[i, i]), x)
+
+    check(describe, np.diagonal, [random(size, size)], rule="elementwise")
+
+
+#: The second axis of the latter, `ax1`, is neither the eleventh nor the twelfth: `ax10`, `ax11`.
+THREE_AXES, TWELVE_AXES = (2, 3, 40), (2, *[1] * 9, 3, 40)
+
+
+def test_parts_side_by_side_are_loops_of_their_own_however_many_axes():
+    def kernel(*shape):
+        return check(
+            lambda builder, x, y: op.concat([x, y], -1),
+            lambda x, y: np.concatenate([x, y], -1),
+            [random(*shape), random(*shape, seed=1)],
+            rule="elementwise",
+        ).kernel()
+
+    assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
+
+
+def test_what_turns_back_is_one_pass_however_many_axes():
+    def kernel(*shape):
+        *others, a, b = range(len(shape))
+
+        def describe(builder, x):
+            turned = builder.emit(op.permute_dims(x, [*others, b, a]))
+            return op.permute_dims(builder.emit(op.flip(turned, a)), [*others, b, a])
+
+        return check(
+            describe, lambda x: np.flip(x, -1), [random(*shape)], rule="elementwise"
+        ).kernel()
+
+    assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -105,6 +105,16 @@ def test_argmax_takes_the_first():
     np.testing.assert_array_equal(built.run([x]), x.argmax(1))
 
 
+def test_one_number_of_what_is_read_again_and_again():
+    """It has no columns that could be lanes instead."""
+    check(
+        lambda builder, x: op.sum(builder.emit(op.broadcast_to(x, (7, 33, 65)))),
+        lambda x: 7 * x.sum(),
+        [random(33, 65) + 1],
+        rule="reduction",
+    )
+
+
 def test_parallel_only_when_worth_it():
     def of(*shape):
         return build(lambda builder, x: op.nn.softmax(x, -1), [random(*shape)]).kernel()

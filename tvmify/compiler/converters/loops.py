@@ -13,7 +13,7 @@ import functools
 from tvm import tirx
 from tvm.script import tirx as T
 
-from tvmify.compiler.schedule.legalizing import OPAQUE
+from tvmify.compiler.schedule.legalizing import scheduled_as
 
 
 @functools.cache
@@ -21,17 +21,11 @@ def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.Pri
     """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones."""
     lowest = -extent if wrap else 0
     shape = (tirx.const(count, "int64"),)  # as Relax has it: buffers must agree to be merged
+    attributes = scheduled_as("bounds check") | {"tvmify.asserts": True}
 
     @T.prim_func(private=True, s_tir=True)
     def check(index: T.Buffer(shape, dtype), result: T.Buffer(shape, dtype)):
-        T.func_attr(
-            {
-                "tirx.noalias": True,
-                "tirx.is_scheduled": True,
-                "op_pattern": OPAQUE,
-                "tvmify.asserts": True,
-            }
-        )
+        T.func_attr(attributes)
         for i in range(count):
             with T.sblock("check"):
                 at = T.axis.spatial(count, i)
@@ -61,7 +55,7 @@ def write_runs(
         values: T.Buffer((count * inner,), dtype),
         result: T.Buffer((size,), dtype),
     ):
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
+        T.func_attr(scheduled_as("scatter"))
         with T.sblock("write"):
             T.reads(source[0:size], offsets[0:count], values[0 : count * inner])
             T.writes(result[0:size])
@@ -97,7 +91,7 @@ def accumulate(
 
     @T.prim_func(private=True, s_tir=True)
     def run(source: T.Buffer((size,), dtype), result: T.Buffer((size,), dtype)):
-        T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE})
+        T.func_attr(scheduled_as("cumprod" if product else "cumsum"))
         for block in shared(outer // rows * across):
             with T.sblock("accumulate"):
                 T.reads(source[0:size])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
-from tvmify.compiler.converters.loops import OPAQUE
+from tvmify.compiler.schedule.legalizing import scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
 
@@ -76,10 +76,6 @@ class Plan:
         """Shape of the recurrent weights."""
         return (self.padded // self.tile, self.hidden, self.gates, self.tile)
 
-    def attributes(self) -> dict[str, object]:
-        """What the passes need to know about the function."""
-        return {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": OPAQUE}
-
 
 def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of an LSTM; gates in torch's order: input, forget, cell, output."""
@@ -98,7 +94,7 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
         states: T.Buffer((steps, batch, padded), dtype),
         cell: T.Buffer((batch, padded), dtype),
     ):
-        T.func_attr(plan.attributes())
+        T.func_attr(scheduled_as("lstm"))
         previous = T.alloc_buffer((2, batch, padded), dtype)
         for b, j in T.grid(batch, padded):
             previous[0, b, j] = first_state[b, j]
@@ -185,7 +181,7 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
         new_bias: T.Buffer((padded,), dtype),
         states: T.Buffer((steps, batch, padded), dtype),
     ):
-        T.func_attr(plan.attributes())
+        T.func_attr(scheduled_as("gru"))
         previous = T.alloc_buffer((2, batch, padded), dtype)
         for b, j in T.grid(batch, padded):
             previous[0, b, j] = first_state[b, j]

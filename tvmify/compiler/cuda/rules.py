@@ -13,6 +13,7 @@ from tvm_ffi import structural_walk
 from tvmify.compiler.cuda.products import ROW_PRODUCT
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.schedule.loops import find
+from tvmify.compiler.schedule.rewriting import uses
 
 #: Elements that a thread reads and writes at once, and threads of a block.
 _LANES, _THREADS = 4, 256
@@ -50,9 +51,9 @@ def _runs_along_memory(block: s_tir.SBlock) -> bool:
         if str(access.source.dtype) not in _VECTOR_DTYPES:
             return False
         *before, at = [region.min for region in access.region] or [tirx.const(0)]
-        if any(_mentions(index, last.var) for index in before):
+        if any(uses(index, [last.var]) for index in before):
             return False
-        if _mentions(at, last.var) and not at.same_as(last.var):
+        if uses(at, [last.var]) and not at.same_as(last.var):
             return False
     return True
 
@@ -65,10 +66,6 @@ def _calls(block: s_tir.SBlock) -> set[str]:
 
     structural_walk(block.body, (Call, note))
     return found
-
-
-def _mentions(index: tirx.Expr, variable: tirx.Var) -> bool:
-    return any(found.same_as(variable) for found in tirx.analysis.undefined_vars(index, []))
 
 
 class RowProduct(ScheduleRule):

@@ -20,6 +20,7 @@ from tvmify.compiler.schedule import (
 )
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
+from tvmify.compiler.schedule.legalizing import RULE
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
 from tvmify.compiler.schedule.rule import Rule
@@ -66,8 +67,9 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
     ir_mod
         The module with each PrimFunc scheduled.
     report
-        For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
-        matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
+        For each PrimFunc the name of the rule that scheduled it, or that it brought along, or
+        ``"unscheduled"``. Rules that matched but failed are named after it: ``"elementwise (matmul
+        failed: …)"``.
     """
     intrinsics.register()
     report: dict[str, str] = {}
@@ -83,8 +85,8 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
 
 
 def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
-    if function.attrs.get("tirx.is_scheduled", False):
-        return function, str(function.attrs.get("tvmify.rule", "scheduled before"))
+    if RULE in function.attrs:
+        return function, str(function.attrs[RULE])
     failures = []
     for rule in RULES:
         try:

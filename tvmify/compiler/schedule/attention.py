@@ -17,7 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import attention_rows, attention_tiles
-from tvmify.compiler.schedule.legalizing import OPAQUE
+from tvmify.compiler.schedule.legalizing import scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.powers import exponent_scale
 
@@ -140,14 +140,7 @@ def kernel(attention: Attention, machine: Microarchitecture) -> tirx.PrimFunc:
         emit = attention_rows.emit
     operands = {"query": attention.query, "key": attention.key, "value": attention.value}
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_attr(
-            {
-                "tirx.noalias": True,
-                "tirx.is_scheduled": True,
-                "op_pattern": OPAQUE,
-                "tvmify.rule": "attention",
-            }
-        )
+        T.func_attr(scheduled_as("attention"))
         tensors = {
             name: T.arg(name, T.buffer(operand.shape, attention.dtype))
             for name, operand in operands.items()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
-from tvmify.compiler.schedule.elementwise import nests_too_deep
+from tvmify.compiler.schedule.inlining import nests_too_deep
 from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
 from tvmify.compiler.schedule.rewriting import substitute
 

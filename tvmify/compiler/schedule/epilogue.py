@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from tvmify.compiler.schedule.elementwise import nests_too_deep
+from tvmify.compiler.schedule.inlining import nests_too_deep
 from tvmify.compiler.schedule.loops import (
     blocks_of,
     element_count,

@@ -30,7 +30,7 @@ from tvmify.compiler.schedule.channelwise import UNROLLED_WINDOW, WINDOW, pixels
 from tvmify.compiler.schedule.emission import block, registers, scratch, tasks
 from tvmify.compiler.schedule.epilogue import inline_producers
 from tvmify.compiler.schedule.guards import names_of
-from tvmify.compiler.schedule.legalizing import OPAQUE, accumulator
+from tvmify.compiler.schedule.legalizing import accumulator, scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window
 
@@ -153,14 +153,7 @@ class ExpandedDepthwise:
         those of the second, less its image.
         """
         with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-            T.func_attr(
-                {
-                    "tirx.noalias": True,
-                    "tirx.is_scheduled": True,
-                    "op_pattern": OPAQUE,
-                    "tvmify.rule": "expanded depthwise",
-                }
-            )
+            T.func_attr(scheduled_as("expanded depthwise"))
             arguments: dict[tirx.Var, tirx.Var] = {}
             outer = [p for p in self.first.parameters if not p.same_as(self.first.result)]
             outer += [p for p in self.second.parameters if not p.same_as(self.second.image)]

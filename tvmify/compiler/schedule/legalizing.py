@@ -7,8 +7,15 @@ from functools import lru_cache
 from tvm import relax
 from tvm.ir import Call, Expr, GlobalVar
 
+#: Attribute of a function that is scheduled from the start: how reports name it.
+RULE = "tvmify.rule"
 #: FuseOps leaves functions of this pattern alone ("opaque").
-OPAQUE = 8
+_OPAQUE = 8
+
+
+def scheduled_as(rule: str) -> dict[str, object]:
+    """Return the attributes of a function whose loops are written as they shall be."""
+    return {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": _OPAQUE, RULE: rule}
 
 
 def plain(builder: relax.BlockBuilder, call: Call) -> Expr:

@@ -23,7 +23,7 @@ from tvmify.compiler.schedule.loops import (
     traffic,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
-from tvmify.compiler.schedule.rewriting import rewrite_body, substitute
+from tvmify.compiler.schedule.rewriting import rewrite_body, substitute, uses
 
 #: More loops would be too much code for what they save.
 _MOST_PIECES = 4
@@ -106,10 +106,10 @@ def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
     length = int(body.iter_vars[-1].dom.extent)
     starts: set[int] = {0}
     for condition in _comparisons(body.body.value):
-        text = str(condition)
-        if last.name not in text:
+        if not uses(condition, [last]):
             continue
-        if any(other.name in text for other in others) or "[" in text or "%" in text:
+        text = str(condition)
+        if uses(condition, others) or "[" in text or "%" in text:
             return []  # of more than the place in the row
         starts.add(_turn(condition, last, length))
     edges = [*sorted(start for start in starts if start < length), length]

@@ -7,7 +7,8 @@ from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import choice
-from tvmify.compiler.schedule.elementwise import inline_cheap, schedule_block, total_work
+from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.inlining import inline_cheap, total_work
 from tvmify.compiler.schedule.legalizing import plain
 from tvmify.compiler.schedule.loops import (
     blocks_of,
@@ -22,6 +23,7 @@ from tvmify.compiler.schedule.loops import (
     vectorize,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rewriting import uses
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.tails import remember_bound
 
@@ -71,9 +73,12 @@ class Reduction(Rule):
         for block in blocks_of(sch):
             if not sch.get_loops(block):  # one number; without a loop TVM cannot split its sum
                 sch.add_unit_loop(block)
-        for block in blocks_of(sch):
-            if "R" in kinds(sch, block):
-                _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
+        try:
+            for block in blocks_of(sch):
+                if "R" in kinds(sch, block):
+                    _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
+        except s_tir.ScheduleError:  # of no kind that TVM splits, as maxima that keep NaN
+            return None
         *before, last = blocks_of(sch)
         if rows:
             row = fuse(sch, sch.get_loops(last)[:rows])
@@ -114,7 +119,9 @@ def _row_axes(sch: s_tir.Schedule) -> int | None:
         extents.append([int(variable.dom.extent) for variable in sch.get(block).iter_vars])
         if "R" in letters:
             counts.append((letters.count("S"), extents[-1]))
-            if not _runs_along_memory(sch, block) or _reads_often(sch, block):
+            # Lanes that are columns would be better, if there is more than one.
+            by_columns = not _runs_along_memory(sch, block) or _reads_often(sch, block)
+            if by_columns and "S" in letters:
                 return None
     # A reduction that keeps its axes, as axes of one element, has the same rows.
     for rows in range(min(count for count, _ in counts), -1, -1):
@@ -129,7 +136,7 @@ def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     innermost = body.iter_vars[-1].var
     largest = max(body.reads, key=lambda read: len(read.region))
     single = int(body.iter_vars[-1].dom.extent) == 1
-    return single or innermost.name in str(largest.region[-1].min)
+    return single or uses(largest.region[-1].min, [innermost])
 
 
 def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tvm import s_tir, tirx
 from tvm.ir import Call, Expr, StringImm, TensorLoad
@@ -62,6 +62,12 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm, StringImm)):
         return node
     raise TypeError(f"no expression that we know: {type(node).__name__}")
+
+
+def uses(expression: Expr, variables: Iterable[tirx.Var]) -> bool:
+    """Whether one of some variables occurs in an expression."""
+    found = tirx.analysis.undefined_vars(expression, [])
+    return any(one.same_as(variable) for variable in variables for one in found)
 
 
 def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:

@@ -6,7 +6,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.schedule.rewriting import rewrite_body, substitute
+from tvmify.compiler.schedule.rewriting import rewrite_body, substitute, uses
 
 #: Attribute of such a function, for `tvmify.compiler.passes.shuffle_loads`.
 SHUFFLES = "tvmify.shuffles"
@@ -27,16 +27,16 @@ def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
         store = stmt.body.block.body if isinstance(stmt.body, s_tir.SBlockRealize) else None
         if not isinstance(store, tirx.BufferStore):
             return stmt
-        variables = zip(stmt.body.block.iter_vars, stmt.body.iter_values, strict=True)
-        names = [v.var.name for v, value in variables if stmt.loop_var.name in str(value)]
-        found = found or _reads_out_of_order(store.value, names)
-        return _serial(stmt) if _fills_with_bfloat16(store.value, names) else stmt
+        values = zip(stmt.body.block.iter_vars, stmt.body.iter_values, strict=True)
+        of_lane = [axis.var for axis, value in values if uses(value, [stmt.loop_var])]
+        found = found or _reads_out_of_order(store.value, of_lane)
+        return _serial(stmt) if _fills_with_bfloat16(store.value, of_lane) else stmt
 
     function = rewrite_body(function, visit)
     return function.with_attr(SHUFFLES, True) if found else function
 
 
-def _reads_out_of_order(value: Expr, names: list[str]) -> bool:
+def _reads_out_of_order(value: Expr, of_lane: list[tirx.Var]) -> bool:
     found = False
 
     def visit(node: Expr) -> Expr | None:
@@ -45,16 +45,14 @@ def _reads_out_of_order(value: Expr, names: list[str]) -> bool:
             index = node.indices[-1]
             if not isinstance(index, (tirx.Var, tirx.IntImm)):
                 text = str(index)
-                found = found or (
-                    any(sign in text for sign in "*/%-") and any(name in text for name in names)
-                )
+                found = found or (any(sign in text for sign in "*/%-") and uses(index, of_lane))
         return None
 
     substitute(value, visit)
     return found
 
 
-def _fills_with_bfloat16(value: Expr, names: list[str]) -> bool:
+def _fills_with_bfloat16(value: Expr, of_lane: list[tirx.Var]) -> bool:
     """Whether one element may be stored in all lanes: TVM cannot, in bfloat16."""
     kind = str(value.ty.dtype)
     while isinstance(value, tirx.Cast):  # to float32 and back, which TVM leaves out
@@ -62,7 +60,7 @@ def _fills_with_bfloat16(value: Expr, names: list[str]) -> bool:
     if not isinstance(value, TensorLoad) or kind != "bfloat16" or not value.indices:
         return False
     index = value.indices[-1]
-    return not isinstance(index, tirx.Var) or index.name not in names
+    return not isinstance(index, tirx.Var) or not uses(index, of_lane)
 
 
 def _serial(loop: tirx.For) -> tirx.For:

@@ -9,7 +9,7 @@ out of the cache before their second element is read.
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.ir import Expr, TensorRegion
+from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule.loops import (
@@ -20,6 +20,7 @@ from tvmify.compiler.schedule.loops import (
     parallel_if_worth,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rewriting import uses
 
 #: A tile has at most so many rows: it stays below the kilobyte that TVM leaves on the stack.
 _MOST_ROWS = 16
@@ -73,7 +74,7 @@ def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
             continue
         last = _last_axis(sch, consumer, body.writes[0].source)
         others = [axis for i, axis in enumerate(axes) if i != last]
-        if any(_mentions(read.region[-1].min, others) for read in odd):
+        if any(uses(read.region[-1].min, others) for read in odd):
             return True
     return False
 
@@ -87,11 +88,6 @@ def _last_axis(sch: s_tir.Schedule, consumer: SBlockRV, tensor: tirx.Var) -> int
     return places.index(len(axes) - 1) if places and len(axes) - 1 in places else None
 
 
-def _mentions(index: Expr, axes: list[tirx.Var]) -> bool:
-    text = str(index)
-    return any(axis.name in text for axis in axes)
-
-
 def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | None:
     """Which axis of the result is the last of some operands, if its own last is not, and which."""
     body = sch.get(block)
@@ -99,11 +95,13 @@ def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | Non
     if not is_injective(sch, block) or "if_then_else" in str(body.body):
         return None
     axes = [variable.var for variable in body.iter_vars]
+    last = len(axes) - 1
     found: dict[int, list[int]] = {}
     for number, read in enumerate(body.reads):
         places = _places(read, axes)
-        if places and places[-1] is not None and len(axes) - 1 in places[:-1]:
-            found.setdefault(places[-1], []).append(number)
+        along = places[-1] if places else None
+        if along not in (None, last) and last in places:
+            found.setdefault(along, []).append(number)
     return next(iter(found.items()), None)
 
 
