@@ -14,7 +14,7 @@ from tvmify.compiler.schedule import choice, depthwise, plans, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.last_block import end_with
-from tvmify.compiler.schedule.legalizing import accumulator, plain
+from tvmify.compiler.schedule.legalizing import accumulator, or_zero, plain
 from tvmify.compiler.schedule.loops import (
     find,
     fuse,
@@ -243,12 +243,9 @@ class Convolution:
         ) -> Expr:
             channel = tile * self.channels + lane
             along = block * self.block + i
-            inside = [channel < count] if count % self.channels else []
-            inside += [along < self.in_channels] if self.in_channels % self.block else []
             value = kernel[g * count + channel, y, x, along].astype(dtype)
-            if not inside:
-                return value
-            return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, dtype))
+            sizes = (channel, count, self.channels), (along, self.in_channels, self.block)
+            return or_zero(value, *sizes)
 
         shape = (
             self.groups,
@@ -282,11 +279,7 @@ class Convolution:
             pixel = padded[b, y, x, channel].astype(dtype)
             return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
 
-        attrs = {
-            ROWS_FIRST: self.rows_first,
-            SIDE_BY_SIDE: self.side > 1,
-            DEPTH: self.in_channels,
-        }
+        attrs = {ROWS_FIRST: self.rows_first, SIDE_BY_SIDE: self.side > 1, DEPTH: self.in_channels}
 
         head = (n, self.groups, int(packed.shape[1]))
         shape = (*tiled, down, across, self.channels)

@@ -10,7 +10,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule import plans
-from tvmify.compiler.schedule.legalizing import accumulator
+from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
 #: Names of the template's blocks: rows times a gate, the copy of the right-hand side, the tile of
@@ -78,11 +78,7 @@ class Product:
             *outer, tile, k, lane = index
             column = tile * width + lane
             value = right(*outer, k, column).astype(accumulator(self.dtype))
-            if self.columns % width == 0:
-                return value
-            return tirx.if_then_else(
-                column < self.columns, value, tirx.const(0, accumulator(self.dtype))
-            )
+            return or_zero(value, (column, self.columns, width))
 
         shape = (*lead, -(-self.columns // width), self.depth, width)
         return te.compute(shape, element, name=PACK)
