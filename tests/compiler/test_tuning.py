@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,6 +92,24 @@ def test_time_is_bounded():
     report = tuned(mlp(), Measurements(None, "cpu"), stopwatch, limit=-1.0).report["tuning"]
     assert (report["workloads"], report["measured"], report["left"]) == (2, 0, 2)
     assert not stopwatch.measured
+
+
+@pytest.mark.parametrize(("cores", "measured"), [(2, 1), (64, 2)])
+def test_time_is_bounded_from_the_first_workload_on(monkeypatch, cores, measured):
+    now = 0.0
+    monkeypatch.setattr("tvmify.compiler.tuning.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+
+    class Slow(Stopwatch):
+        def __call__(self, artifacts, inputs, weights):
+            nonlocal now
+            now += 15.0
+            return super().__call__(artifacts, inputs, weights)
+
+    sizes = 96, 160, 40, 24, 56
+    module = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes)))
+    report = tuned(module, Measurements(None, "cpu"), Slow(), limit=20.0).report["tuning"]
+    assert (report["measured"], report["left"]) == (measured, 4 - measured)
 
 
 def test_progress_is_told():

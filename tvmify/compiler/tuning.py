@@ -134,20 +134,23 @@ def tune(
                 unknown.append(workload)
         if not unknown:
             break
-        # As many at a time as keep all cores busy while they are built.
-        step = os.cpu_count() or 1
+        # As many at a time as keep all cores busy while their candidates are built, and no more:
+        # how long they take is not known of the first.
+        step = max(1, (os.cpu_count() or 1) // choices.most)
         longest = 0.0
         for start in range(0, len(unknown), step):
             tuning.on_progress(len(tuned.winners), len(samples))
             begun = time.monotonic()
             if begun + longest > deadline:
-                tuned.left = len(unknown) - start
-                return tuned
+                break
             batch = [
                 _Workload(w, asking.asked[w], samples[w]) for w in unknown[start : start + step]
             ]
-            _measure(batch, target, asking, tuning, tuned)
+            _measure(batch, target, asking, tuning, tuned, deadline)
             longest = max(longest, time.monotonic() - begun)
+        tuned.left = sum(workload not in tuned.winners for workload in unknown)
+        if tuned.left:
+            break
     return tuned
 
 
@@ -164,9 +167,12 @@ def _measure(
     choices: Choices,
     tuning: Tuning,
     tuned: Tuned,
+    deadline: float,
 ) -> None:
     built = _build(batch, target, choices, tuned.winners)
     for workload, results in zip(batch, built, strict=True):
+        if time.monotonic() > deadline:
+            return
         try:
             seconds = _time(workload, results, tuning)
         except Exception as error:  # TVM's share no narrower class; a GPU may be full

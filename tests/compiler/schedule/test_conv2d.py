@@ -84,6 +84,12 @@ def _check(
         ((1, 1, 30, 8), 16, (1, 5), {"padding": (0, 2)}),
         # Few pixels and many weights: one block of input channels after the other.
         ((2, 7, 7, 512), 64, (3, 3), {"padding": (1, 1)}),
+        # The last block is shorter: with and without a border, in groups.
+        ((1, 9, 9, 46), 40, (3, 3), {"padding": (1, 1)}),
+        ((1, 9, 9, 131), 20, (3, 3), {"stride": (2, 2)}),
+        ((1, 8, 8, 17), 20, (5, 5), {"padding": (2, 2)}),
+        ((1, 8, 8, 46), 64, (3, 3), {"padding": (1, 1), "groups": 2}),
+        ((1, 8, 8, 208), 64, (3, 3), {"padding": (1, 1), "groups": 16}),
     ],
 )
 def test_direct(target, shape, out, window, options):

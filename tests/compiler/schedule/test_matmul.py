@@ -20,6 +20,7 @@ from tests.compiler.schedule.kernels import (
     widest_vector,
 )
 from tvmify.compiler.schedule.choice import Choices, choosing
+from tvmify.compiler.schedule.plans import split_evenly
 
 op = relax.op
 
@@ -169,9 +170,10 @@ def test_both_orders_of_rows_and_columns():
         check(_linear, _linear_reference, [random(rows, depth)], weights, rule="matmul")
 
 
-def test_every_candidate_is_right():
-    weights = [random(100, 384, seed=1), random(100, seed=2)]
-    inputs = [random(50, 384)]
+@pytest.mark.parametrize("depth", [384, 389])
+def test_every_candidate_is_right(depth):
+    weights = [random(100, depth, seed=1), random(100, seed=2)]
+    inputs = [random(50, depth)]
     with choosing(Choices()) as choices:
         build(_linear, inputs, weights)
     ((workload, names),) = choices.asked.items()
@@ -182,14 +184,56 @@ def test_every_candidate_is_right():
 
 
 @pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("depth", [4096, 4099])
 @pytest.mark.parametrize(("accuracy", "tolerance"), [("default", 1.5e-6), ("strict", 4e-7)])
-def test_long_sums_are_made_of_short_ones(rows, accuracy, tolerance):
+def test_long_sums_are_made_of_short_ones(rows, depth, accuracy, tolerance):
     def product(builder, x, weight):
         return op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0])))
 
-    inputs, weights = [random(rows, 4096)], [random(64, 4096, seed=1)]
+    inputs, weights = [random(rows, depth)], [random(64, depth, seed=1)]
     with choosing(Choices(accuracy=accuracy)):
         check(product, lambda x, w: x @ w.T, inputs, weights, rule="matmul", tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((2, 3, 17, 192), (2, 3, 192, 19)),
+        ((2, 3, 17, 197), (2, 3, 197, 19)),
+        ((100, 199), (199, 90)),
+    ],
+)
+def test_two_activations_in_blocks(left, right):
+    inputs = [random(*left), random(*right, seed=1)]
+    with choosing(Choices(accuracy="strict")):
+        check(lambda builder, a, b: op.matmul(a, b), np.matmul, inputs, rule="matmul")
+
+
+def test_the_end_of_a_last_block_is_no_zero_times_infinity():
+    def product(builder, x, weight):
+        return op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0])))
+
+    x, weight = np.ones((8, 1031), "float32"), np.ones((64, 1031), "float32")
+    x[:, -1] = np.inf
+    with choosing(Choices(accuracy="strict")):
+        built = build(product, [x], [weight])
+    assert np.isposinf(built.run([x], [weight])).all()
+
+
+@pytest.mark.parametrize(
+    ("length", "longest", "expected"),
+    [
+        (80, 96, 80),
+        (4096, 1024, 1024),
+        (1040, 96, 80),
+        (1031, 96, 94),
+        (92, 10, 4),
+        (46, 10, 10),
+        (9, 2, 2),
+    ],
+)
+def test_blocks_are_alike_or_the_last_is_shorter(length, longest, expected):
+    assert split_evenly(length, longest) == expected
 
 
 def test_parallel_only_when_worth_it():

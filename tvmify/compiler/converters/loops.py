@@ -9,11 +9,13 @@ TVM's parser inspects the whole stack, for some 50 ms.
 from __future__ import annotations
 
 import functools
+from math import gcd
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from tvmify.compiler.schedule.legalizing import scheduled_as
+from tvmify.compiler.schedule.plans import split_evenly
 
 
 @functools.cache
@@ -83,9 +85,9 @@ def accumulate(
     """
     size = outer * count * inner
     multiply = 1 if product else 0
-    rows = _most_of(outer, 8) if inner == 1 else 1
-    columns = _most_of(inner, 64)
-    across = inner // columns
+    rows = gcd(outer, 8) if inner == 1 else 1
+    columns = split_evenly(inner, 64)
+    across = -(-inner // columns)
     carried = "float64" if dtype.startswith("float") else dtype
     shared = T.parallel if fork else T.serial
 
@@ -102,7 +104,8 @@ def accumulate(
                         carry[r, j] = multiply
                 for k in T.serial(count):
                     for r in T.unroll(rows):
-                        for j in T.serial(columns):
+                        # The last columns may be fewer.
+                        for j in T.serial(T.min(columns, inner - block % across * columns)):
                             at: T.let = (
                                 ((block // across * rows + r) * count + k) * inner
                                 + block % across * columns
@@ -115,8 +118,3 @@ def accumulate(
                             result[at] = T.Cast(dtype, carry[r, j])
 
     return run
-
-
-def _most_of(extent: int, most: int) -> int:
-    """Return the largest divisor of an extent up to a limit."""
-    return next(divisor for divisor in range(min(extent, most), 0, -1) if extent % divisor == 0)

@@ -20,6 +20,7 @@ from tvmify.compiler.schedule import (
 )
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
+from tvmify.compiler.schedule.last_block import shorten_last_blocks
 from tvmify.compiler.schedule.legalizing import RULE
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
@@ -96,8 +97,9 @@ def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFun
             failures.append(f"{rule.name} failed: {message[-1] if message else repr(error)}")
             continue
         if schedule_ is not None:
-            result = split_tails(split_pieces(schedule_.mod["main"]))
-            result = insert_prefetches(mark_shuffles(result))
+            # Tails come last: they put conditions around the blocks that the others look for.
+            result = insert_prefetches(shorten_last_blocks(schedule_.mod["main"]))
+            result = mark_shuffles(split_tails(split_pieces(result)))
             result = result.with_attr("tirx.is_scheduled", True)
             return result, rule.name + (f" ({'; '.join(failures)})" if failures else "")
     return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")

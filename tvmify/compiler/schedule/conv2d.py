@@ -13,7 +13,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler.schedule import choice, depthwise, plans, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.schedule.legalizing import accumulator, plain
+from tvmify.compiler.schedule.last_block import end_with
+from tvmify.compiler.schedule.legalizing import accumulator, or_zero, plain
 from tvmify.compiler.schedule.loops import (
     find,
     fuse,
@@ -35,6 +36,8 @@ from tvmify.compiler.schedule.winograd import Winograd, fits
 PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
 #: Annotations of the tile of sums: see `Convolution`.
 ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
+#: Annotation of the same: input channels in all blocks together.
+DEPTH = "tvmify.depth"
 #: Size of one block of weights, in sizes of the first cache. On 512 channels at 7 × 7 and three
 #: more shapes, half a cache was 20 to 40 % faster than no blocks, and twice as much 2 % slower.
 _PANEL = 0.625
@@ -177,7 +180,7 @@ class Convolution:
             most = int(machine.l1_bytes * _PANEL) // tile_bytes
         if choice.is_strict():
             most = min(most, max(plans.LONGEST_STRICT_SUM // prod(window.size), 2))
-        block = _block(kernel[3], most)
+        block = _block(kernel[3], most, side)
         read, weights = (prod(sizes) * bits // 8 for sizes in (image, kernel))
         by_channel = weights + read * tasks * machine.distance(read)
         by_row = read + weights * -(-out[1] // down) * machine.distance(weights)
@@ -196,10 +199,12 @@ class Convolution:
             return []
         if self.block < self.in_channels:
             return [replace(self, block=self.in_channels)]
-        tile_bytes = prod(self.window.size) * self.channels * 4
+        element = bits_of(accumulator(self.dtype)) // 8
+        tile_bytes = prod(self.window.size) * self.channels * element
         found = []
-        if prod(self.out[1:3]) * self.channels * 4 <= machine.l2_bytes // 2:  # the sums
-            block = _block(self.in_channels, int(machine.l1_bytes * _PANEL) // tile_bytes)
+        if prod(self.out[1:3]) * self.channels * element <= machine.l2_bytes // 2:  # the sums
+            most = int(machine.l1_bytes * _PANEL) // tile_bytes
+            block = _block(self.in_channels, most, self.side)
             if block < self.in_channels:
                 found.append(replace(self, block=block, rows_first=False))
         if self.channels < self.out_channels:
@@ -219,7 +224,9 @@ class Convolution:
         pixels = n * -(-height // self.down) * self.down * -(-width // self.across) * self.across
         outputs = self.groups * -(-self.out_channels // self.channels) * self.channels
         weights = outputs * prod(self.window.size) * self.in_channels
-        return machine.nanoseconds(pixels * weights, 4 * weights)
+        return machine.nanoseconds(
+            pixels * weights, weights * bits_of(accumulator(self.dtype)) // 8
+        )
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
         """Lay weights out as ``[group, tile, block, height, width, input, channel]``."""
@@ -235,15 +242,15 @@ class Convolution:
             lane: tirx.Var,
         ) -> Expr:
             channel = tile * self.channels + lane
-            value = kernel[g * count + channel, y, x, block * self.block + i].astype(dtype)
-            if count % self.channels == 0:
-                return value
-            return tirx.if_then_else(channel < count, value, tirx.const(0, dtype))
+            along = block * self.block + i
+            value = kernel[g * count + channel, y, x, along].astype(dtype)
+            sizes = (channel, count, self.channels), (along, self.in_channels, self.block)
+            return or_zero(value, *sizes)
 
         shape = (
             self.groups,
             -(-count // self.channels),
-            self.in_channels // self.block,
+            -(-self.in_channels // self.block),
             *self.window.size,
             self.block,
             self.channels,
@@ -260,7 +267,7 @@ class Convolution:
         ry = te.reduce_axis((0, window.size[0]), "ry")
         rx = te.reduce_axis((0, window.size[1]), "rx")
         rc = te.reduce_axis((0, self.block), "rc")
-        blocks = self.in_channels // self.block
+        blocks = -(-self.in_channels // self.block)
 
         def tile(b: tirx.Var, g: tirx.Var, co: tirx.Var, o: Expr, *inner: tirx.Var) -> Expr:
             yo, xo, yi, xi, ci = inner
@@ -272,7 +279,7 @@ class Convolution:
             pixel = padded[b, y, x, channel].astype(dtype)
             return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
 
-        attrs = {ROWS_FIRST: self.rows_first, SIDE_BY_SIDE: self.side > 1}
+        attrs = {ROWS_FIRST: self.rows_first, SIDE_BY_SIDE: self.side > 1, DEPTH: self.in_channels}
 
         head = (n, self.groups, int(packed.shape[1]))
         shape = (*tiled, down, across, self.channels)
@@ -312,7 +319,7 @@ class Conv2d(Rule):
         down, across, channels = sizes[6:9]
         annotations, work = sch.get(anchor).annotations, float(prod(sizes))
         rows_first, side = (bool(annotations[name]) for name in (ROWS_FIRST, SIDE_BY_SIDE))
-        bits = bits_of(str(sch.get(anchor).writes[0].source.dtype))
+        bits, depth = bits_of(str(sch.get(anchor).writes[0].source.dtype)), int(annotations[DEPTH])
 
         b, y, x, c = sch.get_loops(store)
         yo, yi = sch.split(y, [None, down])
@@ -335,9 +342,10 @@ class Conv2d(Rule):
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
         # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
-        if sizes[11] <= (lanes if side else _FEW_CHANNELS):
+        if depth % sizes[11] == 0 and sizes[11] <= (lanes if side else _FEW_CHANNELS):
             sch.unroll(sch.get_loops(anchor)[-1])
         along = keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
+        end_with(sch, along, depth, 3)
         if block is not None:
             fetch_ahead(sch, along, prod(sizes[4:6]), [4, 5])
             initial = sch.decompose_reduction(target, block)
@@ -369,11 +377,14 @@ def _side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarch
     return side if groups % side == 0 and apart < 2 * lanes else 1
 
 
-def _block(channels: int, most: int) -> int:
-    """Return the largest divisor of so many channels that is at most `most`; else all."""
-    if channels <= most:
+def _block(channels: int, most: int, side: int) -> int:
+    """How many of so many input channels a block has, if `most` is the limit."""
+    if most < 2:
         return channels
-    return max((i for i in range(2, most + 1) if channels % i == 0), default=channels)
+    block = plans.split_evenly(channels, most)
+    # Two uneven blocks cost more than they save, and those of groups side by side are unrolled.
+    together = side > 1 or channels < 2 * most
+    return channels if channels % block and together else block
 
 
 def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:

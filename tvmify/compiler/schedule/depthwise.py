@@ -9,7 +9,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler.schedule import tiles
 from tvmify.compiler.schedule.channelwise import Channelwise, slide
-from tvmify.compiler.schedule.legalizing import accumulator
+from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window
 
@@ -34,9 +34,7 @@ def template(
         def element(block: tirx.Var, y: tirx.Var, x: tirx.Var, lane: tirx.Var) -> Expr:
             channel = block * lanes + lane
             value = weight[channel, y, x, 0].astype(sums)
-            if channels % lanes == 0:
-                return value
-            return tirx.if_then_else(channel < channels, value, tirx.const(0, sums))
+            return or_zero(value, (channel, channels, lanes))
 
         shape = (-(-channels // lanes), *window.size, lanes)
         return te.compute(shape, element, name="depthwise_pack")

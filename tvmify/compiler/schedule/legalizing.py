@@ -1,10 +1,10 @@
-"""What the legalizers share: which operands are weights, and what to add up in."""
+"""What the legalizers share: which operands are weights, what to add up in, how to pad."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from tvm import relax
+from tvm import relax, tirx
 from tvm.ir import Call, Expr, GlobalVar
 
 #: Attribute of a function that is scheduled from the start: how reports name it.
@@ -26,6 +26,20 @@ def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
 def accumulator(dtype: str) -> str:
     """The type to add up in: the half types have no arithmetic worth the name."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def or_zero(value: Expr, *axes: tuple[Expr, int, int]) -> Expr:
+    """An element of a tensor, or zero past its ends, where it is padded to whole tiles.
+
+    Parameters
+    ----------
+    axes
+        Of each that may have to be padded: index, extent, and extent of a tile.
+    """
+    inside = [index < extent for index, extent, tile in axes if extent % tile]
+    if not inside:
+        return value
+    return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(value.ty.dtype)))
 
 
 def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:

@@ -18,6 +18,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.schedule.last_block import end_with
 from tvmify.compiler.schedule.legalizing import is_weight, plain
 from tvmify.compiler.schedule.loops import (
     find,
@@ -31,6 +32,7 @@ from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.product import (
     ANCHOR,
     BLOCK,
+    DEPTH,
     GATED,
     PACK,
     PARTIAL,
@@ -118,13 +120,13 @@ class Matmul(Rule):
             sch.compute_at(anchor, row_tile, preserve_unit_loops=True)
         else:
             sch.compute_at(anchor, outermost, preserve_unit_loops=True)
-        if packing is not None:
-            sch.compute_at(packing, outermost, preserve_unit_loops=True)
-            vectorize(sch, sch.get_loops(packing)[-1], lanes)
         if partial is None:
             along = keep_in_registers(sch, anchor, store, lanes)
         else:
             along = _add_up_blocks(sch, partial, anchor, store, lanes)
+        if packing is not None:
+            sch.compute_at(packing, outermost, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(packing)[-1], lanes)
         if gated is not None:
             # Rows are multiplied where they are used, in L1.
             at = row_tile if partial is None else outermost
@@ -152,6 +154,7 @@ def _add_up_blocks(
     sch.reorder(step, *nest, row, column)
     sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
     along = keep_in_registers(sch, partial, anchor, lanes)
+    end_with(sch, along, int(sch.get(partial).annotations[DEPTH]), 0)
     initial = sch.get_loops(sch.decompose_reduction(anchor, step))
     sch.vectorize(initial[-1])
     vectorize(sch, sch.get_loops(store)[-1], lanes)

@@ -9,9 +9,11 @@ from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: One sum over more elements than this is less exact than the accuracy policy wants, and with
-#: ``accuracy="strict"`` one over more than the other. A block below the least is not worth its
-#: loads and stores.
-_LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_SUM = 1024, 96, 48
+#: ``accuracy="strict"`` one over more than the other.
+_LONGEST_SUM, LONGEST_STRICT_SUM = 1024, 96
+#: Blocks that are all of one length are so many times shorter than they might be, at most: each
+#: costs loads and stores.
+_EVEN = 3
 #: Sizes of one block of a panel, in sizes of the first cache. With the next block already on its
 #: way, a little more than the cache holds is fast: what is added up is stored less often. Where all
 #: weights stay in the second cache from call to call, that counts for more than the first one.
@@ -44,7 +46,7 @@ class Plan:
     rows, columns
         The tile of sums that stays in registers.
     depth
-        Elements of the reduction that are added up in registers; a multiple of them is the whole.
+        Elements of the reduction that are added up in registers. The last block may have fewer.
     block
         Tiles of rows that meet a panel of the right-hand side one after the other.
     rows_first
@@ -158,7 +160,7 @@ def nanoseconds(
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
     far *= _LONE if plan.block == 1 else 1
     time += far * _FAR_BYTE + near * _NEAR_BYTE
-    time += (work.depth // plan.depth - 1) * result / cores * _SUM_BYTE
+    time += (-(-work.depth // plan.depth) - 1) * result / cores * _SUM_BYTE
     around = left // work.batch // (blocks if plan.rows_first else 1)
     if machine.distance(around) > 1:
         time += left * panels / cores * _LEFT_BYTE
@@ -168,10 +170,12 @@ def nanoseconds(
 
 
 def split_evenly(length: int, longest: int) -> int:
-    """Return the largest divisor of a length up to a limit; the length if only tiny ones are."""
+    """Return how long the blocks of something are to be, up to a limit.
+
+    All alike where that is not much shorter than the limit, else the last one is shorter.
+    """
     if length <= longest:
         return length
-    for divisor in range(longest, _SHORTEST_SUM - 1, -1):
-        if length % divisor == 0:
-            return divisor
-    return length
+    least = max(longest // _EVEN, 1)
+    alike = (size for size in range(longest, least, -1) if length % size == 0)
+    return next(alike, -(-length // -(-length // longest)))

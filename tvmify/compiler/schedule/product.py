@@ -10,7 +10,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule import plans
-from tvmify.compiler.schedule.legalizing import accumulator
+from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
 #: Names of the template's blocks: rows times a gate, the copy of the right-hand side, the tile of
@@ -20,6 +20,8 @@ PARTIAL, ANCHOR = "matmul_partial", "matmul_tile"
 ROWS, STORE = "matmul_rows", "matmul_store"
 #: Annotations of the tile of sums: see `plans.Plan`.
 BLOCK, ROWS_FIRST = "tvmify.block", "tvmify.rows_first"
+#: Annotation of the sums over a block: elements of the whole reduction.
+DEPTH = "tvmify.depth"
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,7 @@ class Product:
             *outer, tile, k, lane = index
             column = tile * width + lane
             value = right(*outer, k, column).astype(accumulator(self.dtype))
-            if self.columns % width == 0:
-                return value
-            return tirx.if_then_else(
-                column < self.columns, value, tirx.const(0, accumulator(self.dtype))
-            )
+            return or_zero(value, (column, self.columns, width))
 
         shape = (*lead, -(-self.columns // width), self.depth, width)
         return te.compute(shape, element, name=PACK)
@@ -110,7 +108,7 @@ class Product:
         """The product with a right-hand side in tiles."""
         plan, dtype = self.plan, accumulator(self.dtype)
         rows, width = plan.rows, plan.columns
-        blocks = self.depth // plan.depth
+        blocks = -(-self.depth // plan.depth)
         k = te.reduce_axis((0, plan.depth), "k")
         nested = len(self.batch)
 
@@ -146,7 +144,8 @@ class Product:
         else:
             # Each block is added up in registers, then added to the sums: the panel's block stays
             # in the nearest cache, and sums of sums are more exact than one long sum.
-            parts = te.compute((blocks, *shape), partial, name=PARTIAL)
+            whole = {DEPTH: self.depth}
+            parts = te.compute((blocks, *shape), partial, name=PARTIAL, attrs=whole)
             step = te.reduce_axis((0, blocks), "step")
             sums = te.compute(
                 shape, lambda *i: te.sum(parts(step, *i), axis=step), name=ANCHOR, attrs=attrs

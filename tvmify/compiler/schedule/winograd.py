@@ -15,6 +15,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule import cook_toom, tiles
+from tvmify.compiler.schedule.legalizing import or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.windows import Window, pad
 
@@ -170,14 +171,8 @@ class Winograd:
         outputs, inputs = self.out[3], self.image[3]
 
         def weight(o: Expr, y: int, x: Expr, i: Expr) -> Expr:
-            inside = [o < outputs] if outputs % width else []
-            inside += [i < inputs] if inputs < depth else []
             value = kernel[o, y, x, i].astype("float64")
-            return (
-                tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, "float64"))
-                if inside
-                else value
-            )
+            return or_zero(value, (o, outputs, width), (i, inputs, depth))
 
         def down(t: Expr, i: Expr, p: Expr, x: Expr, lane: Expr) -> Expr:
             return cook_toom.row(matrix, p, lambda y: weight(t * width + lane, y, x, i), "float64")
@@ -197,10 +192,8 @@ class Winograd:
         width, outputs = self.tile.columns, self.out[3]
 
         def weight(t: Expr, y: Expr, x: Expr, i: Expr, lane: Expr) -> Expr:
-            value = kernel[t * width + lane, y, x, i]
-            if outputs % width == 0:
-                return value
-            return tirx.if_then_else(t * width + lane < outputs, value, tirx.const(0, _DTYPE))
+            output = t * width + lane
+            return or_zero(kernel[output, y, x, i], (output, outputs, width))
 
         shape = (-(-outputs // width), 3, 3, self.image[3], width)
         return te.compute(shape, weight, name="winograd_pack_exact")
