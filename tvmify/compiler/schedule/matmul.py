@@ -42,7 +42,7 @@ from tvmify.compiler.schedule.product import (
 from tvmify.compiler.schedule.rule import Rule
 
 #: Rows are multiplied by their gate again for every panel of columns; for more panels than this, a
-#: pass of its own is cheaper.
+#: pass of its own is cheaper, by estimate.
 _FEW_PANELS = 2
 
 
