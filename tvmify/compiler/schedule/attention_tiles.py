@@ -70,7 +70,7 @@ class _Kernel:
         bits = bits_of(attention.dtype)
         places, count = attention.query.length, attention.key.length
         tile = tiles.choose(count, places, machine, bits)
-        # A third of the first cache: keys and values stream through the rest.
+        # A third of the first cache, by estimate: keys and values stream through the rest.
         most = max(1, machine.l1_bytes // 3 * 8 // bits // tile.columns // tile.rows)
         steps = -(-count // tile.rows)
         blocks = -(-steps // most)

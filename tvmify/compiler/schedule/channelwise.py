@@ -27,8 +27,9 @@ from tvmify.compiler.schedule.windows import Window, pad
 #: Annotation of the tile: the window's `Window.numbers`.
 WINDOW = "tvmify.window"
 #: Output rows that one task computes: the rows that the window overlaps are padded once for them.
+#: An estimate, as few as leave a small image several tasks.
 _ROWS_PER_TASK = 8
-#: Windows of more places than this stay loops: their code would not fit the cache.
+#: Windows of more places than this, 5 × 5, stay loops: their code would not fit the cache.
 UNROLLED_WINDOW = 25
 
 

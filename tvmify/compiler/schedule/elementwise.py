@@ -21,7 +21,8 @@ from tvmify.compiler.schedule.rewriting import uses
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.turning import turn_operands
 
-#: Short loops over conditions, as of a concatenation of many small parts, are unrolled.
+#: Short loops over conditions, as of a concatenation of many small parts, are unrolled. Enough
+#: for the 27 parts of DLRM's; nothing longer was measured.
 _UNROLLED = 128
 
 

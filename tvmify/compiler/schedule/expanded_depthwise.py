@@ -35,7 +35,7 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_o
 from tvmify.compiler.schedule.windows import Window
 
 #: Rows of the wide image that are computed, in rows that it has: beyond this, it is cheaper to
-#: write it and read it again.
+#: write it and read it again, by estimate.
 _MOST_REPEATED = 1.5
 
 #: What the arguments of the two functions are called in the kernel.

@@ -44,7 +44,7 @@ from tvmify.compiler.schedule.product import (
 from tvmify.compiler.schedule.rule import Rule
 
 #: Rows are multiplied by their gate again for every panel of columns; for more panels than this, a
-#: pass of its own is cheaper.
+#: pass of its own is cheaper, by estimate.
 _FEW_PANELS = 2
 #: Rows are fetched ahead where there are no more than so many columns for each: with more of them,
 #: what each panel of columns spends on it is more than the first one gains (measured).

@@ -17,9 +17,10 @@ _BYTES_PER_NANOSECOND = 20
 _FORK_WORTHWHILE_NANOSECONDS = 10_000
 
 #: Bytes of weights that a core reads per nanosecond beside its multiply-adds, the first time from
-#: beyond its caches, and again: see `winograd`.
+#: beyond its caches, and again. Fitted together with the constants of `winograd`, whose kernels
+#: fetch nothing ahead; `plans` has the figures of those that do.
 _FIRST_BYTES_PER_NANOSECOND, _AGAIN_BYTES_PER_NANOSECOND = 22, 40
-#: How much dearer a byte is that comes from beyond the private caches.
+#: How much dearer a byte is that comes from beyond the private caches: an estimate.
 _FAR = 4
 
 

@@ -25,7 +25,7 @@ from tvmify.compiler.schedule.loops import (
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rewriting import rewrite_body, substitute, uses
 
-#: More loops would be too much code for what they save.
+#: More loops would be too much code for what they save. A border on both sides is three.
 _MOST_PIECES = 4
 #: Annotation of a row: lanes, whether threads share them, then the length of each piece.
 _PIECES = "tvmify.pieces"

@@ -30,9 +30,12 @@ _CORES = (2, 4)
 #: and when it reads them again, twice that where nothing is fetched ahead; per byte of sums that
 #: join those of other blocks; per byte of the left-hand side that a core reads again where the
 #: second cache does not hold it; per byte of a large result that is written by columns; and of a
-#: fork. Fitted to the times of 923 kernels within 13 %, see benchmarks/heuristic.py.
+#: fork. All are what is left beside the multiply-adds, with blocks fetched ahead. Fitted (least
+#: squares of relative errors, none negative, by a script that was not kept) to the times of 923
+#: kernels within 13 %, as benchmarks/heuristic.py measures them.
 _CYCLE, _FAR_BYTE, _NEAR_BYTE = 0.22, 0.035, 0.006
 #: How much longer a tile waits for its weights that no other meets: nothing else hides the way.
+#: Since the fit: two tiles that share a block were faster than one that is twice as high.
 _LONE = 1.25
 _SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.007, 0.04, 1500.0
 

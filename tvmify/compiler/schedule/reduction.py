@@ -27,7 +27,7 @@ from tvmify.compiler.schedule.rewriting import uses
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.tails import remember_bound
 
-#: Vectors of partial sums per row: they hide the latency of the additions.
+#: Vectors of partial sums per row: as many as an addition takes cycles, which they hide.
 _PARTIALS = 4
 
 
