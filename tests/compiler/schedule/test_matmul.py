@@ -158,7 +158,8 @@ def test_rows_are_fetched_ahead_where_few_columns_need_them():
     def prefetches(columns):
         weights = [random(columns, 128, seed=1), random(columns, seed=2)]
         inputs = [random(64, 128)]
-        return _prefetches(check(_linear, _linear_reference, inputs, weights, target=NATIVE))
+        built = check(_linear, _linear_reference, inputs, weights, rule="matmul", target=NATIVE)
+        return _prefetches(built)
 
     assert prefetches(64) == prefetches(1024) + 1
 

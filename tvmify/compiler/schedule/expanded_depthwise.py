@@ -32,6 +32,7 @@ from tvmify.compiler.schedule.epilogue import inline_producers
 from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.legalizing import accumulator, scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.prefetch import prefetches
 from tvmify.compiler.schedule.windows import Window
 
 #: Rows of the wide image that are computed, in rows that it has: beyond this, it is cheaper to
@@ -276,10 +277,15 @@ class _Task:
         with self.along(width, tile.rows) as start, block("expand"):
             sums = registers((tile.rows, about.panel), about.dtype)
             self.fill(sums, tile.rows, self.vectors)
-            with T.serial(_const(depth)) as k, self.tile(tile.rows, self.vectors) as (x, v, lane):
-                c = v * lanes + lane
-                pixel = image[self.batch, source, start + x, k]
-                T.buffer_store(sums, sums[x, c] + pixel * weights[self.panel, k, c], [x, c])
+            with T.serial(_const(depth)) as k:
+                # The next tile's pixels: another core may have written them.
+                following = [self.batch, source, start + tile.rows, k * tile.rows]
+                for fetch in prefetches(image, following, tile.rows):
+                    T.evaluate(fetch.value)
+                with self.tile(tile.rows, self.vectors) as (x, v, lane):
+                    c = v * lanes + lane
+                    pixel = image[self.batch, source, start + x, k]
+                    T.buffer_store(sums, sums[x, c] + pixel * weights[self.panel, k, c], [x, c])
             with self.tile(tile.rows, self.vectors) as (x, v, lane):
                 c = v * lanes + lane
                 place = [self.batch, source, start + x, self.panel * about.panel + c]

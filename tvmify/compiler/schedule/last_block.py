@@ -40,7 +40,7 @@ def shorten_last_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if not isinstance(stmt, tirx.For) or _LENGTH not in stmt.annotations:
             return None
         annotations = dict(stmt.annotations)
-        length, number = (int(value) for value in annotations.pop(_LENGTH))
+        length, number = (int(value) for value in annotations.pop(_LENGTH))  # type: ignore[attr-defined]
         tile = stmt.body
         while isinstance(tile, tirx.For):
             tile = tile.body

@@ -19,7 +19,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.tirx import Stmt
 
 from tvmify.compiler.schedule.microarchitecture import bits_of
-from tvmify.compiler.schedule.rewriting import rewrite_body
+from tvmify.compiler.schedule.rewriting import rewrite_body, uses
 
 #: Annotation of the loop along a block of the reduction: the cache to fetch into, whether to fetch
 #: rows too, tiles that the block meets, and which iteration variables number them.
@@ -72,38 +72,55 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.For) or _PREFETCH not in stmt.annotations:
             return None
-        body = tirx.SeqStmt([*_prefetches(stmt), stmt.body])
+        body = tirx.SeqStmt([*_in_loop(stmt), stmt.body])
         return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
 
     return rewrite_body(function, visit)
 
 
-def _prefetches(loop: tirx.For) -> Iterator[Stmt]:
+def prefetches(
+    buffer: tirx.Var, index: list[Expr], count: int, cache: int = _FIRST_CACHE
+) -> Iterator[Stmt]:
+    """Fetch so many elements from an index on, into the first cache unless told otherwise.
+
+    An index past the end of an axis is what follows in memory all the same, and past the end of the
+    buffer a prefetch does nothing.
+    """
+    hints = [tirx.const(value, "int32") for value in (_TO_READ, cache, _DATA)]
+    for first in range(0, count, _LINE // _bytes(buffer)):
+        address = tirx.op.address_of(tirx.BufferLoad(buffer, [*index[:-1], index[-1] + first]))
+        yield tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *hints))
+
+
+def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     marks = loop.annotations[_PREFETCH]
     cache, has_rows, tiles, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
     tile = _Tile.in_loop(loop)
     if has_rows:
         yield from _next_rows(tile, numbers[-1])
-    panel, start = tile.panel, tile.start(tile.panel)
+    panel, start = tile.panel.source, tile.start(tile.panel)
     columns, step = int(tile.lane.dom.extent), tile.step
     if tiles == 1:
         distance = step * columns + _DISTANCE // _bytes(panel)
-        yield from _fetch(panel, start, distance, columns, cache)
+        yield from prefetches(panel, _after(start, distance), columns, cache)
         return
     # Every step asks for its share of the next block; with many tiles, a part of a line.
     share = -(-columns // tiles)
     number = _flat([tile.variables[i] for i in numbers]) % tiles
     distance = tile.steps * (columns + number * share) + step * share
-    yield from _fetch(panel, start, distance, share, cache)
+    yield from prefetches(panel, _after(start, distance), share, cache)
 
 
 def _next_rows(tile: _Tile, number: int) -> Iterator[Stmt]:
     """Fetch rows of the next tile: all steps together pass over one row after the other."""
     rows, left = int(tile.row.dom.extent), tile.left
+    if not uses(left.region[-1].min, [variable.var for variable, _ in tile.reduced]):
+        return  # a transposed operand: its rows are not in one piece
     position = tile.step * rows
     rest = int(left.source.shape[-1]) - tile.steps
     distance = position + position // tile.steps * rest
-    yield from _fetch(left, tile.start(left, following=number), distance, rows, _FIRST_CACHE)
+    start = tile.start(left, following=number)
+    yield from prefetches(left.source, _after(start, distance), rows)
 
 
 class _Tile(NamedTuple):
@@ -187,21 +204,12 @@ class _Tile(NamedTuple):
         return [analyzer.simplify(axis.min) for axis in region.region]
 
 
-def _fetch(
-    region: TensorRegion, start: list[Expr], distance: Expr, count: int, cache: int
-) -> Iterator[Stmt]:
-    """Fetch so many elements, from a distance after a start on."""
-    hints = [tirx.const(value, "int32") for value in (_TO_READ, cache, _DATA)]
-    for first in range(0, count, _LINE // _bytes(region)):
-        # Blocks follow one another in memory, through all panels: an index past the end of an axis
-        # is the next block all the same, and past the last block a prefetch does nothing.
-        index = [*start[:-1], start[-1] + distance + first]
-        address = tirx.op.address_of(tirx.BufferLoad(region.source, index))
-        yield tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *hints))
+def _after(start: list[Expr], distance: Expr) -> list[Expr]:
+    return [*start[:-1], start[-1] + distance]
 
 
-def _bytes(region: TensorRegion) -> int:
-    return bits_of(str(region.source.dtype)) // 8
+def _bytes(buffer: tirx.Var) -> int:
+    return bits_of(str(buffer.dtype)) // 8
 
 
 def _flat(variables: list[tuple[tirx.IterVar, Expr]]) -> Expr:
