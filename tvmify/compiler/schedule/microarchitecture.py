@@ -16,10 +16,9 @@ _BYTES_PER_NANOSECOND = 20
 #: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
 _FORK_WORTHWHILE_NANOSECONDS = 10_000
 
-#: Bytes of weights that a core reads per nanosecond beside its multiply-adds, the first time from
-#: beyond its caches, and again. Fitted together with the constants of `winograd`, whose kernels
-#: fetch nothing ahead; `plans` has the figures of those that do.
-_FIRST_BYTES_PER_NANOSECOND, _AGAIN_BYTES_PER_NANOSECOND = 22, 40
+#: Bytes of weights that a core reads per nanosecond, from beyond its caches, beside its
+#: multiply-adds: fitted to the times of direct convolutions.
+_WEIGHT_BYTES_PER_NANOSECOND = 22
 #: How much dearer a byte is that comes from beyond the private caches: an estimate.
 _FAR = 4
 
@@ -85,15 +84,13 @@ class Microarchitecture:
         """Whether the cores' second caches may keep so many weights from call to call."""
         return weight_bytes <= self.l2_bytes
 
-    def nanoseconds(self, multiply_adds: float, weight_bytes: float, again: float = 0) -> float:
+    def nanoseconds(self, multiply_adds: float, weight_bytes: float = 0) -> float:
         """Estimate how long one core takes for sums of products with weights.
 
         Weights come from beyond the private caches: in a network, other layers' were read since.
-        `again` says how many bytes of them are read again later.
         """
         arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.lanes())
-        first = weight_bytes / _FIRST_BYTES_PER_NANOSECOND
-        return arithmetic + first + again / _AGAIN_BYTES_PER_NANOSECOND
+        return arithmetic + weight_bytes / _WEIGHT_BYTES_PER_NANOSECOND
 
     @property
     def accumulators(self) -> int:

@@ -33,13 +33,14 @@ PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
 #: those of F4 are 1.0e-6 of the largest output in such blocks, and 3.3e-6 in one sum.
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
-#: direct kernel; how much dearer than weights that are read again the transformed inputs of all
-#: chunks are, once and for each tile of channels; and nanoseconds that are always spent. Fitted
-#: within 15 %, as those of `plans`, to the times of 78 kernels that come near the fastest for their
-#: shape; but for the last, which the fit had at 50 µs: by 200, what measures alike (256 channels at
-#: 14 × 14) is left to the direct kernel, which is more exact.
-_PRODUCT, _INPUT, _RESULT = 1.1, 27, 1
-_STORED, _READ, _START = 2.4, 3.6, 200_000
+#: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
+#: way from memory; of weights that the next chunk reads; of transformed inputs that go through
+#: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
+#: come near the fastest for their shape, by a script that was not kept.
+_PRODUCT, _INPUT, _RESULT = 1.05, 23, 12
+_WEIGHT, _AGAIN, _STORED, _READ = 0.05, 0.021, 0.057, 0.073
+#: And nanoseconds that have to be gained: the direct kernel is more exact, and needs no second fork.
+_START, _FORK = 50_000, 20_000
 #: Chunks with inputs of their own are made so small that there are this many.
 _FEW_CHUNKS = 8
 #: Annotation of the anchor: how the rule is to cut the loops.
@@ -147,16 +148,21 @@ class Winograd:
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
         """Estimate how long one core takes."""
-        count = prod(self.chunks) * self.down * self.across
+        chunks, in_chunk = prod(self.chunks), self.down * self.across
         inputs, squares = self.blocks * self.depth, self.points**2
-        outputs = -(-self.out[3] // self.tile.columns) * self.tile.columns
-        products = count * squares * inputs * outputs
-        transforms = count * squares * (_INPUT * inputs + _RESULT * outputs)
+        panels = -(-self.out[3] // self.tile.columns)
+        outputs = panels * self.tile.columns
+        whole = -(-in_chunk // self.tile.rows) * self.tile.rows
+        products = chunks * whole * squares * inputs * outputs
+        transforms = chunks * in_chunk * squares * (_INPUT * inputs + _RESULT * outputs)
         weights = squares * inputs * outputs * 4
-        again = weights * (prod(self.chunks) - 1)
-        if self.shared:  # transformed inputs go through memory, and are read for each tile
-            again = count * squares * inputs * 4 * (_STORED + _READ * outputs / self.tile.columns)
-        return _START + machine.nanoseconds(_PRODUCT * products + transforms, weights, again)
+        if self.shared:
+            moved = chunks * in_chunk * squares * inputs * 4 * (_STORED + _READ * panels)
+        else:
+            moved = weights * (chunks - 1) * _AGAIN
+        summing = max(machine.nanoseconds(_PRODUCT * products), weights * _WEIGHT)
+        start = _START + _FORK * self.shared
+        return start + summing + machine.nanoseconds(transforms) + moved
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
         """Transform OHWI weights into ``[tile of channels, point, input, channel of the tile]``.
@@ -194,7 +200,7 @@ class Winograd:
 
         def weight(t: Expr, y: Expr, x: Expr, i: Expr, lane: Expr) -> Expr:
             output = t * width + lane
-            return or_zero(kernel[output, y, x, i], (output, outputs, width))
+            return or_zero(kernel(output, y, x, i), (output, outputs, width))
 
         shape = (-(-outputs // width), 3, 3, self.image[3], width)
         return te.compute(shape, weight, name="winograd_pack_exact")

@@ -32,6 +32,7 @@ from tvmify.compiler.schedule.loops import (
     vectorize,
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.winograd import (
     ANCHOR,
@@ -49,6 +50,10 @@ from tvmify.compiler.schedule.winograd import (
     SUMS,
     UP,
 )
+
+#: Which iteration variable of the products numbers the groups of tiles, which all meet a block of
+#: weights.
+_GROUP = -4
 
 
 class WinogradConvolution(Rule):
@@ -68,7 +73,9 @@ class WinogradConvolution(Rule):
         plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
         results, down, across, shared, lanes = plan
         sch.unannotate(anchor, PLAN)
-        work = float(prod(int(variable.dom.extent) for variable in sch.get(anchor).iter_vars))
+        extents = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
+        work = float(prod(extents))
+        weights = prod(extents[2:5]) * prod(extents[-2:]) * 4  # bytes: there is float32 only
 
         b, y, x, c = sch.get_loops(store)
         yo, yi = sch.split(y, [None, results])
@@ -94,7 +101,7 @@ class WinogradConvolution(Rule):
         sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
         for name in (RESULT, UP):
             _in_registers(sch, sch.get_sblock(name))
-        _schedule_sums(sch, channels, lanes)
+        _schedule_sums(sch, channels, lanes, machine.keeps(weights))
         _schedule_data(sch, None if shared else chunk, lanes, machine, work)
         padding = find(sch, PAD)
         if padding is not None and shared:
@@ -116,17 +123,19 @@ def _in_registers(sch: s_tir.Schedule, block: SBlockRV) -> None:
     sch.vectorize(channel)
 
 
-def _schedule_sums(sch: s_tir.Schedule, channels: LoopRV, lanes: int) -> None:
+def _schedule_sums(sch: s_tir.Schedule, channels: LoopRV, lanes: int, nearby: bool) -> None:
     """Add products up in registers, block after block of input channels."""
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
     sch.compute_at(sums, channels, preserve_unit_loops=True)
     several = len(sch.get(sums).iter_vars) > 7
     *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
+    groups = extent(sch, group)
     if several:
         block = sch.get_loops(sums)[-1]
         sch.reorder(point, block, group, row, lane)
     sch.compute_at(partial, group, preserve_unit_loops=True)
-    keep_in_registers(sch, partial, sums, lanes)
+    along = keep_in_registers(sch, partial, sums, lanes)
+    fetch_ahead(sch, along, groups, [_GROUP], nearby)
     if several:
         initial = sch.decompose_reduction(sums, block)
         vectorize(sch, sch.get_loops(initial)[-1], lanes)
