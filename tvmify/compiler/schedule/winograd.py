@@ -39,7 +39,7 @@ _BLOCK = 64
 #: come near the fastest for their shape, by a script that was not kept.
 _PRODUCT, _INPUT, _RESULT = 1.05, 23, 12
 _WEIGHT, _AGAIN, _STORED, _READ = 0.05, 0.021, 0.057, 0.073
-#: And nanoseconds that have to be gained: the direct kernel is more exact, and needs no second fork.
+#: And nanoseconds that have to be gained: the direct kernel is more exact, and has a single fork.
 _START, _FORK = 50_000, 20_000
 #: Chunks with inputs of their own are made so small that there are this many.
 _FEW_CHUNKS = 8
