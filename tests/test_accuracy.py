@@ -137,6 +137,9 @@ def _transformer() -> dict[str, Case]:
     deep = torch.cat([kept[name] for name in names[:3]], -1)
     for depth in (4096, 1030, 1031, 2053, 4099):  # some that blocks of one length do not divide
         cases[f"linear {depth}"] = (nn.Linear(depth, 256), (deep[..., :depth].contiguous(),))
+    for rows in (1, 4):  # eager adds these up in many lanes
+        few = deep[0, :rows, :96].contiguous()
+        cases[f"linear 96, {rows} rows"] = (nn.Linear(96, 256), (few,))
     cases |= {
         "attention": (Program(F.scaled_dot_product_attention), tuple(heads)),
         "softmax": (Program(lambda x: x.softmax(-1)), (scores,)),

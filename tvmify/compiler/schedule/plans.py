@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import isqrt
 
 from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: One sum over more elements than this is less exact than the accuracy policy wants, and with
-#: ``accuracy="strict"`` one over more than the other.
-_LONGEST_SUM, LONGEST_STRICT_SUM = 1024, 96
+#: ``accuracy="strict"`` one over more than the other. There a matrix product of less
+#: depth has shorter blocks, down to the third: for few rows, eager adds up in many lanes at once.
+_LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_STRICT_SUM = 1024, 96, 16
 #: Blocks that are all of one length are so many times shorter than they might be, at most: each
 #: costs loads and stores.
 _EVEN = 3
@@ -127,7 +129,7 @@ def _plans(
     if not work.packed:  # the right-hand side is copied as a whole for each block
         counts = {min(counts, key=lambda count: abs(count * panels - _TASKS[0]))}
     for block in {-(-row_tiles // min(count, row_tiles)) for count in counts}:
-        longest = LONGEST_STRICT_SUM if choice.is_strict() else _LONGEST_SUM
+        longest = _longest_strict_sum(work.depth) if choice.is_strict() else _LONGEST_SUM
         parts = _NEARBY_PANELS if machine.keeps(weights) else _PANELS
         sizes = [int(machine.l1_bytes * part) // (tile.columns * bits // 8) for part in parts]
         # A single tile of rows reads the panel in one stream.
@@ -170,6 +172,14 @@ def nanoseconds(
     if not plan.rows_first and panels > 1 and result > machine.l2_bytes:
         time += result / cores * _RESULT_BYTE
     return time + forks * _FORK
+
+
+def _longest_strict_sum(depth: int) -> int:
+    """Return over how many elements one sum may be where accuracy is strict.
+
+    With blocks as long as there are blocks, errors are least; twice that costs fewer of them.
+    """
+    return min(max(2 * isqrt(depth), _SHORTEST_STRICT_SUM), LONGEST_STRICT_SUM)
 
 
 def split_evenly(length: int, longest: int) -> int:
