@@ -141,7 +141,7 @@ def _names(size, channels, **options):
 def test_many_weights_for_few_pixels_are_not_multiplied():
     assert _names(56, 64)[0] == "winograd F4"
     assert _names(28, 512)[0] == "winograd F4 shared"
-    assert _names(14, 256)[0].startswith("direct")
+    assert _names(14, 256)[0] == "winograd F2 shared"
     assert _names(7, 512)[0].startswith("direct")
 
 
