@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from tvm import s_tir, tirx
 from tvm.ir import Call, Expr, StringImm, TensorLoad
@@ -71,13 +72,27 @@ def uses(expression: Expr, variables: Iterable[tirx.Var]) -> bool:
 
 
 def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:
-    changed = visit(stmt)
-    if changed is not None:
-        return changed
-    if isinstance(stmt, tirx.SeqStmt):
-        parts = [_rewrite(part, visit) for part in stmt.seq]
-        same = all(a.same_as(b) for a, b in zip(parts, stmt.seq, strict=True))
-        return stmt if same else tirx.SeqStmt(parts)
+    # What declares something contains all that follows it. Such a chain may be longer than
+    # Python's stack, so that it is walked down in a loop, and made again on the way back.
+    chain: list[Callable[[Stmt], Stmt]] = []
+    while (changed := visit(stmt)) is None:
+        if isinstance(stmt, tirx.SeqStmt):
+            *before, last = stmt.seq
+            before = [_rewrite(part, visit) for part in before]
+            chain.append(partial(_with_parts, stmt, before))
+            stmt = last
+        elif isinstance(stmt, tirx.AttrStmt):
+            chain.append(partial(_with_attribute, stmt))
+            stmt = stmt.body
+        else:
+            changed = _rewrite_inside(stmt, visit)
+            break
+    for put in reversed(chain):
+        changed = put(changed)
+    return changed
+
+
+def _rewrite_inside(stmt: Stmt, visit: Visit) -> Stmt:
     if isinstance(stmt, s_tir.SBlockRealize):
         body = _rewrite(stmt.block.body, visit)
         if body.same_as(stmt.block.body):
@@ -86,15 +101,22 @@ def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:
     if isinstance(stmt, tirx.For):
         body = _rewrite(stmt.body, visit)
         return stmt if body.same_as(stmt.body) else with_loop_body(stmt, body)
-    if isinstance(stmt, tirx.AttrStmt):
-        body = _rewrite(stmt.body, visit)
-        same = body.same_as(stmt.body)
-        return stmt if same else tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
     if isinstance(stmt, tirx.IfThenElse):
         yes = _rewrite(stmt.then_case, visit)
         no = None if stmt.else_case is None else _rewrite(stmt.else_case, visit)
         return tirx.IfThenElse(stmt.condition, yes, no)
     return stmt
+
+
+def _with_parts(seq: tirx.SeqStmt, before: list[Stmt], last: Stmt) -> Stmt:
+    parts = [*before, last]
+    same = all(a.same_as(b) for a, b in zip(parts, seq.seq, strict=True))
+    return seq if same else tirx.SeqStmt(parts)
+
+
+def _with_attribute(stmt: tirx.AttrStmt, body: Stmt) -> Stmt:
+    same = body.same_as(stmt.body)
+    return stmt if same else tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
 
 
 def _with_body(block: s_tir.SBlock, body: Stmt) -> s_tir.SBlock:

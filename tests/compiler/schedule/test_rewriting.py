@@ -1,0 +1,58 @@
+"""Replacing statements of a function."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tvm import tirx
+from tvm.ir import StringImm
+
+from tvmify.compiler.schedule.rewriting import rewrite_body
+
+
+def _values(stmt: tirx.Stmt) -> list[int]:
+    """Return what a chain evaluates, from outside in."""
+    found = []
+    while True:
+        if isinstance(stmt, tirx.AttrStmt):
+            stmt = stmt.body
+        elif isinstance(stmt, tirx.SeqStmt):
+            first, stmt = stmt.seq
+            found.append(int(first.value))
+        else:
+            return [*found, int(stmt.value)]
+
+
+@pytest.fixture
+def chain() -> tirx.PrimFunc:
+    """Declarations, each of which contains all that follows, as 400 tensors in one function do."""
+    stmt = tirx.Evaluate(0)
+    for i in range(1, sys.getrecursionlimit()):
+        declaration = tirx.AttrStmt(StringImm("tensor"), "key", tirx.const(i, "int32"), stmt)
+        stmt = tirx.SeqStmt([tirx.Evaluate(i), declaration])
+    return tirx.PrimFunc([], stmt)
+
+
+def test_a_chain_of_declarations_may_be_longer_than_the_stack(chain: tirx.PrimFunc) -> None:
+    # 140 linear layers in one function were left to eager PyTorch by a RecursionError.
+    def odd_become_negative(stmt: tirx.Stmt) -> tirx.Stmt | None:
+        if isinstance(stmt, tirx.Evaluate) and int(stmt.value) % 2:
+            return tirx.Evaluate(-int(stmt.value))
+        return None
+
+    before = _values(chain.body)
+    after = _values(rewrite_body(chain, odd_become_negative).body)
+
+    assert after == [-value if value % 2 else value for value in before]
+
+
+def test_nothing_to_replace_returns_the_same_function(chain: tirx.PrimFunc) -> None:
+    assert rewrite_body(chain, lambda _: None).same_as(chain)
+
+
+def test_what_replaces_a_statement_is_not_looked_into(chain: tirx.PrimFunc) -> None:
+    def first(stmt: tirx.Stmt) -> tirx.Stmt | None:
+        return tirx.Evaluate(7) if isinstance(stmt, tirx.SeqStmt) else None
+
+    assert _values(rewrite_body(chain, first).body) == [7]
