@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.compiler.schedule.kernels import NATIVE, NEON, TARGETS, Array, has_parallel_loop, random
+from tests.compiler.schedule.kernels import (
+    AVX2,
+    NATIVE,
+    NEON,
+    TARGETS,
+    Array,
+    has_parallel_loop,
+    random,
+)
 from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import attention as rule
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand
@@ -96,6 +104,8 @@ def check(about: Attention, arrays: list[Array], target: tvm.target.Target = NAT
         describe(5, 7, 3, value_size=5, causal=True),
         describe(45, 1100, 24, value_size=8, causal=False, heads=1),
         describe(700, 650, 8, heads=1, causal=True),
+        describe(100, 1100, 24, value_size=16, heads=1),
+        describe(1000, 1000, 24, heads=1, causal=True),
         describe(9, 33, 16, shared=4),
         describe(1, 65, 64, shared=2),
         describe(2, 19, 20, value_size=37, shared=2, causal=True),
@@ -126,6 +136,12 @@ def test_queries_that_see_nothing(queries: int, empty: float):
     mask[..., 1, :] = -np.inf
     mask[..., 0, :600] = -np.inf  # whole blocks of keys
     about = describe(queries, 700, 16, mask=Mask(mask.shape, "float32"), empty=empty)
+    check(about, [*operands(about), mask])
+
+
+def test_masks_of_many_blocks_of_keys():
+    mask = random(2, 1, 70, 1100, seed=5)
+    about = describe(70, 1100, 24, mask=Mask(mask.shape, "float32"))
     check(about, [*operands(about), mask])
 
 
@@ -170,6 +186,13 @@ def test_no_scores_of_all_queries_against_all_keys():
     shapes = re.findall(r"alloc_buffer\(\((.*?)\)", function.script())
     sizes = [math.prod(int(re.sub(r"\D", "", n)) for n in s.split(",") if n) for s in shapes]
     assert sizes and max(sizes) <= 32 * 1024
+
+
+@pytest.mark.parametrize(("keys", "queries"), [(4000, 48), (100, 16)])
+def test_many_queries_share_what_is_read_of_distant_keys(keys: int, queries: int):
+    script = rule.kernel(describe(480, keys, 64), Microarchitecture.of(AVX2)).script()
+    (tasks,) = re.findall(r"T\.parallel\((\d+)\)", script)
+    assert int(tasks) == 2 * 4 * 480 // queries
 
 
 def test_parallel_only_when_worth_it():

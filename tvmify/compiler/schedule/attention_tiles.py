@@ -28,6 +28,10 @@ from tvmify.compiler.schedule.powers import exponent_scale, weight
 if TYPE_CHECKING:
     from tvmify.compiler.schedule.attention import Attention
 
+#: Queries that share what is read of keys and values where these do not stay in the second cache.
+#: As many as vectors of AVX-512 have at a time; with AVX2 a sixth faster than a third of it.
+_FAR_QUERIES = 48
+
 
 def emit(attention: Attention, tensors: dict[str, tirx.Buffer], machine: Microarchitecture) -> None:
     """Write the kernel into the open function."""
@@ -46,8 +50,10 @@ class _Kernel:
 
     Attributes
     ----------
-    queries
-        Queries of a task.
+    width
+        Queries whose scores are in registers at a time.
+    groups
+        How many times as many a task has: they share what is read of keys and values.
     keys
         Keys whose scores are in registers at a time.
     block
@@ -59,7 +65,8 @@ class _Kernel:
     attention: Attention
     lanes: int
     value_lanes: int
-    queries: int
+    width: int
+    groups: int
     keys: int
     block: int
     rows: int
@@ -69,21 +76,26 @@ class _Kernel:
     def of(cls, attention: Attention, machine: Microarchitecture) -> _Kernel:
         bits = bits_of(attention.dtype)
         places, count = attention.query.length, attention.key.length
-        tile = tiles.choose(count, places, machine, bits)
+        ranked = tiles.ranked(count, places, machine, bits)
+        tile = next(t for t in ranked if _leaves_register(t, places, machine, bits))
+        groups = 1
+        if machine.distance(count * (attention.size + attention.value_size) * bits // 8) > 1:
+            groups = min(max(1, _FAR_QUERIES // tile.columns), -(-places // tile.columns))
         # A third of the first cache, by estimate: keys and values stream through the rest.
-        most = max(1, machine.l1_bytes // 3 * 8 // bits // tile.columns // tile.rows)
+        most = max(1, machine.l1_bytes // 3 * 8 // bits // (groups * tile.columns) // tile.rows)
         steps = -(-count // tile.rows)
         blocks = -(-steps // most)
         lanes = tiles.lanes_for(attention.value_size, machine, bits)
         fitting = [
             t
             for t in tiles.candidates(machine, bits, attention.value_size)
-            if tile.columns % t.rows == 0
+            if groups * tile.columns % t.rows == 0
+            and _leaves_register(t, attention.value_size, machine, bits)
         ]
         width = len(vectors(attention.value_size, lanes)) * lanes
 
         def cost(t: tiles.Tile) -> tuple[float, float]:
-            number = tile.columns // t.rows * -(-width // t.columns)
+            number = groups * tile.columns // t.rows * -(-width // t.columns)
             return number * tiles.cycles(t, machine, bits, width), number * (
                 t.rows + t.columns // lanes
             )
@@ -94,11 +106,16 @@ class _Kernel:
             tiles.lanes_for(places, machine, bits),
             lanes,
             tile.columns,
+            groups,
             tile.rows,
             -(-steps // blocks),
             values.rows,
             values.columns // lanes,
         )
+
+    @property
+    def queries(self) -> int:
+        return self.groups * self.width
 
     @property
     def blocks(self) -> int:
@@ -134,13 +151,14 @@ class _Task:
         self.place = place
         self.dtype = self.about.dtype
         self.lowest = tirx.const(-math.inf, self.dtype)
-        self.across = vectors(kernel.queries, kernel.lanes)
+        self.across = vectors(kernel.width, kernel.lanes)
         self.values = vectors(self.about.value_size, kernel.value_lanes)
         queries = kernel.queries
         self.turned = scratch((self.about.size, queries), self.dtype)
         self.scores = scratch((kernel.block * kernel.keys, queries), self.dtype)
+        per_query = registers if kernel.groups == 1 else scratch
         self.best, self.shift, self.total, self.factor = (
-            registers((queries,), self.dtype) for _ in range(4)
+            per_query((queries,), self.dtype) for _ in range(4)
         )
         self.online = kernel.blocks > 1
         if self.online:
@@ -168,8 +186,19 @@ class _Task:
             self.key_block(first, tirx.min(first + kernel.block, steps))
         self.store()
 
+    def each_group(self, body: Callable[[Expr], None]) -> None:
+        """Emit the body for each group of queries; it is given the first one's number."""
+        kernel = self.kernel
+        if kernel.groups == 1:
+            body(tirx.const(0, "int32"))
+            return
+        left = self.about.query.length - self.place.query
+        present = (left + kernel.width - 1) // kernel.width
+        with T.serial(tirx.min(present, kernel.groups)) as group:
+            body(group * kernel.width)
+
     def each_query(self, body: Callable[[Expr], None]) -> None:
-        lanewise(self.across, body)
+        self.each_group(lambda group: lanewise(self.across, lambda i: body(group + i)))
 
     def turn_queries(self) -> None:
         """Copy the block of queries, scaled, so that they are next to each other."""
@@ -191,47 +220,50 @@ class _Task:
         if whole:
             stop = end if not rest else tirx.min(end, whole)
             with T.serial(first, stop) as step:
-                self.score_tile(step, first, kernel.keys)
+                self.each_group(lambda group: self.score_tile(step, first, kernel.keys, group))
         if rest:
             with T.If(_is_above(end, whole)), T.Then():
-                self.score_tile(whole, first, rest)
+                self.each_group(lambda group: self.score_tile(whole, first, rest, group))
         count = tirx.min(end * kernel.keys, about.key.length) - first * kernel.keys
         self.exponentials(count)
         self.weigh(first * kernel.keys, count)
 
-    def score_tile(self, step: Expr | int, first: Expr | int, keys: int) -> None:
-        """Scores of a tile of keys, with the mask, and their largest."""
+    def score_tile(self, step: Expr | int, first: Expr | int, keys: int, group: Expr) -> None:
+        """Scores of a tile of keys for a group of queries, with the mask, and their largest."""
         about, kernel, place = self.about, self.kernel, self.place
         start = step * kernel.keys
         with block("scores"):
-            tile = registers((keys, kernel.queries), self.dtype)
+            tile = registers((keys, kernel.width), self.dtype)
             with T.unroll(keys) as key:
-                self.each_query(lambda i: T.buffer_store(tile, self.number(0), [key, i]))
+                lanewise(self.across, lambda i: T.buffer_store(tile, self.number(0), [key, i]))
             with T.serial(about.size) as k, T.unroll(keys) as key:
                 value = about.key.at(
                     self.tensors["key"], place.batch, place.head // about.shared, start + key, k
                 )
-                self.each_query(
+                lanewise(
+                    self.across,
                     lambda i: T.buffer_store(
-                        tile, tile[key, i] + value * self.turned[k, i], [key, i]
-                    )
+                        tile, tile[key, i] + value * self.turned[k, group + i], [key, i]
+                    ),
                 )
-            with T.unroll(keys) as key:
-                self.each_query(lambda i: self.finish_score(tile, start, key, first, i))
 
-    def finish_score(
-        self, tile: tirx.Buffer, start: Expr, key: Expr, first: Expr | int, i: Expr
-    ) -> None:
+            def finish(key: Expr, i: Expr) -> None:
+                at, query = start + key, group + i
+                score = self.masked(tile[key, i], at, query)
+                T.buffer_store(tile, score, [key, i])
+                T.buffer_store(self.best, tirx.max(self.best[query], tile[key, i]), [query])
+                T.buffer_store(self.scores, tile[key, i], [at - first * kernel.keys, query])
+
+            with T.unroll(keys) as key:
+                lanewise(self.across, lambda i: finish(key, i))
+
+    def masked(self, score: Expr, key: Expr, i: Expr) -> Expr:
+        """Add the mask to the score of a key for a query of the task."""
         about, place = self.about, self.place
-        query, at = place.query + i, start + key
-        score = tile[key, i]
+        query = place.query + i
         if about.mask is not None:
-            score = about.mask.add(score, self.tensors["mask"], place.batch, place.head, query, at)
-        if about.causal:
-            score = T.Select(at <= query, score, self.lowest)
-        T.buffer_store(tile, score, [key, i])
-        T.buffer_store(self.best, tirx.max(self.best[i], tile[key, i]), [i])
-        T.buffer_store(self.scores, tile[key, i], [at - first * self.kernel.keys, i])
+            score = about.mask.add(score, self.tensors["mask"], place.batch, place.head, query, key)
+        return T.Select(key <= query, score, self.lowest) if about.causal else score
 
     def exponentials(self, count: Expr) -> None:
         """Scores become weights, relative to the largest score so far; their sums add up."""
@@ -245,13 +277,16 @@ class _Task:
                     self.shift, T.Select(self.best[i] == self.lowest, zero, self.best[i]), [i]
                 )
             )
-        with T.serial(count) as key:
 
-            def rate(i: Expr) -> None:
-                T.buffer_store(self.scores, weight(self.scores[key, i] - self.shift[i]), [key, i])
-                T.buffer_store(self.total, self.total[i] + self.scores[key, i], [i])
+        def rate(key: Expr, i: Expr) -> None:
+            T.buffer_store(self.scores, weight(self.scores[key, i] - self.shift[i]), [key, i])
+            T.buffer_store(self.total, self.total[i] + self.scores[key, i], [i])
 
-            self.each_query(rate)
+        def rate_group(group: Expr) -> None:
+            with T.serial(count) as key:
+                lanewise(self.across, lambda i: rate(key, group + i))
+
+        self.each_group(rate_group)
 
     def rescale(self, i: Expr) -> None:
         """Turn what was summed relative to the last maximum to the new one."""
@@ -345,6 +380,16 @@ class _Task:
                 T.buffer_store(self.tensors["out"], self.sums[row, i] * self.factor[row], index)
 
             self.if_there(row, lambda: lanewise(self.values, write))
+
+
+def _leaves_register(tile: tiles.Tile, columns: int, machine: Microarchitecture, bits: int) -> bool:
+    """Whether sums, the vectors of a step and what is broadcast leave a register.
+
+    LLVM spills where they leave none, though not in products, which have fewer addresses: of 16
+    registers, 4 × 24 took 36 ms where 6 × 16 takes 27.
+    """
+    vectors = tile.columns // tiles.lanes_for(columns, machine, bits)
+    return (tile.rows + 1) * vectors + 1 < machine.vector_registers
 
 
 def _is_above(end: Expr | int, whole: int) -> Expr:
