@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import tvm
 from tvm import relax
 
 from tests.compiler.schedule.kernels import AVX512, build, random
-from tvmify.compiler.build import _lower_to_packed_calls
+from tvmify.compiler.lowering import lower
 
 
 def test_large_tiles_are_not_asked_of_the_runtime():
@@ -16,8 +18,9 @@ def test_large_tiles_are_not_asked_of_the_runtime():
     built = build(describe, [random(64, 32)], [random(32, 256, seed=1)], AVX512)
     kernel = built.kernel()
     assert "matmul_tile" in str(kernel)
-    lowered = _lower_to_packed_calls(
-        tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), AVX512
-    )
+    with ThreadPoolExecutor(1) as pool:
+        lowered, _ = lower(
+            tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), AVX512, pool
+        )
     assert "alloc_local" in str(lowered)
     assert "AllocWorkspace" not in str(lowered)

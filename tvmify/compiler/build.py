@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.relax import vm_build
-from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.support import cc
-from tvm.tirx.build import codegen_build, split_host_device_mods
+from tvm.tirx.build import codegen_build
 
 from tvmify.compiler.cuda import kernels
-from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
-from tvmify.compiler.passes.sums_on_stack import SumsOnStack
+from tvmify.compiler.lowering import lower
 from tvmify.errors import BuildError
 
 
@@ -46,8 +44,7 @@ def generate(
 ) -> Generated:
     """Generate code for every TIR function: LLVM's in several threads, a GPU's in one piece.
 
-    LLVM is the slowest stage of a compilation, and functions do not see each other; TVM releases
-    the interpreter's lock meanwhile.
+    Functions do not see each other, and TVM releases the interpreter's lock meanwhile.
 
     Parameters
     ----------
@@ -60,11 +57,15 @@ def generate(
     builder = relax.ExecBuilder()
     ir_mod = vm_build._vmcodegen(builder, ir_mod, mode)
     host = target.host or target
-    lowered, for_gpu = _lower_to_packed_calls(ir_mod, target)
-    functions = list(lowered.functions_items())
-    workers = min(threads or os.cpu_count() or 1, len(functions))
-    parts = [tvm.IRModule(dict(functions[i::workers]), attrs=lowered.attrs) for i in range(workers)]
+    workers = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
+        lowered, for_gpu = lower(ir_mod, target, pool)
+        functions = list(lowered.functions_items())
+        parts = [
+            tvm.IRModule(dict(part), attrs=lowered.attrs)
+            for part in (functions[i::workers] for i in range(workers))
+            if part
+        ]
         modules = list(pool.map(lambda part: codegen_build(part, host), parts))
     compiled = kernels.generate(for_gpu, target) if for_gpu is not None else None
     if compiled is not None:
@@ -73,33 +74,6 @@ def generate(
     executable = vm_build._ffi_api.VMLink(builder, target, modules[0], [], constants)
     names = [variable.name_hint for variable, _ in functions]
     return Generated(modules, executable, names, compiled)
-
-
-def _lower_to_packed_calls(
-    ir_mod: tvm.IRModule, target: tvm.target.Target
-) -> tuple[tvm.IRModule, tvm.IRModule | None]:
-    """Run TVM's own passes from schedules to LLVM's input, on all functions at once.
-
-    Not per part, as ``tvm.tirx.build`` would: calls between functions are resolved here. The second
-    result are the kernels for a GPU, if there are any.
-    """
-    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    passes, finalize_host, finalize_device = default_s_tir_pipeline()
-    bind = tirx.transform.BindTarget(target.with_host(target.host or target))
-    with target:  # for `intrinsics`, which lower by the instructions that there are
-        lowered = tvm.IRModule(functions, attrs=ir_mod.attrs)
-        lowered = tvm.transform.Sequential([bind, passes])(lowered)
-        lowered, devices = split_host_device_mods(lowered)
-        ours = ShuffleLoads(), SumsOnStack()
-        lowered = tvm.transform.Sequential([*ours, finalize_host()])(lowered)
-        for_gpu = [finalize_device()(code) for code in devices.values()]
-    # What is left of assertions checks the arguments of every kernel, which the executor has
-    # checked once; only our own (see `converters.loops`) say something new.
-    lean = tirx.transform.SkipAssert()(lowered)
-    for variable, function in lowered.functions_items():
-        if "tvmify.asserts" in function.attrs:
-            lean.update_func(lean.get_global_var(variable.name_hint), function)
-    return lean, for_gpu[0] if for_gpu else None
 
 
 def link(generated: Generated) -> bytes:

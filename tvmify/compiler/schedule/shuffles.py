@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from collections.abc import Collection, Mapping
+
+import tvm
+from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
@@ -28,15 +31,15 @@ def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if not isinstance(store, tirx.BufferStore):
             return stmt
         values = zip(stmt.body.block.iter_vars, stmt.body.iter_values, strict=True)
-        of_lane = [axis.var for axis, value in values if uses(value, [stmt.loop_var])]
-        found = found or _reads_out_of_order(store.value, of_lane)
+        of_lane = {axis.var: value for axis, value in values if uses(value, [stmt.loop_var])}
+        found = found or _reads_out_of_order(store.value, of_lane, stmt)
         return _serial(stmt) if _fills_with_bfloat16(store.value, of_lane) else stmt
 
     function = rewrite_body(function, visit)
     return function.with_attr(SHUFFLES, True) if found else function
 
 
-def _reads_out_of_order(value: Expr, of_lane: list[tirx.Var]) -> bool:
+def _reads_out_of_order(value: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
     found = False
 
     def visit(node: Expr) -> Expr | None:
@@ -45,14 +48,41 @@ def _reads_out_of_order(value: Expr, of_lane: list[tirx.Var]) -> bool:
             index = node.indices[-1]
             if not isinstance(index, (tirx.Var, tirx.IntImm)):
                 text = str(index)
-                found = found or (any(sign in text for sign in "*/%-") and uses(index, of_lane))
+                suspect = any(sign in text for sign in "*/%-") and uses(index, of_lane)
+                found = found or (suspect and not _is_in_order(index, of_lane, loop))
         return None
 
     substitute(value, visit)
     return found
 
 
-def _fills_with_bfloat16(value: Expr, of_lane: list[tirx.Var]) -> bool:
+def _is_in_order(index: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
+    """Whether lanes read one element after the other, or all of them the same.
+
+    As in ``channel % 24``, where vectors of 8 lanes begin at multiples of 8.
+    """
+    lane, analyzer = loop.loop_var, sym.Analyzer()
+    analyzer.bind(lane, tvm.ir.Range(tirx.const(0, str(lane.ty.dtype)), loop.extent))
+    zero = {lane: tirx.const(0, str(lane.ty.dtype))}
+    values: dict[tirx.Var, Expr] = {}
+    for variable, value in of_lane.items():
+        start = analyzer.simplify(_with(value, zero))
+        begins, lanes = analyzer.modular_set(start), int(loop.extent)
+        if begins.coeff % lanes == 0 and begins.base % lanes == 0:
+            number = tirx.Var("vector", str(variable.ty.dtype))
+            values[variable] = number * lanes + analyzer.simplify(value - start)
+        else:
+            values[variable] = value
+    there = _with(index, values)
+    distance = analyzer.simplify(there - _with(there, zero))
+    return distance.same_as(lane) or (isinstance(distance, tirx.IntImm) and int(distance) == 0)
+
+
+def _with(node: Expr, values: Mapping[tirx.Var, Expr]) -> Expr:
+    return substitute(node, lambda part: values.get(part) if isinstance(part, tirx.Var) else None)
+
+
+def _fills_with_bfloat16(value: Expr, of_lane: Collection[tirx.Var]) -> bool:
     """Whether one element may be stored in all lanes: TVM cannot, in bfloat16."""
     kind = str(value.ty.dtype)
     while isinstance(value, tirx.Cast):  # to float32 and back, which TVM leaves out
