@@ -1,4 +1,4 @@
-"""Scheduled TIR → what LLVM takes: TVM's passes, each function in a thread of its own.
+"""Scheduled TIR → what LLVM takes: TVM's passes, on several functions at a time.
 
 They take longer than LLVM does: on one core, 6.8 of the 8.7 seconds in which VGG-16 was built.
 """
@@ -15,6 +15,7 @@ from tvm.tirx.build import split_host_device_mods
 
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
+from tvmify.silence import silenced
 
 
 def lower(
@@ -25,8 +26,7 @@ def lower(
     Parameters
     ----------
     pool
-        Threads to use. One pass alone needs all functions at once, unlike what ``tvm.tirx.build``
-        would do with parts of a module: calls between functions are resolved there.
+        Threads to use.
 
     Returns
     -------
@@ -41,6 +41,7 @@ def lower(
     for_gpu = None
     if target.host is None:
         whole = _of_each(whole, _to_loops, target, pool)
+        # These need all functions at once: one counts them, one resolves calls between them.
         packed = [tirx.transform.AnnotateEntryFunc(), tirx.transform.MakePackedAPI()]
         whole = tvm.transform.Sequential(packed)(whole)
     else:
@@ -63,10 +64,11 @@ def _of_each(
     target: tvm.target.Target,
     pool: Executor,
 ) -> tvm.IRModule:
-    """Run passes on one function after the other, in several threads."""
+    """Run passes on each function by itself, in the threads of a pool."""
 
     def run(part: tvm.IRModule) -> tvm.IRModule:
-        with target:  # for `intrinsics`, which lower by the instructions that there are
+        # The target is for `intrinsics`, which lower by the instructions that there are.
+        with target, silenced():
             return tvm.transform.Sequential(passes())(part)
 
     parts = (tvm.IRModule({v: f}, attrs=ir_mod.attrs) for v, f in ir_mod.functions_items())

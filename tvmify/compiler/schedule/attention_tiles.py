@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from tvmify.compiler.schedule.attention import Attention
 
 #: Queries that share what is read of keys and values where these do not stay in the second cache.
-#: As many as vectors of AVX-512 have at a time; with AVX2 a sixth faster than a third of it.
+#: About as many as tiles of AVX-512 have (48 or 64); with AVX2, where it was measured, a sixth
+#: faster than the 16 of one tile.
 _FAR_QUERIES = 48
 
 
@@ -80,7 +81,9 @@ class _Kernel:
         tile = next(t for t in ranked if _leaves_register(t, places, machine, bits))
         groups = 1
         if machine.distance(count * (attention.size + attention.value_size) * bits // 8) > 1:
-            groups = min(max(1, _FAR_QUERIES // tile.columns), -(-places // tile.columns))
+            in_all = -(-places // tile.columns)
+            per_head = -(-in_all // max(1, _FAR_QUERIES // tile.columns))
+            groups = -(-in_all // per_head)  # as many for each task as can be
         # A third of the first cache, by estimate: keys and values stream through the rest.
         most = max(1, machine.l1_bytes // 3 * 8 // bits // (groups * tile.columns) // tile.rows)
         steps = -(-count // tile.rows)
@@ -187,18 +190,18 @@ class _Task:
         self.store()
 
     def each_group(self, body: Callable[[Expr], None]) -> None:
-        """Emit the body for each group of queries; it is given the first one's number."""
+        """Emit the body for each group of queries; it is given the number of its first query."""
         kernel = self.kernel
         if kernel.groups == 1:
             body(tirx.const(0, "int32"))
             return
         left = self.about.query.length - self.place.query
         present = (left + kernel.width - 1) // kernel.width
-        with T.serial(tirx.min(present, kernel.groups)) as group:
-            body(group * kernel.width)
+        with T.serial(tirx.min(present, kernel.groups)) as number:
+            body(number * kernel.width)
 
     def each_query(self, body: Callable[[Expr], None]) -> None:
-        self.each_group(lambda group: lanewise(self.across, lambda i: body(group + i)))
+        self.each_group(lambda start: lanewise(self.across, lambda i: body(start + i)))
 
     def turn_queries(self) -> None:
         """Copy the block of queries, scaled, so that they are next to each other."""
@@ -220,39 +223,39 @@ class _Task:
         if whole:
             stop = end if not rest else tirx.min(end, whole)
             with T.serial(first, stop) as step:
-                self.each_group(lambda group: self.score_tile(step, first, kernel.keys, group))
+                self.each_group(lambda start: self.score_tile(step, first, kernel.keys, start))
         if rest:
             with T.If(_is_above(end, whole)), T.Then():
-                self.each_group(lambda group: self.score_tile(whole, first, rest, group))
+                self.each_group(lambda start: self.score_tile(whole, first, rest, start))
         count = tirx.min(end * kernel.keys, about.key.length) - first * kernel.keys
         self.exponentials(count)
         self.weigh(first * kernel.keys, count)
 
-    def score_tile(self, step: Expr | int, first: Expr | int, keys: int, group: Expr) -> None:
+    def score_tile(self, step: Expr | int, first: Expr | int, keys: int, start: Expr) -> None:
         """Scores of a tile of keys for a group of queries, with the mask, and their largest."""
         about, kernel, place = self.about, self.kernel, self.place
-        start = step * kernel.keys
+        at = step * kernel.keys
         with block("scores"):
             tile = registers((keys, kernel.width), self.dtype)
             with T.unroll(keys) as key:
                 lanewise(self.across, lambda i: T.buffer_store(tile, self.number(0), [key, i]))
             with T.serial(about.size) as k, T.unroll(keys) as key:
                 value = about.key.at(
-                    self.tensors["key"], place.batch, place.head // about.shared, start + key, k
+                    self.tensors["key"], place.batch, place.head // about.shared, at + key, k
                 )
                 lanewise(
                     self.across,
                     lambda i: T.buffer_store(
-                        tile, tile[key, i] + value * self.turned[k, group + i], [key, i]
+                        tile, tile[key, i] + value * self.turned[k, start + i], [key, i]
                     ),
                 )
 
             def finish(key: Expr, i: Expr) -> None:
-                at, query = start + key, group + i
-                score = self.masked(tile[key, i], at, query)
+                query = start + i
+                score = self.masked(tile[key, i], at + key, query)
                 T.buffer_store(tile, score, [key, i])
                 T.buffer_store(self.best, tirx.max(self.best[query], tile[key, i]), [query])
-                T.buffer_store(self.scores, tile[key, i], [at - first * kernel.keys, query])
+                T.buffer_store(self.scores, tile[key, i], [at + key - first * kernel.keys, query])
 
             with T.unroll(keys) as key:
                 lanewise(self.across, lambda i: finish(key, i))
@@ -282,9 +285,9 @@ class _Task:
             T.buffer_store(self.scores, weight(self.scores[key, i] - self.shift[i]), [key, i])
             T.buffer_store(self.total, self.total[i] + self.scores[key, i], [i])
 
-        def rate_group(group: Expr) -> None:
+        def rate_group(start: Expr) -> None:
             with T.serial(count) as key:
-                lanewise(self.across, lambda i: rate(key, group + i))
+                lanewise(self.across, lambda i: rate(key, start + i))
 
         self.each_group(rate_group)
 
@@ -298,16 +301,18 @@ class _Task:
     def weigh(self, start: Expr | int, count: Expr) -> None:
         """Add the weighted values of a block of keys."""
         kernel = self.kernel
-        groups = kernel.queries // kernel.rows
+        tiles_of_rows = kernel.queries // kernel.rows
         if not self.online:
             self.divide()
         left = tirx.min(self.about.query.length - self.place.query, kernel.queries)
-        with T.serial(tirx.min((left + kernel.rows - 1) // kernel.rows, groups)) as group:
+        # The last tile may reach into queries that are absent, whose scores are anything: they are
+        # not stored.
+        with T.serial(tirx.min((left + kernel.rows - 1) // kernel.rows, tiles_of_rows)) as number:
             for at in range(0, len(self.values), kernel.columns):
-                self.value_tile(group, self.values[at : at + kernel.columns], start, count)
+                self.value_tile(number, self.values[at : at + kernel.columns], start, count)
 
     def value_tile(
-        self, group: Expr, cuts: list[tuple[int, int]], start: Expr | int, count: Expr
+        self, number: Expr, cuts: list[tuple[int, int]], start: Expr | int, count: Expr
     ) -> None:
         about, kernel, place = self.about, self.kernel, self.place
         origin = cuts[0][0]
@@ -318,7 +323,7 @@ class _Task:
             tile = registers((kernel.rows, width), self.dtype)
 
             def begin(row: Expr, i: Expr) -> None:
-                at = group * kernel.rows + row
+                at = number * kernel.rows + row
                 value = self.number(0)
                 if self.online:
                     value = self.sums[at, origin + i] * self.factor[at]
@@ -328,11 +333,11 @@ class _Task:
                 value = about.value.at(
                     self.tensors["value"], place.batch, head, start + key, origin + i
                 )
-                weight = self.scores[key, group * kernel.rows + row]
+                weight = self.scores[key, number * kernel.rows + row]
                 T.buffer_store(tile, tile[row, i] + weight * value, [row, i])
 
             def end(row: Expr, i: Expr) -> None:
-                at = group * kernel.rows + row
+                at = number * kernel.rows + row
                 if self.online:
                     T.buffer_store(self.sums, tile[row, i], [at, origin + i])
                 else:
@@ -348,7 +353,7 @@ class _Task:
                     lanewise(own, lambda i: end(row, i))
                 else:
                     self.if_there(
-                        group * kernel.rows + row, lambda: lanewise(own, lambda i: end(row, i))
+                        number * kernel.rows + row, lambda: lanewise(own, lambda i: end(row, i))
                     )
 
     def if_there(self, row: Expr, body: Callable[[], None]) -> None:

@@ -62,12 +62,13 @@ def _is_in_order(index: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) 
     As in ``channel % 24``, where vectors of 8 lanes begin at multiples of 8.
     """
     lane, analyzer = loop.loop_var, sym.Analyzer()
-    analyzer.bind(lane, tvm.ir.Range(tirx.const(0, str(lane.ty.dtype)), loop.extent))
-    zero = {lane: tirx.const(0, str(lane.ty.dtype))}
+    first, lanes = tirx.const(0, str(lane.ty.dtype)), int(loop.extent)
+    analyzer.bind(lane, tvm.ir.Range(first, loop.extent))
+    zero = {lane: first}
     values: dict[tirx.Var, Expr] = {}
     for variable, value in of_lane.items():
         start = analyzer.simplify(_with(value, zero))
-        begins, lanes = analyzer.modular_set(start), int(loop.extent)
+        begins = analyzer.modular_set(start)
         if begins.coeff % lanes == 0 and begins.base % lanes == 0:
             number = tirx.Var("vector", str(variable.ty.dtype))
             values[variable] = number * lanes + analyzer.simplify(value - start)

@@ -1,0 +1,69 @@
+"""TVM's passes on several functions at a time."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+
+from tests.compiler.schedule.kernels import NATIVE, build, random
+from tvmify.compiler import lowering
+from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
+from tvmify.compiler.passes.sums_on_stack import SumsOnStack
+
+
+@pytest.fixture
+def scheduled() -> tvm.IRModule:
+    """Kernels of two programs."""
+    functions = {}
+    for rows in (64, 5):
+
+        def describe(builder, left, right):
+            return relax.op.nn.gelu(relax.op.matmul(left, right))
+
+        built = build(describe, [random(rows, 32)], [random(32, 50, seed=1)], NATIVE)
+        for variable, function in built.ir_mod.functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                name = f"{variable.name_hint}_{rows}"
+                functions[name] = function.with_attr("global_symbol", name)
+    return tvm.IRModule(functions)
+
+
+def _lower(ir_mod: tvm.IRModule) -> tvm.IRModule:
+    with ThreadPoolExecutor(2) as pool:
+        lowered, for_gpu = lowering.lower(ir_mod, NATIVE, pool)
+    assert for_gpu is None
+    return lowered
+
+
+def test_does_to_each_function_what_tvm_does_to_all(scheduled: tvm.IRModule):
+    with NATIVE:
+        to_packed, finalize, _ = default_s_tir_pipeline()
+        bound = tirx.transform.BindTarget(NATIVE.with_host(NATIVE))(scheduled)
+        own = tvm.transform.Sequential([ShuffleLoads(), SumsOnStack()])
+        expected = tirx.transform.SkipAssert()(finalize()(own(to_packed(bound))))
+    assert len(expected.functions_items()) == len(scheduled.functions_items()) > 2
+    tvm.ir.assert_structural_equal(_lower(scheduled), expected)
+
+
+def test_warnings_of_its_threads_stay_its_own(
+    scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
+):
+    said = []
+
+    @tvm.transform.module_pass(opt_level=0)
+    class Warns:
+        def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+            warnings.warn("deprecated somewhere below", DeprecationWarning, stacklevel=1)
+            said.append(ir_mod)
+            return ir_mod
+
+    monkeypatch.setattr(lowering, "ShuffleLoads", Warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _lower(scheduled)
+    assert len(said) == len(scheduled.functions_items())
