@@ -18,7 +18,16 @@ import pytest
 import torch
 from torch import nn
 
-from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, background, misses, obtain
+from tvmify import (
+    CacheMiss,
+    NotCompiled,
+    OptionError,
+    TvmifyWarning,
+    background,
+    compiler,
+    misses,
+    obtain,
+)
 from tvmify import tvmify as decorate
 from tvmify.background import Job, Worker
 
@@ -77,6 +86,25 @@ def assert_same(fast: Any, x: torch.Tensor = X, *args: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------- background
+
+
+@pytest.mark.parametrize("on_miss", ["build", "background"])
+def test_only_a_build_that_a_call_waits_for_stops_collections(
+    on_miss: str, worker: OnDemand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def compile_and_see(*args: Any) -> Any:
+        seen.append(gc.isenabled())
+        return compiled(*args)
+
+    compiled = compiler.compile
+    monkeypatch.setattr(compiler, "compile", compile_and_see)
+    fast = decorate(Net().eval(), on_miss=on_miss, cache=False)
+    fast(X)
+    worker.work()
+    assert seen == [on_miss == "background"]
+    assert gc.isenabled()
 
 
 def test_a_call_runs_eager_until_the_program_is_there(worker: OnDemand) -> None:

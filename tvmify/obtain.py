@@ -17,6 +17,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
 from tvmify.fit import misfit
+from tvmify.garbage import uncollected
 from tvmify.keys import key_without_gpu, processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -226,15 +227,18 @@ def _build(
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
 
-    exported = _export(program, args, kwargs, stages)
-    target = Target.parse(key.entries["target"])
-    tuning = None
-    if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
-        database = Measurements(options.cache_directory(), processor(key))
-        stopwatch = _stopwatch(target, args, kwargs)
-        tuning = Tuning(stopwatch, database, stages.advance)
-    # The program casts what autocast would: what the compiler calls is not to cast again.
-    with casting({}):
+    with contextlib.ExitStack() as around:
+        if stages.threads is None:  # nobody waits for what is built in the background
+            around.enter_context(uncollected())
+        exported = _export(program, args, kwargs, stages)
+        target = Target.parse(key.entries["target"])
+        tuning = None
+        if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
+            database = Measurements(options.cache_directory(), processor(key))
+            stopwatch = _stopwatch(target, args, kwargs)
+            tuning = Tuning(stopwatch, database, stages.advance)
+        # The program casts what autocast would: what the compiler calls is not to cast again.
+        around.enter_context(casting({}))
         chosen = options.accuracy, tuning, unpacked, stages.threads
         return compile(exported, target, stages.begin, *chosen)
 
