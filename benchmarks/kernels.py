@@ -93,11 +93,12 @@ class Program:
         from tvm import relax
 
         from tvmify.compiler import build, pipeline
+        from tvmify.compiler.decompositions import decompose
         from tvmify.compiler.importer import import_program
         from tvmify.compiler.passes.name_kernels import PREFIX
         from tvmify.compiler.schedule import choice, schedule
 
-        imported = import_program(exported)
+        imported = import_program(decompose(exported))
         target = pipeline.tvm_target(target_for("llvm", "cpu", cpu_features()))
         with choice.choosing(choice.Choices(accuracy)):
             fused = pipeline.fuse(pipeline.lower(imported.ir_mod, target), target)

@@ -103,12 +103,13 @@ def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
 
     prepare_tvm()
     from tvmify.compiler import build, pipeline
+    from tvmify.compiler.decompositions import decompose
     from tvmify.compiler.importer import import_program
     from tvmify.compiler.packing import packed_keys
 
     for_gpu, for_cpu = pipeline.tvm_target(gpu()), pipeline.tvm_target(target())
     with for_gpu, silenced():
-        imported = import_program(exported(program, *args))
+        imported = import_program(decompose(exported(program, *args)))
     lowered = pipeline.lower(imported.ir_mod, for_gpu)
     packed = packed_keys(lowered, imported.weights)
     scheduled, kernels = pipeline.schedule(pipeline.fuse(lowered, for_gpu), for_cpu)

@@ -70,7 +70,7 @@ def test_stages_are_announced_in_order():
     stages: list[str] = []
     exported = torch.export.export(nn.ReLU(), (torch.randn(3),))
     report = compile(exported, target(), stages.append).report
-    assert stages == ["import", "lower", "schedule", "build", "link"]
+    assert stages == ["decompose", "import", "lower", "schedule", "build", "link"]
     assert list(report["seconds"]) == stages
     assert report["operators"] == {"aten.relu.default": 1}
     assert report["kernels"] == {"relu": "elementwise"}

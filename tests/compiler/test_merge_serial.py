@@ -10,6 +10,7 @@ from tvm import tirx
 
 from tests.compiler.programs import as_module, check, compiled, executed, target
 from tvmify.compiler import pipeline
+from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.importer import import_program
 from tvmify.compiler.schedule import schedule
 
@@ -26,7 +27,7 @@ def test_gathers_are_one_function():
     tvm_target = pipeline.tvm_target(target())
     with warnings.catch_warnings(), tvm_target:
         warnings.simplefilter("ignore")  # deprecations inside torch
-        imported = import_program(torch.export.export(as_module(gathers), ARGS))
+        imported = import_program(decompose(torch.export.export(as_module(gathers), ARGS)))
     fused = pipeline.fuse(pipeline.lower(imported.ir_mod, tvm_target), tvm_target)
     scheduled, rules = schedule(fused, tvm_target)
     planned = pipeline.plan_memory(scheduled, tvm_target)

@@ -8,6 +8,7 @@ from tvm import relax
 
 from tests.compiler.programs import target
 from tvmify.compiler import pipeline
+from tvmify.compiler.decompositions import decompose
 from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.importer import import_program
 from tvmify.silence import silenced
@@ -20,7 +21,7 @@ def storages(module: nn.Module, x: torch.Tensor) -> list[int]:
     with torch.no_grad(), silenced():
         exported = torch.export.export(module, (x,), strict=False)
         with tvm_target:
-            imported = import_program(exported)
+            imported = import_program(decompose(exported))
         fused = pipeline.fuse(pipeline.lower(imported.ir_mod, tvm_target), tvm_target)
         planned = pipeline.plan_memory(pipeline.schedule(fused, tvm_target)[0], tvm_target)
     values = [found.value for block in planned["main"].body.blocks for found in block.bindings]

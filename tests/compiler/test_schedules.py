@@ -29,6 +29,7 @@ def given_up(module: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
     """Return operators that TVM does not compute, or kernels without a rule that did its work."""
     prepare_tvm()
     from tvmify.compiler import pipeline
+    from tvmify.compiler.decompositions import decompose
     from tvmify.compiler.importer import import_program
     from tvmify.compiler.schedule import schedule
 
@@ -37,7 +38,7 @@ def given_up(module: nn.Module, args: tuple[Any, ...]) -> dict[str, str]:
         warnings.simplefilter("ignore")  # deprecations inside torch and TVM
         exported = torch.export.export(module, args, strict=False)
         with tvm_target:
-            imported = import_program(exported)
+            imported = import_program(decompose(exported))
         if imported.bridged:
             return dict.fromkeys(imported.bridged, "computed by PyTorch")
         fused = pipeline.fuse(pipeline.lower(imported.ir_mod, tvm_target), tvm_target)

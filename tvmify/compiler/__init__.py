@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tvmify.artifact import Artifact
+from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.tuning import Tuning, tune
 from tvmify.errors import BuildError, NotCompiled
@@ -46,7 +47,7 @@ def compile(
     target
         What to build for.
     on_stage
-        Called with the name of each stage as it begins: ``"import"``, ``"tune"``,
+        Called with the name of each stage as it begins: ``"decompose"``, ``"import"``, ``"tune"``,
         ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``.
     accuracy
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
@@ -90,10 +91,13 @@ def _compile(
     unpacked: Sequence[str],
     threads: int | None,
 ) -> Artifact:
-    # Imported here: TVM costs seconds, and a warm process must not load its compiler.
-    with stages("import"):
-        from tvmify.compiler.environment import prepare_tvm
+    # Imported here: all this costs seconds, and a warm process must not load the compiler.
+    with stages("decompose"):
+        from tvmify.compiler.decompositions import decompose
 
+        load_ahead()
+        decomposed = decompose(program)
+    with stages("import"):
         prepare_tvm()
         from tvmify.compiler import build, pipeline
         from tvmify.compiler.importer import import_program
@@ -102,7 +106,7 @@ def _compile(
 
         tvm_target = pipeline.tvm_target(target)
         with tvm_target:
-            imported = import_program(program, unpacked)
+            imported = import_program(decomposed, unpacked)
     choices = choice.Choices(accuracy)
     report: dict[str, object] = {}
     if tuning is not None:

@@ -1,13 +1,19 @@
-"""Which ATen operators are broken into simpler ones before the import, and which stay whole."""
+"""ATen program → core ATen: which operators are broken into simpler ones, and which stay whole."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch.export import ExportedProgram, exported_program
+
+from tvmify.compiler.constants import fold_constants
+from tvmify.compiler.refusals import refuse_other_devices
+from tvmify.compiler.sharing import Sharing, sharing
+from tvmify.compiler.spelt_attention import recognise_attention
 
 aten = torch.ops.aten
 
@@ -70,8 +76,41 @@ def _of_floats(decomposition: Callable[..., Any], *arguments: Any, **options: An
     return result if result.is_floating_point() else NotImplemented
 
 
-def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Return the program in core ATen, functional, with the operators of `WHOLE` kept."""
+@dataclass(frozen=True)
+class Decomposed:
+    """A program in core ATen, without writes, and whose memory was whose before.
+
+    Attributes
+    ----------
+    program
+        With the operators of `WHOLE` kept, constants folded, and attention recognised.
+    shared
+        What a program without writes cannot say.
+    """
+
+    program: ExportedProgram
+    shared: Sharing
+
+
+def decompose(program: ExportedProgram) -> Decomposed:
+    """Break a program into the operators that are translated; it needs no TVM.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It writes to or returns memory in a way that has no compiled form.
+    UnsupportedTarget
+        Results are on another device than arguments.
+    """
+    refuse_other_devices(program)
+    shared = sharing(program)
+    program = _in_core_aten(program)
+    fold_constants(program)
+    recognise_attention(program)
+    return Decomposed(program, shared)
+
+
+def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
     composite, table = _tables()
     # What `ExportedProgram.run_decompositions` does with a table, but for looking through all
     # operators of torch for those that may be kept: that takes longer than a small program does.

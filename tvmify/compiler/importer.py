@@ -1,4 +1,4 @@
-"""ATen program → Relax: decompose, check, and translate operator by operator.
+"""Core ATen → Relax: check, and translate operator by operator.
 
 TVM's own importer is the base. It is driven node by node from here because, as it stands, it binds
 buffers as constants, drops mutations silently, and gets shapes and dtypes of some operators wrong;
@@ -23,13 +23,12 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from tvmify.compiler import operators
 from tvmify.compiler.bridge import bridge, can_bridge, is_complex
-from tvmify.compiler.constants import constant_of, fold_constants
+from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters import CONVERTERS
-from tvmify.compiler.decompositions import decompose
+from tvmify.compiler.decompositions import Decomposed
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.refusals import refuse, refuse_other_devices
-from tvmify.compiler.sharing import Sharing, sharing, written_bases
-from tvmify.compiler.spelt_attention import recognise_attention
+from tvmify.compiler.refusals import refuse
+from tvmify.compiler.sharing import Sharing, written_bases
 from tvmify.compiler.stock import STOCK
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
 from tvmify.structure import structure_text
@@ -72,38 +71,31 @@ class Imported:
     bridged: dict[str, int]
 
 
-def import_program(program: ExportedProgram, unpacked: Sequence[str] = ()) -> Imported:
-    """Translate an exported program into Relax.
+def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Imported:
+    """Translate a program into Relax.
 
     Parameters
     ----------
-    program
-        Not decomposed, with static shapes.
+    decomposed
+        With static shapes.
     unpacked
         Names of weights that become state.
 
     Raises
     ------
     UnsupportedOperator
-        The program contains operators that neither TVM nor PyTorch can compute inside of it (all of
-        them are named), or writes to or returns memory in a way that has no compiled form.
+        The program contains operators that neither TVM nor PyTorch can compute inside of it: all of
+        them are named.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
-    UnsupportedTarget
-        Results are on another device than arguments.
     """
-    refuse_other_devices(program)
-    shared = sharing(program)
-    program = decompose(program)
-    fold_constants(program)
-    recognise_attention(program)
     known = CONVERTERS.keys() | STOCK
     refuse(
         node
-        for node in operators.calls(program.graph)
+        for node in operators.calls(decomposed.program.graph)
         if operators.short_name(node) not in known and not can_bridge(node, DTYPES)
     )
-    return Importer(program, shared, unpacked).run()
+    return Importer(decomposed.program, decomposed.shared, unpacked).run()
 
 
 class Importer(ExportedProgramImporter):
