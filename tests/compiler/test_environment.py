@@ -29,5 +29,7 @@ def test_the_compiler_is_loaded_ahead_of_the_import() -> None:
             tvm.ir.Op.get("no.such.operator")
         except Exception as error:
             assert "no.such.operator" in str(error)
+        else:
+            raise AssertionError("errors are lost")
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)

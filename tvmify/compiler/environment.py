@@ -1,4 +1,4 @@
-"""Import TVM, once, without its log lines, and with our vectorised functions registered."""
+"""Load TVM, ahead of its import, and import it: once, without its log lines, with our functions."""
 
 from __future__ import annotations
 

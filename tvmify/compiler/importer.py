@@ -84,8 +84,8 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
     Raises
     ------
     UnsupportedOperator
-        The program contains operators that neither TVM nor PyTorch can compute inside of it: all of
-        them are named.
+        The program contains operators that neither TVM nor PyTorch can compute inside of it (all of
+        them are named), or what it writes to was lost as it was decomposed.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
     """
