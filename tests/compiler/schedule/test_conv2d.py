@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.compiler.schedule.kernels import (
     NATIVE,
@@ -16,6 +16,7 @@ from tests.compiler.schedule.kernels import (
     build,
     check,
     has_parallel_loop,
+    loops,
     random,
     widest_vector,
 )
@@ -110,6 +111,16 @@ def test_direct(target, shape, out, window, options):
 def test_depthwise(target, shape, window, options):
     built = _check(shape, shape[3], window, "depthwise", target, groups=shape[3], **options)
     assert widest_vector(built.kernel()) > 1
+
+
+def test_short_reductions_are_unrolled():
+    def unrolled(*args, **options):
+        kernel = _check(*args, target=NATIVE, **options).kernel()
+        return [int(x.extent) for x in loops(kernel) if x.kind == tirx.ForKind.UNROLLED]
+
+    window = unrolled((1, 14, 14, 32), 32, (3, 5), "depthwise", groups=32, padding=(1, 2))
+    assert {3, 5} <= set(window)
+    assert 3 in unrolled((1, 20, 16, 3), 64, (5, 5), "conv2d")  # the channels of an image
 
 
 def test_pointwise_is_a_matrix_product():

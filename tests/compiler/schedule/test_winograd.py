@@ -9,7 +9,16 @@ import pytest
 import torch
 from tvm import relax
 
-from tests.compiler.schedule.kernels import AVX512, NATIVE, NEON, TARGETS, Built, build, random
+from tests.compiler.schedule.kernels import (
+    AVX2,
+    AVX512,
+    NATIVE,
+    NEON,
+    TARGETS,
+    Built,
+    build,
+    random,
+)
 from tvmify.compiler.schedule import choice, conv2d
 from tvmify.compiler.schedule.cook_toom import transforms
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -123,7 +132,7 @@ def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm):
     np.testing.assert_allclose(actual[finite], expected[finite], rtol=1e-4, atol=1e-5)
 
 
-def _names(size, channels, **options):
+def _names(size, channels, target=AVX512, **options):
     image, kernel = [1, size, size, channels], [channels, 3, 3, channels]
     window = Window((3, 3), options.get("strides", (1, 1)), (1, 1), (1, 1, 1, 1))
     found = conv2d.algorithms(
@@ -133,7 +142,7 @@ def _names(size, channels, **options):
         window,
         options.get("groups", 1),
         options.get("dtype", "float32"),
-        Microarchitecture.of(AVX512),
+        Microarchitecture.of(target),
     )
     return [str(algorithm) for algorithm in found]
 
@@ -143,6 +152,14 @@ def test_many_weights_for_few_pixels_are_not_multiplied():
     assert _names(28, 512)[0] == "winograd F4 shared"
     assert _names(14, 256)[0] == "winograd F2 shared"
     assert _names(7, 512)[0].startswith("direct")
+
+
+def test_few_inputs_are_shared_by_all_channels_with_avx2():
+    # Each chunk with inputs of its own reads all weights again.
+    assert _names(14, 256, AVX2)[0] == "winograd F4 shared"
+    assert _names(7, 512, AVX2)[0] == "winograd F2 shared"
+    # The inputs of large images would be read from memory for each tile of channels.
+    assert _names(56, 256, AVX2)[0] == "winograd F4"
 
 
 @pytest.mark.parametrize(

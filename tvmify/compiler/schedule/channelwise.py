@@ -118,7 +118,7 @@ class Channelwise(Rule):
         if sizes[6] * sizes[7] <= UNROLLED_WINDOW:
             for loop in sch.get_loops(anchor)[-2:]:
                 sch.unroll(loop)
-        keep_in_registers(sch, anchor, store, lanes, reductions=2)
+        keep_in_registers(sch, anchor, store, machine, reductions=2)
         padding = find(sch, pad_name)
         if padding is not None:
             sch.compute_at(padding, outermost, preserve_unit_loops=True)

@@ -13,7 +13,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler.schedule import choice, depthwise, plans, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.schedule.last_block import end_with
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero, plain
 from tvmify.compiler.schedule.loops import (
     find,
@@ -344,8 +343,8 @@ class Conv2d(Rule):
         # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
         if depth % sizes[11] == 0 and sizes[11] <= (lanes if side else _FEW_CHANNELS):
             sch.unroll(sch.get_loops(anchor)[-1])
-        along = keep_in_registers(sch, anchor, target, lanes, rows=2, reductions=3)
-        end_with(sch, along, depth, 3)
+        whole = depth, 3
+        along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
         if block is not None:
             fetch_ahead(sch, along, prod(sizes[4:6]), [4, 5])
             initial = sch.decompose_reduction(target, block)

@@ -277,12 +277,15 @@ class _Task:
         with self.along(width, tile.rows) as start, block("expand"):
             sums = registers((tile.rows, about.panel), about.dtype)
             self.fill(sums, tile.rows, self.vectors)
-            with T.serial(_const(depth)) as k:
+            steps = tiles.steps(tile.rows, self.vectors, about.machine, depth)
+            with T.serial(_const(depth // steps)) as several:
                 # The next tile's pixels: another core may have written them.
-                following = [self.batch, source, start + tile.rows, k * tile.rows]
-                for fetch in prefetches(image, following, tile.rows):
+                fetched = steps * tile.rows
+                following = [self.batch, source, start + tile.rows, several * fetched]
+                for fetch in prefetches(image, following, fetched):
                     T.evaluate(fetch.value)
-                with self.tile(tile.rows, self.vectors) as (x, v, lane):
+                with T.unroll(_const(steps)) as i, self.tile(tile.rows, self.vectors) as tiled:
+                    (x, v, lane), k = tiled, several * steps + i
                     c = v * lanes + lane
                     pixel = image[self.batch, source, start + x, k]
                     T.buffer_store(sums, sums[x, c] + pixel * weights[self.panel, k, c], [x, c])

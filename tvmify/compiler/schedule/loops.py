@@ -9,6 +9,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import get_global_func
 
+from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule.last_block import end_with
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
 _loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
@@ -104,9 +106,10 @@ def keep_in_registers(
     sch: s_tir.Schedule,
     anchor: SBlockRV,
     store: SBlockRV,
-    lanes: int,
+    machine: Microarchitecture,
     rows: int = 1,
     reductions: int = 1,
+    whole: tuple[int, int] | None = None,
 ) -> LoopRV:
     """Turn a tile of sums into registers: the heart of every kernel.
 
@@ -117,20 +120,32 @@ def keep_in_registers(
         over rows, one over columns, and `reductions` loops to reduce over.
     store
         The block that stores the tile; its innermost loops are those rows and columns.
+    whole
+        Where the innermost reduction is a block of a longer one, and the last may be shorter: the
+        length of the longer one, and which iteration variable of the anchor numbers the blocks.
 
     Returns
     -------
     LoopRV
-        The innermost loop along the reduction.
+        The innermost loop along the reduction, which may take several steps at once.
     """
     loops = sch.get_loops(anchor)
-    reduced = loops[-reductions:]
+    *reduced, along = loops[-reductions:]
     tile = loops[-reductions - rows - 1 : -reductions]
-    sch.reorder(*reduced, *tile)
+    *heights, columns = (extent(sch, loop) for loop in tile)
+    lanes, steps = machine.lanes(output_bits(sch, anchor)), 1
+    is_unrolled = sch.get(along).kind == tirx.ForKind.UNROLLED
+    if not is_unrolled:
+        lengths = [extent(sch, along), *([] if whole is None else whole[:1])]
+        steps = tiles.steps(prod(heights), -(-columns // lanes), machine, *lengths)
+    along, step = sch.split(along, [None, steps])
+    for loop in [step, *([along] if is_unrolled else [])]:
+        sch.unroll(loop)
+    reduced = [*reduced, along]
+    sch.reorder(*reduced, step, *tile)
     for row in tile[:-1]:
         sch.unroll(row)
     # Marks must be set before the initial value is split off: afterwards TVM refuses them.
-    columns = extent(sch, tile[-1])
     vectorize(sch, tile[-1], lanes)
     initial = sch.get_loops(sch.decompose_reduction(anchor, reduced[0]))
     sch.vectorize(initial[-1])
@@ -141,4 +156,6 @@ def keep_in_registers(
     for row in sch.get_loops(store)[-1 - rows : -1]:
         sch.unroll(row)
     vectorize(sch, column, lanes)
-    return reduced[-1]
+    if whole is not None:
+        end_with(sch, along, whole[0] // steps, whole[1])
+    return along

@@ -18,12 +18,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.schedule.last_block import end_with
 from tvmify.compiler.schedule.legalizing import is_weight, plain
 from tvmify.compiler.schedule.loops import (
     find,
     fuse,
     keep_in_registers,
+    output_bits,
     parallel_if_worth,
     vectorize,
 )
@@ -121,9 +121,9 @@ class Matmul(Rule):
         else:
             sch.compute_at(anchor, outermost, preserve_unit_loops=True)
         if partial is None:
-            along = keep_in_registers(sch, anchor, store, lanes)
+            along = keep_in_registers(sch, anchor, store, machine)
         else:
-            along = _add_up_blocks(sch, partial, anchor, store, lanes)
+            along = _add_up_blocks(sch, partial, anchor, store, machine)
         if packing is not None:
             sch.compute_at(packing, outermost, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(packing)[-1], lanes)
@@ -147,15 +147,19 @@ class Matmul(Rule):
 
 
 def _add_up_blocks(
-    sch: s_tir.Schedule, partial: SBlockRV, anchor: SBlockRV, store: SBlockRV, lanes: int
+    sch: s_tir.Schedule,
+    partial: SBlockRV,
+    anchor: SBlockRV,
+    store: SBlockRV,
+    machine: Microarchitecture,
 ) -> LoopRV:
     """Add blocks of the reduction, from registers, to the sums of a whole block of rows."""
     *nest, row, column, step = sch.get_loops(anchor)[1:]
     sch.reorder(step, *nest, row, column)
     sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
-    along = keep_in_registers(sch, partial, anchor, lanes)
-    end_with(sch, along, int(sch.get(partial).annotations[DEPTH]), 0)
+    whole = int(sch.get(partial).annotations[DEPTH]), 0
+    along = keep_in_registers(sch, partial, anchor, machine, whole=whole)
     initial = sch.get_loops(sch.decompose_reduction(anchor, step))
     sch.vectorize(initial[-1])
-    vectorize(sch, sch.get_loops(store)[-1], lanes)
+    vectorize(sch, sch.get_loops(store)[-1], machine.lanes(output_bits(sch, anchor)))
     return along

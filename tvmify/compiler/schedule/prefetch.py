@@ -102,13 +102,13 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     columns, step = int(tile.lane.dom.extent), tile.step
     if tiles == 1:
         distance = step * columns + _DISTANCE // _bytes(panel)
-        yield from prefetches(panel, _after(start, distance), columns, cache)
+        yield from prefetches(panel, _after(start, distance), columns * tile.taken, cache)
         return
     # Every step asks for its share of the next block; with many tiles, a part of a line.
     share = -(-columns // tiles)
     number = _flat([tile.variables[i] for i in numbers]) % tiles
     distance = tile.steps * (columns + number * share) + step * share
-    yield from prefetches(panel, _after(start, distance), share, cache)
+    yield from prefetches(panel, _after(start, distance), share * tile.taken, cache)
 
 
 def _next_rows(tile: _Tile, number: int) -> Iterator[Stmt]:
@@ -120,7 +120,7 @@ def _next_rows(tile: _Tile, number: int) -> Iterator[Stmt]:
     rest = int(left.source.shape[-1]) - tile.steps
     distance = position + position // tile.steps * rest
     start = tile.start(left, following=number)
-    yield from prefetches(left.source, _after(start, distance), rows)
+    yield from prefetches(left.source, _after(start, distance), rows * tile.taken)
 
 
 class _Tile(NamedTuple):
@@ -133,23 +133,27 @@ class _Tile(NamedTuple):
     variables, reduced
         Its iteration variables with their values in the first row and lane, and those along the
         reduction.
+    taken
+        Steps of the reduction that an iteration takes; the values are those of the first.
     """
 
     block: tirx.SBlock
     variables: list[tuple[tirx.IterVar, Expr]]
     reduced: list[tuple[tirx.IterVar, Expr]]
+    taken: int
 
     @classmethod
     def in_loop(cls, loop: tirx.For) -> _Tile:
         """Read what a loop computes."""
-        tile, analyzer = loop.body, sym.Analyzer()
-        while isinstance(tile, tirx.For):  # rows and columns: the first of each
+        step, analyzer = loop.body, sym.Analyzer()
+        tile = step
+        while isinstance(tile, tirx.For):  # steps, rows and columns: the first of each
             analyzer.bind(tile.loop_var, tirx.const(0, "int64"))
             tile = tile.body
         values = [analyzer.simplify(value) for value in tile.iter_values]
         variables = list(zip(tile.block.iter_vars, values, strict=True))
         reduced = [v for v in variables if int(v[0].iter_type) == tirx.IterVar.CommReduce]
-        return cls(tile.block, variables, reduced)
+        return cls(tile.block, variables, reduced, int(step.extent))
 
     @property
     def row(self) -> tirx.IterVar:

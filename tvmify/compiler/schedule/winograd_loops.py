@@ -101,7 +101,7 @@ class WinogradConvolution(Rule):
         sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
         for name in (RESULT, UP):
             _in_registers(sch, sch.get_sblock(name))
-        _schedule_sums(sch, channels, lanes, machine.keeps(weights))
+        _schedule_sums(sch, channels, machine, weights)
         _schedule_data(sch, None if shared else chunk, lanes, machine, work)
         padding = find(sch, PAD)
         if padding is not None and shared:
@@ -123,7 +123,9 @@ def _in_registers(sch: s_tir.Schedule, block: SBlockRV) -> None:
     sch.vectorize(channel)
 
 
-def _schedule_sums(sch: s_tir.Schedule, channels: LoopRV, lanes: int, nearby: bool) -> None:
+def _schedule_sums(
+    sch: s_tir.Schedule, channels: LoopRV, machine: Microarchitecture, weights: int
+) -> None:
     """Add products up in registers, block after block of input channels."""
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
     sch.compute_at(sums, channels, preserve_unit_loops=True)
@@ -134,11 +136,11 @@ def _schedule_sums(sch: s_tir.Schedule, channels: LoopRV, lanes: int, nearby: bo
         block = sch.get_loops(sums)[-1]
         sch.reorder(point, block, group, row, lane)
     sch.compute_at(partial, group, preserve_unit_loops=True)
-    along = keep_in_registers(sch, partial, sums, lanes)
-    fetch_ahead(sch, along, groups, [_GROUP], nearby)
+    along = keep_in_registers(sch, partial, sums, machine)
+    fetch_ahead(sch, along, groups, [_GROUP], machine.keeps(weights))
     if several:
         initial = sch.decompose_reduction(sums, block)
-        vectorize(sch, sch.get_loops(initial)[-1], lanes)
+        vectorize(sch, sch.get_loops(initial)[-1], machine.lanes())
 
 
 def _schedule_data(
