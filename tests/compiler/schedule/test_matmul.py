@@ -166,10 +166,9 @@ def test_an_iteration_takes_several_steps_in_registers(target, depth, steps):
     assert not any("(%rsp)" in line for line in loop)  # nothing is spilled
 
 
-@pytest.mark.parametrize("vectors", [2, 3])
-def test_no_second_step_without_a_register_for_it(vectors):
-    machine = Microarchitecture.of(AVX2)
-    assert tiles.steps(12 // vectors, vectors, machine, 128) == (4 if vectors == 2 else 1)
+@pytest.mark.parametrize(("tile", "steps"), [(tiles.Tile(6, 16), 4), (tiles.Tile(4, 24), 1)])
+def test_no_second_step_without_a_register_for_it(tile, steps):
+    assert tiles.steps(tile, Microarchitecture.of(AVX2), 32, 128) == steps
 
 
 def _prefetches(built):

@@ -78,7 +78,7 @@ class _Kernel:
         bits = bits_of(attention.dtype)
         places, count = attention.query.length, attention.key.length
         ranked = tiles.ranked(count, places, machine, bits)
-        tile = next(t for t in ranked if _leaves_register(t, places, machine, bits))
+        tile = next(t for t in ranked if tiles.leaves_register(t, machine, bits, places))
         groups = 1
         if machine.distance(count * (attention.size + attention.value_size) * bits // 8) > 1:
             in_all = -(-places // tile.columns)
@@ -93,7 +93,7 @@ class _Kernel:
             t
             for t in tiles.candidates(machine, bits, attention.value_size)
             if groups * tile.columns % t.rows == 0
-            and _leaves_register(t, attention.value_size, machine, bits)
+            and tiles.leaves_register(t, machine, bits, attention.value_size)
         ]
         width = len(vectors(attention.value_size, lanes)) * lanes
 
@@ -385,16 +385,6 @@ class _Task:
                 T.buffer_store(self.tensors["out"], self.sums[row, i] * self.factor[row], index)
 
             self.if_there(row, lambda: lanewise(self.values, write))
-
-
-def _leaves_register(tile: tiles.Tile, columns: int, machine: Microarchitecture, bits: int) -> bool:
-    """Whether sums, the vectors of a step and what is broadcast leave a register.
-
-    LLVM spills where they leave none, though not in products, which have fewer addresses: of 16
-    registers, 4 × 24 took 36 ms where 6 × 16 takes 27.
-    """
-    vectors = tile.columns // tiles.lanes_for(columns, machine, bits)
-    return (tile.rows + 1) * vectors + 1 < machine.vector_registers
 
 
 def _is_above(end: Expr | int, whole: int) -> Expr:

@@ -277,7 +277,7 @@ class _Task:
         with self.along(width, tile.rows) as start, block("expand"):
             sums = registers((tile.rows, about.panel), about.dtype)
             self.fill(sums, tile.rows, self.vectors)
-            steps = tiles.steps(tile.rows, self.vectors, about.machine, depth)
+            steps = tiles.steps(tile, about.machine, bits_of(about.dtype), depth)
             with T.serial(_const(depth // steps)) as several:
                 # The next tile's pixels: another core may have written them.
                 fetched = steps * tile.rows

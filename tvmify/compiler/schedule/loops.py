@@ -133,11 +133,12 @@ def keep_in_registers(
     *reduced, along = loops[-reductions:]
     tile = loops[-reductions - rows - 1 : -reductions]
     *heights, columns = (extent(sch, loop) for loop in tile)
-    lanes, steps = machine.lanes(output_bits(sch, anchor)), 1
+    bits = output_bits(sch, anchor)
+    lanes, steps = machine.lanes(bits), 1
     is_unrolled = sch.get(along).kind == tirx.ForKind.UNROLLED
     if not is_unrolled:
         lengths = [extent(sch, along), *([] if whole is None else whole[:1])]
-        steps = tiles.steps(prod(heights), -(-columns // lanes), machine, *lengths)
+        steps = tiles.steps(tiles.Tile(prod(heights), columns), machine, bits, *lengths)
     along, step = sch.split(along, [None, steps])
     for loop in [step, *([along] if is_unrolled else [])]:
         sch.unroll(loop)

@@ -60,17 +60,24 @@ def lanes_for(columns: int, machine: Microarchitecture, bits: int) -> int:
     return lanes
 
 
-def steps(rows: int, vectors: int, machine: Microarchitecture, *lengths: int) -> int:
+def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> bool:
+    """Whether sums, the vectors of a step and what is broadcast leave a register.
+
+    Where they leave none, LLVM spills in loops that are more than one step of a product: of 16
+    registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27, and products of two steps
+    an iteration take twice the time.
+    """
+    vectors = tile.columns // lanes_for(columns, machine, bits)
+    return (tile.rows + 1) * vectors + 1 < machine.vector_registers
+
+
+def steps(tile: Tile, machine: Microarchitecture, bits: int, *lengths: int) -> int:
     """Choose how many steps of the reduction one iteration takes: a divisor of all `lengths`."""
-    most = max(min(_ITERATION // (rows * vectors), _MOST_STEPS), 1)
-    if not _has_spare_register(rows, vectors, machine):
+    if not leaves_register(tile, machine, bits, tile.columns):
         return 1
+    multiply_adds = tile.rows * tile.columns // lanes_for(tile.columns, machine, bits)
+    most = max(min(_ITERATION // multiply_adds, _MOST_STEPS), 1)
     return next(n for n in range(most, 0, -1) if not any(length % n for length in lengths))
-
-
-def _has_spare_register(rows: int, vectors: int, machine: Microarchitecture) -> bool:
-    """Whether one is left beside sums, weights and an activation, as LLVM needs for two steps."""
-    return (rows + 1) * vectors + 1 < machine.vector_registers
 
 
 def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> float:
@@ -82,7 +89,7 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> f
     vectors = tile.columns // lanes_for(columns, machine, bits)
     arithmetic = tile.rows * vectors / 2
     around = _PER_VECTOR * vectors + _PER_ROW * tile.rows
-    one_by_one = 1.0 if _has_spare_register(tile.rows, vectors, machine) else _ONE_BY_ONE
+    one_by_one = 1.0 if leaves_register(tile, machine, bits, columns) else _ONE_BY_ONE
     return max((arithmetic + around) * one_by_one, _LATENCY)
 
 
