@@ -268,16 +268,17 @@ class _Task:
         """The product of one row of the image with the panel."""
         about, lanes = self.about, self.about.lanes
         width, depth = about.image[2:]
+        bits = bits_of(about.dtype)
         tile = next(
             tile
-            for tile in tiles.ranked(width, about.panel, about.machine, bits_of(about.dtype))
+            for tile in tiles.ranked(width, about.panel, about.machine, bits)
             if tile.columns == about.panel
         )
+        steps = tiles.steps(tile, about.machine, bits, depth)
         image, weights = (self.arguments[v] for v in (about.first.image, about.first.weights))
         with self.along(width, tile.rows) as start, block("expand"):
             sums = registers((tile.rows, about.panel), about.dtype)
             self.fill(sums, tile.rows, self.vectors)
-            steps = tiles.steps(tile, about.machine, bits_of(about.dtype), depth)
             with T.serial(_const(depth // steps)) as several:
                 # The next tile's pixels: another core may have written them.
                 fetched = steps * tile.rows

@@ -134,14 +134,14 @@ def keep_in_registers(
     tile = loops[-reductions - rows - 1 : -reductions]
     *heights, columns = (extent(sch, loop) for loop in tile)
     bits = output_bits(sch, anchor)
-    lanes, steps = machine.lanes(bits), 1
-    is_unrolled = sch.get(along).kind == tirx.ForKind.UNROLLED
-    if not is_unrolled:
-        lengths = [extent(sch, along), *([] if whole is None else whole[:1])]
+    lanes, length = machine.lanes(bits), extent(sch, along)
+    if sch.get(along).kind == tirx.ForKind.UNROLLED:  # a split forgets that
+        steps = length
+    else:
+        lengths = [length] if whole is None else [length, whole[0]]
         steps = tiles.steps(tiles.Tile(prod(heights), columns), machine, bits, *lengths)
     along, step = sch.split(along, [None, steps])
-    for loop in [step, *([along] if is_unrolled else [])]:
-        sch.unroll(loop)
+    sch.unroll(step)
     reduced = [*reduced, along]
     sch.reorder(*reduced, step, *tile)
     for row in tile[:-1]:

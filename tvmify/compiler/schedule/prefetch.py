@@ -112,7 +112,10 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
 
 
 def _next_rows(tile: _Tile, number: int) -> Iterator[Stmt]:
-    """Fetch rows of the next tile: all steps together pass over one row after the other."""
+    """Fetch rows of the next tile: all steps together pass over one row after the other.
+
+    Where a row ends within an iteration, the first elements of the next one are not fetched.
+    """
     rows, left = int(tile.row.dom.extent), tile.left
     if not uses(left.region[-1].min, [variable.var for variable, _ in tile.reduced]):
         return  # a transposed operand: its rows are not in one piece
