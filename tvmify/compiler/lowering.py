@@ -15,6 +15,7 @@ from tvm.tirx.build import split_host_device_mods
 
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
+from tvmify.compiler.schedule.prefetch import FETCHES
 from tvmify.silence import silenced
 
 
@@ -90,7 +91,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.LowerOpaqueBlock(),
         tirx.transform.FlattenBuffer(),
         tirx.transform.BF16ComputeLegalize(),
-        tirx.transform.NarrowDataType(32),
+        _narrow_indices(),
         s_tir.transform.LoopPartition(),
         tirx.transform.VectorizeLoop(),
         tirx.transform.StorageRewrite(),
@@ -104,6 +105,22 @@ def _to_loops() -> list[tvm.transform.Pass]:
         tirx.transform.FP8ComputeLegalize(),
         tirx.transform.VerifyMemory(),
     ]
+
+
+def _narrow_indices() -> tvm.transform.Pass:
+    """Make indices 32 bits wide, as TVM does, but not in kernels that fetch ahead.
+
+    LLVM extends each to an address by itself, and runs out of registers for them: a product of
+    512 × 768 × 768 took 6.7 ms instead of 3.3, one of 4 rows 36 µs instead of 33 (AVX2).
+    """
+    narrow = tirx.transform.NarrowDataType(32)
+
+    @tvm.transform.module_pass(opt_level=0)
+    def run(ir_mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        ((_, function),) = ir_mod.functions_items()
+        return ir_mod if FETCHES in (function.attrs or {}) else narrow(ir_mod)
+
+    return run
 
 
 def _to_instructions() -> list[tvm.transform.Pass]:

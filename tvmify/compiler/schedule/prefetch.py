@@ -24,6 +24,8 @@ from tvmify.compiler.schedule.rewriting import rewrite_body, uses
 #: Annotation of the loop along a block of the reduction: the cache to fetch into, whether to fetch
 #: rows too, tiles that the block meets, and which iteration variables number them.
 _PREFETCH = "tvmify.prefetch"
+#: Attribute of a function that has such loops.
+FETCHES = "tvmify.fetches_ahead"
 #: Bytes that memory hands out at once, on all processors of interest.
 _LINE = 64
 #: Bytes that are on their way from memory to a core while it reads; twice and half of it are
@@ -75,7 +77,8 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
         body = tirx.SeqStmt([*_in_loop(stmt), stmt.body])
         return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
 
-    return rewrite_body(function, visit)
+    changed = rewrite_body(function, visit)
+    return function if changed.same_as(function) else changed.with_attr(FETCHES, True)
 
 
 def prefetches(
