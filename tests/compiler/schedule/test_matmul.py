@@ -21,10 +21,9 @@ from tests.compiler.schedule.kernels import (
     random,
     widest_vector,
 )
-from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule import plans, tiles
 from tvmify.compiler.schedule.choice import Choices, choosing
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
-from tvmify.compiler.schedule.plans import split_evenly
 
 op = relax.op
 
@@ -220,6 +219,17 @@ def test_every_candidate_is_right(depth):
             check(_linear, _linear_reference, inputs, weights, rule="matmul")
 
 
+def test_few_rows_read_blocks_that_the_first_cache_holds_twice():
+    machine = Microarchitecture.of(AVX2)
+
+    def block_bytes(rows):
+        plan = plans.choose(plans.Workload(1, rows, 768, 3072, "float32", True), machine, 32)
+        return plan.depth * plan.columns * 4
+
+    assert block_bytes(4) <= machine.l1_bytes * 5 // 8
+    assert block_bytes(64) >= machine.l1_bytes
+
+
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("depth", [4096, 4099])
 @pytest.mark.parametrize(("accuracy", "tolerance"), [("default", 1.5e-6), ("strict", 4e-7)])
@@ -270,7 +280,7 @@ def test_the_end_of_a_last_block_is_no_zero_times_infinity():
     ],
 )
 def test_blocks_are_alike_or_the_last_is_shorter(length, longest, expected):
-    assert split_evenly(length, longest) == expected
+    assert plans.split_evenly(length, longest) == expected
 
 
 def test_parallel_only_when_worth_it():
