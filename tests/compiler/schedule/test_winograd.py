@@ -133,12 +133,13 @@ def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm):
 
 
 def _names(size, channels, target=AVX512, **options):
-    image, kernel = [1, size, size, channels], [channels, 3, 3, channels]
+    count = options.get("count", 1)
+    image, kernel = [count, size, size, channels], [channels, 3, 3, channels]
     window = Window((3, 3), options.get("strides", (1, 1)), (1, 1), (1, 1, 1, 1))
     found = conv2d.algorithms(
         image,
         kernel,
-        (1, size, size, channels),
+        (count, size, size, channels),
         window,
         options.get("groups", 1),
         options.get("dtype", "float32"),
@@ -160,6 +161,7 @@ def test_few_inputs_are_shared_by_all_channels_with_avx2():
     assert _names(7, 512, AVX2)[0] == "winograd F2 shared"
     # The inputs of large images would be read from memory for each tile of channels.
     assert _names(56, 256, AVX2)[0] == "winograd F4"
+    assert _names(28, 128, AVX2, count=4)[0] == "winograd F4"
 
 
 @pytest.mark.parametrize(

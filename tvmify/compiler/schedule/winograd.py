@@ -41,8 +41,8 @@ _BLOCK = 64
 _PRODUCT, _INPUT, _RESULT = 1.05, 23, 12
 _WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.073
 #: That fit is of vectors of so many lanes. Beside twice as many instructions, inputs that the third
-#: cache holds are read in half the time (ten layers with AVX2, measured); more bytes are not.
-_FITTED_LANES, _NEARBY = 16, 4 << 20
+#: cache holds are read in half the time (ten layers with AVX2, measured); 3.6 MB and more are not.
+_FITTED_LANES, _NEARBY = 16, 2 << 20
 #: And nanoseconds that have to be gained: the direct kernel is more exact, and has a single fork.
 _START, _FORK = 50_000, 20_000
 #: Chunks with inputs of their own are made so small that there are this many.
