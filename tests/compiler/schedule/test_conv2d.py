@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from tvm import relax, tirx
 
 from tests.compiler.schedule.kernels import (
+    AVX2,
+    AVX512,
     NATIVE,
     NEON,
     TARGETS,
@@ -20,7 +23,9 @@ from tests.compiler.schedule.kernels import (
     random,
     widest_vector,
 )
-from tvmify.compiler.schedule import choice
+from tvmify.compiler.schedule import choice, direct
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.windows import Window
 
 op = relax.op
 
@@ -113,6 +118,83 @@ def test_depthwise(target, shape, window, options):
     assert widest_vector(built.kernel()) > 1
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "out", "window", "options"),
+    [
+        # Numbered through; with a border, and the last tile longer than the image.
+        ((2, 13, 13, 70), 48, (3, 3), {"stride": (2, 2), "padding": (1, 1)}),
+        ((1, 9, 11, 131), 96, (3, 3), {"padding": (1, 1)}),
+        ((1, 14, 10, 12), 64, (2, 2), {"stride": (2, 2)}),
+        # Several tiles of channels in a group, and one that belongs to two groups.
+        ((1, 8, 8, 24), 32, (3, 3), {"padding": (1, 1), "groups": 2}),
+        ((2, 7, 7, 32), 48, (3, 3), {"padding": (1, 1), "groups": 2}),
+    ],
+)
+def test_every_candidate_is_right(target, shape, out, window, options):
+    shapes = [list(shape), [out, *window, shape[3] // options.get("groups", 1)]]
+    arrays = [random(*sizes, seed=i) for i, sizes in enumerate(shapes)] + [random(out, seed=2)]
+    attributes = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, **options}
+    with choice.choosing(choice.Choices(most=20)) as choices:
+        build(_convolution(**attributes)[0], arrays[:1], arrays[1:], target)
+    ((workload, names),) = choices.asked.items()
+    names = [name for name in names if name.startswith("direct")]
+    assert len(set(names)) == len(names) > 2
+    for name in names:
+        with choice.choosing(choice.Choices(measured={workload: name})):
+            _check(shape, out, window, "conv2d", target, **options)
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX2, NEON])
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("size", [7, 8, 14])
+def test_groups_of_any_size_have_a_kernel(target, groups, size):
+    describe, _ = _convolution((1, 1), (1, 1), (1, 1), groups)
+    for inputs, outputs in [(16, 16), (16, 24), (128, 24), (64, 128), (24, 64)]:
+        weights = [random(groups * outputs, 3, 3, inputs, seed=1), random(groups * outputs, seed=2)]
+        built = build(describe, [random(1, size, size, groups * inputs)], weights, target)
+        assert built.rules == {"conv2d"}, built.report
+
+
+def _candidates(size, channels, out, window, stride, padding, target):
+    along = (size + 2 * padding - window) // stride + 1
+    return direct.candidates(
+        [1, size, size, channels],
+        [out, window, window, channels],
+        (1, along, along, out),
+        Window((window, window), (stride, stride), (1, 1), (padding,) * 4),
+        1,
+        "float32",
+        Microarchitecture.of(target),
+    )
+
+
+def test_pixels_of_small_images_are_numbered_through():
+    with choice.choosing(choice.Choices()):
+        best = _candidates(14, 256, 512, 3, 2, 1, AVX2)[0]  # 49 pixels, where rows make 56
+        assert best.tile.flat
+        assert prod(best.tile.counts(7, 7)) * best.tile.pixels < 56
+        assert not _candidates(28, 128, 256, 3, 1, 1, AVX512)[0].tile.flat  # tiles divide a row
+        # A border is added to rows where they are used: that needs whole rows.
+        assert not any(each.tile.flat for each in _candidates(224, 3, 64, 7, 2, 3, AVX2))
+
+
+@pytest.mark.parametrize(("target", "registers"), [(AVX2, 16), (AVX512, 32), (NEON, 32)])
+def test_a_window_leaves_a_register(target, registers):
+    lanes = Microarchitecture.of(target).lanes()
+    for each in _candidates(224, 3, 768, 16, 16, 0, target):
+        vectors = each.tile.channels // lanes
+        assert each.tile.pixels * vectors + vectors + 1 < registers
+
+
+def test_without_a_border_nothing_is_copied():
+    describe, _ = _convolution((2, 2), (0, 0), (1, 1), 1)
+    weights = [random(64, 2, 2, 32, seed=1), random(64, seed=2)]
+    text = build(describe, [random(1, 14, 14, 32)], weights).kernel().script()
+    assert direct.PAD not in text
+    assert direct.ANCHOR in text
+
+
 def test_short_reductions_are_unrolled():
     def unrolled(*args, **options):
         kernel = _check(*args, target=NATIVE, **options).kernel()
@@ -127,7 +209,10 @@ def test_pointwise_is_a_matrix_product():
     _check((2, 9, 7, 20), 30, (1, 1), "matmul", NATIVE)
 
 
-def test_residual_and_activation_are_fused():
+@pytest.mark.parametrize("flat", [False, True])
+def test_residual_and_activation_are_fused(flat):
+    size, channels = (9, 256) if flat else (10, 8)
+
     def describe(builder, image, other, kernel):
         convolved = builder.emit(
             op.nn.conv2d(image, kernel, padding=1, data_layout="NHWC", kernel_layout="OHWI")
@@ -141,8 +226,14 @@ def test_residual_and_activation_are_fused():
         total = total + torch.from_numpy(other)
         return torch.nn.functional.silu(total).numpy()
 
-    inputs = [random(1, 10, 10, 8), random(1, 10, 10, 24, seed=1)]
-    check(describe, reference, inputs, [random(24, 3, 3, 8, seed=2)], rule="conv2d")
+    inputs = [random(1, size, size, channels), random(1, size, size, 64, seed=1)]
+    weights = [random(64, 3, 3, channels, seed=2)]
+    with choice.choosing(choice.Choices()) as choices:
+        build(describe, inputs, weights)
+    ((workload, names),) = choices.asked.items()
+    name = next(n for n in names if n.startswith("direct") and (" flat " in n) == flat)
+    with choice.choosing(choice.Choices(measured={workload: name})):
+        check(describe, reference, inputs, weights, rule="conv2d")
 
 
 def test_result_may_be_stored_in_another_layout():

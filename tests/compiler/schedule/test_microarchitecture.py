@@ -47,8 +47,9 @@ def test_large_products_use_the_registers(target, lanes, registers):
 def test_a_tile_divides_a_row_of_an_image_when_it_can():
     machine = Microarchitecture.of(AVX512)
     for width in (7, 14, 28, 56, 112):
-        _, across, _ = tiles.ranked_image(width, width, 64, machine)[0]
-        assert width % across == 0
+        best = tiles.ranked_image(width, width, 64, machine)[0]
+        assert width % best.across == 0
+        assert not best.flat
 
 
 def test_bits_of_types():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple, TypeVar
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -26,8 +27,11 @@ _PER_VECTOR, _PER_ROW = 0.75, 0.5
 _ITERATION, _MOST_STEPS = 48, 4
 #: How much longer tiles take that leave no register for that.
 _ONE_BY_ONE = 1.08
-#: How much longer tiles of an image take some of which its border cuts.
+#: How much longer tiles of an image take some of which its border cuts, or that go on in the next
+#: row: at 28 × 28 and 56 × 56, stride 2, tiles that divide a row took 0.8 to 1.06 of their time.
 _CUT = 1.1
+#: Pixels of a flat tile, at most. Each has an address of its own, for which LLVM needs a register.
+_MOST_ADDRESSES = 8
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: 
     """Whether sums, the vectors of a step and what is broadcast leave a register.
 
     Where they leave none, LLVM spills in loops that are more than one step of a product: of 16
-    registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27, and products of two steps
-    an iteration take twice the time.
+    registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27; products of two steps
+    an iteration and convolutions of whole windows take twice the time.
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
     return (tile.rows + 1) * vectors + 1 < machine.vector_registers
@@ -130,19 +134,34 @@ def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
 
 
 class ImageTile(NamedTuple):
-    """Rows and columns of pixels × channels of sums that stay in registers."""
+    """Rows and columns of pixels × channels of sums that stay in registers.
+
+    Where pixels are `flat`, they are numbered through, and a tile goes on in the next row.
+    """
 
     down: int
     across: int
     channels: int
+    flat: bool = False
 
     @property
     def pixels(self) -> int:
         """How many there are."""
         return self.down * self.across
 
+    @property
+    def product(self) -> Tile:
+        """The same registers as a tile of a matrix product."""
+        return Tile(self.pixels, self.channels)
+
+    def counts(self, height: int, width: int) -> tuple[int, int]:
+        """How many tiles cover an image, one below the other and side by side."""
+        if self.flat:
+            height, width = 1, height * width
+        return -(-height // self.down), -(-width // self.across)
+
     def __str__(self) -> str:
-        return f"{self.down}x{self.across}x{self.channels}"
+        return f"{self.down}x{self.across}x{self.channels}{' flat' * self.flat}"
 
 
 def ranked_image(
@@ -155,18 +174,23 @@ def ranked_image(
     """
 
     def cost(image_tile: ImageTile) -> tuple[float, ...]:
-        down, across, channels = image_tile
-        tile = Tile(down * across, channels)
-        count = -(-height // down) * -(-width // across) * -(-columns // channels)
+        down, across, channels, flat = image_tile
+        tile = image_tile.product
+        count = prod(image_tile.counts(height, width)) * -(-columns // channels)
         loaded = count * (tile.rows + channels / machine.lanes(bits))
         is_cut = columns > channels and columns % channels > 0
-        pieces = _CUT if height % down or width % across else 1.0
-        return is_cut, pieces * count * cycles(tile, machine, bits, columns), down, loaded
+        pieces = _CUT if flat or height % down or width % across else 1.0
+        return is_cut, pieces * count * cycles(tile, machine, bits, columns), flat, down, loaded
 
     found = [
         ImageTile(down, tile.rows // down, tile.columns)
         for tile in candidates(machine, bits, columns)
         for down in range(1, min(height, tile.rows) + 1)
         if tile.rows % down == 0 and tile.rows // down <= width
+    ]
+    found += [
+        ImageTile(1, tile.rows, tile.columns, flat=True)
+        for tile in candidates(machine, bits, columns)
+        if height > 1 and width % tile.rows and tile.rows <= min(_MOST_ADDRESSES, height * width)
     ]
     return sorted(found, key=cost)
