@@ -165,7 +165,15 @@ def test_an_iteration_takes_several_steps_in_registers(target, depth, steps):
     assert not any("(%rsp)" in line for line in loop)  # nothing is spilled
 
 
-@pytest.mark.parametrize(("tile", "steps"), [(tiles.Tile(6, 16), 4), (tiles.Tile(4, 24), 1)])
+@pytest.mark.parametrize(
+    ("tile", "steps"),
+    [
+        (tiles.Tile(6, 16), 4),
+        (tiles.Tile(4, 24), 1),
+        (tiles.Tile(9, 8), 4),
+        (tiles.Tile(13, 8), 1),
+    ],
+)
 def test_no_second_step_without_a_register_for_it(tile, steps):
     assert tiles.steps(tile, Microarchitecture.of(AVX2), 32, 128) == steps
 
@@ -228,6 +236,15 @@ def test_few_rows_read_blocks_that_the_first_cache_holds_twice():
 
     assert block_bytes(4) <= machine.l1_bytes * 5 // 8
     assert block_bytes(64) >= machine.l1_bytes
+
+
+def test_a_lone_tile_waits_for_memory_alone():
+    def rows(depth, columns):
+        work = plans.Workload(1, 4, columns, depth, "float32", True)
+        return plans.choose(work, Microarchitecture.of(AVX2), 32).rows
+
+    assert rows(768, 3072) == 2  # two tiles share what comes from memory
+    assert rows(512, 10) == 4
 
 
 @pytest.mark.parametrize("rows", [1, 40])

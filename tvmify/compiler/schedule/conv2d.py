@@ -12,7 +12,6 @@ from tvmify.compiler.schedule import choice, depthwise, direct, tiles
 from tvmify.compiler.schedule.direct import (
     ANCHOR,
     DEPTH,
-    FEW_CHANNELS,
     PAD,
     ROWS_FIRST,
     SIDE_BY_SIDE,
@@ -39,6 +38,9 @@ from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window
 from tvmify.compiler.schedule.winograd import Winograd, fits
+
+#: Reductions over so few input channels are unrolled: the loop would cost more than its body.
+_FEW_CHANNELS = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -141,7 +143,7 @@ class Conv2d(Rule):
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
         # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
-        if depth % sizes[11] == 0 and sizes[11] <= (lanes if side > 1 else FEW_CHANNELS):
+        if depth % sizes[11] == 0 and sizes[11] <= (lanes if side > 1 else _FEW_CHANNELS):
             sch.unroll(sch.get_loops(anchor)[-1])
         whole = depth, 3
         along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
@@ -152,7 +154,7 @@ class Conv2d(Rule):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
         near = rows_first and not group
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
-            near = sizes[11] >= FEW_CHANNELS and not min(channels % together, together % channels)
+            near = sizes[11] >= _FEW_CHANNELS and not min(channels % together, together % channels)
         if find(sch, PAD) is not None and near:
             # The few rows that the window sees are padded where they are used, in L1.
             padding = sch.get_sblock(PAD)

@@ -21,8 +21,6 @@ PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
 ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
 #: Annotation of the same: input channels in all blocks together.
 DEPTH = "tvmify.depth"
-#: Reductions over so few input channels are unrolled: the loop would cost more than its body.
-FEW_CHANNELS = 4
 #: Size of one block of weights, in sizes of the first cache: it may be a little larger, since a
 #: pixel's inputs are then read in longer runs. Half as much takes a seventh longer with AVX2, and
 #: 2 % less time with AVX-512; no blocks at all take 20 to 40 % longer (512 channels at 7 × 7).

@@ -168,7 +168,7 @@ def nanoseconds(
     # By columns each core reads weights of its own, by rows each reads all of them.
     far = right if plan.rows_first and blocks > 1 else right / cores
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
-    far *= _LONE if plan.block == 1 else 1
+    far *= _LONE if plan.block == 1 and not machine.keeps(right) else 1
     time += far * _FAR_BYTE + near * _NEAR_BYTE
     time += (-(-work.depth // plan.depth) - 1) * result / cores * _SUM_BYTE
     around = left // work.batch // (blocks if plan.rows_first else 1)
