@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm.relax.backend.cpu_generic.pipeline import dataflow_lower_passes, finalize_passes
+from tvm.tirx.build import codegen_build
 
+from tvmify.compiler.lowering import lower
 from tvmify.compiler.schedule import LEGALIZE, schedule
 from tvmify.runtime.native import cpu_features
 
@@ -79,10 +82,11 @@ class Built:
         return machine["main"](*arguments).numpy()
 
     def assembly(self) -> str:
-        """The assembly of the kernel alone."""
+        """The assembly of the kernel alone, lowered as for users."""
         function = self.kernel().with_attr("global_symbol", "main")
-        module = tvm.compile(tvm.IRModule({"main": function}), target=self.target).mod
-        return "".join(part.inspect_source("s") for part in [module, *module.imports])
+        with ThreadPoolExecutor(1) as pool:
+            lowered, _ = lower(tvm.IRModule({"main": function}), self.target, pool)
+        return codegen_build(lowered, self.target).inspect_source("s")
 
 
 def build(

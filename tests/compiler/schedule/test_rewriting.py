@@ -49,6 +49,9 @@ def test_a_chain_of_declarations_may_be_longer_than_the_stack(chain: tirx.PrimFu
 
 def test_nothing_to_replace_returns_the_same_function(chain: tirx.PrimFunc) -> None:
     assert rewrite_body(chain, lambda _: None).same_as(chain)
+    either = tirx.IfThenElse(tirx.Var("x", "int32") > 0, chain.body, tirx.Evaluate(2))
+    guarded = tirx.PrimFunc([], either)
+    assert rewrite_body(guarded, lambda _: None).same_as(guarded)
 
 
 def test_what_replaces_a_statement_is_not_looked_into() -> None:

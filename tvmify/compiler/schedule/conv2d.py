@@ -154,7 +154,8 @@ class Conv2d(Rule):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
         near = rows_first and not group
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
-            near = sizes[11] >= _FEW_CHANNELS and not min(channels % together, together % channels)
+            crosses = 0 not in (channels % together, together % channels)
+            near = sizes[11] >= _FEW_CHANNELS and not crosses
         if find(sch, PAD) is not None and near:
             # The few rows that the window sees are padded where they are used, in L1.
             padding = sch.get_sblock(PAD)

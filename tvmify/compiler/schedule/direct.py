@@ -44,7 +44,7 @@ def candidates(
         return Direct.of(image, kernel, out, window, groups, dtype, machine, tile)
 
     bits = bits_of(accumulator(dtype))
-    side = side_by_side(kernel, groups, dtype, machine)
+    side = _side_by_side(kernel, groups, dtype, machine)
     columns = side * kernel[0] // groups
     ranked = [
         tile
@@ -55,7 +55,7 @@ def candidates(
         most = machine.accumulators // 4 * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
     by_rows = [tile for tile in ranked if not tile.flat]
-    if cut(by_rows[0]).rows_first:  # the image is padded where it is used, as rows
+    if cut(by_rows[0]).rows_first:  # which needs whole rows: they are padded where they are used
         ranked = by_rows
     others = tiles.alternatives(
         ranked, lambda tile: tile.channels, lambda tile: tile.down, lambda tile: tile.pixels
@@ -108,7 +108,7 @@ class Direct:
         tile: tiles.ImageTile,
     ) -> Direct:
         """Describe a convolution in tiles, and choose how the reduction is cut."""
-        side = side_by_side(kernel, groups, dtype, machine)
+        side = _side_by_side(kernel, groups, dtype, machine)
         groups //= side
         per_group = kernel[0] // groups
         bits = bits_of(accumulator(dtype))
@@ -260,10 +260,10 @@ class Direct:
             channel = (c // self.out_channels, c % self.out_channels) if grouped else (c,)
             return stored(b, *pixel, *channel)
 
-        return te.compute(self.out, whole, name="conv_rows")
+        return te.compute(self.out, whole, name="conv_whole")
 
 
-def side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarchitecture) -> int:
+def _side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarchitecture) -> int:
     """How many groups to compute at once, so that their channels fill vectors.
 
     Each lane reads the inputs of its own group: a vector of neighbours, and a shuffle. Inputs that

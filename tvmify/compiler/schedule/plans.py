@@ -22,7 +22,7 @@ _EVEN = 3
 _PANELS, _NEARBY_PANELS = (1.25, 0.625), (1.25, 0.625, 4)
 #: Tiles of so few rows read weights as fast as the first cache alone hands them out: for them a
 #: block has to fit in there beside the next one (products of 4 rows, AVX2: a fifth faster).
-_FEW_ROWS = 2
+_FEW_ROWS, _FEW_ROWS_PANELS = 2, (0.625,)
 #: Blocks of rows that are considered: so many, or as many as make this many tasks.
 _BLOCKS, _TASKS = (1, 2, 4, 8), (8, 16, 32)
 #: How many register tiles are combined with everything else.
@@ -39,8 +39,9 @@ _CORES = (2, 4)
 #: squares of relative errors, none negative, by a script that was not kept) to the times of 923
 #: kernels within 13 %, as benchmarks/heuristic.py measures them.
 _CYCLE, _FAR_BYTE, _NEAR_BYTE = 0.22, 0.035, 0.006
-#: How much longer a tile waits for its weights that no other meets: nothing else hides the way.
-#: Since the fit: two tiles that share a block were faster than one that is twice as high.
+#: How much longer a tile waits for its weights that no other meets: nothing else hides the way,
+#: unless the second cache keeps them. Since the fit: two tiles that share a block of others were
+#: faster than one that is twice as high.
 _LONE = 1.25
 _SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.007, 0.04, 1500.0
 
@@ -135,7 +136,7 @@ def _plans(
         longest = _longest_strict_sum(work.depth) if choice.is_strict() else _LONGEST_SUM
         parts = _NEARBY_PANELS if machine.keeps(weights) else _PANELS
         if tile.rows <= _FEW_ROWS:
-            parts = parts[1:2]
+            parts = _FEW_ROWS_PANELS
         sizes = [int(machine.l1_bytes * part) // (tile.columns * bits // 8) for part in parts]
         # A single tile of rows reads the panel in one stream.
         limits = {min(longest, size) if block > 1 else longest for size in sizes}

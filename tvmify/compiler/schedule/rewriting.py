@@ -104,6 +104,8 @@ def _rewrite_inside(stmt: Stmt, visit: Visit) -> Stmt:
     if isinstance(stmt, tirx.IfThenElse):
         yes = _rewrite(stmt.then_case, visit)
         no = None if stmt.else_case is None else _rewrite(stmt.else_case, visit)
+        if yes.same_as(stmt.then_case) and (no is None or no.same_as(stmt.else_case)):
+            return stmt
         return tirx.IfThenElse(stmt.condition, yes, no)
     return stmt
 

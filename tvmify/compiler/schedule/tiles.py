@@ -70,10 +70,11 @@ def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: 
     Where they leave none, LLVM spills in loops that are more than one step of a product: of 16
     registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27; products of two steps
     an iteration and convolutions of whole windows take twice the time. If a step has one vector,
-    those of all steps are loaded at once: 9 × 8 is as fast as expected, 13 × 8 takes twice that.
+    those of all steps are loaded at once, beside a second broadcast: 9 × 8 is as fast as
+    expected, 13 × 8 takes twice that.
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
-    loaded = vectors if vectors > 1 else 1 + _MOST_STEPS
+    loaded = vectors if vectors > 1 else _MOST_STEPS + 1
     return tile.rows * vectors + loaded + 1 < machine.vector_registers
 
 
