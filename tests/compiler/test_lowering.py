@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tvm
 from tvm import relax, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
-from tests.compiler.schedule.kernels import NATIVE, build, random
+from tests.compiler.schedule.kernels import NATIVE, build, lowered, random
 from tvmify.compiler import lowering
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
@@ -36,13 +35,6 @@ def scheduled() -> tvm.IRModule:
     return tvm.IRModule(functions)
 
 
-def _lower(ir_mod: tvm.IRModule) -> tvm.IRModule:
-    with ThreadPoolExecutor(2) as pool:
-        lowered, for_gpu = lowering.lower(ir_mod, NATIVE, pool)
-    assert for_gpu is None
-    return lowered
-
-
 def test_does_to_each_function_what_tvm_does_to_all(scheduled: tvm.IRModule):
     with NATIVE:
         to_packed, finalize, _ = default_s_tir_pipeline()
@@ -50,7 +42,7 @@ def test_does_to_each_function_what_tvm_does_to_all(scheduled: tvm.IRModule):
         own = tvm.transform.Sequential([ShuffleLoads(), SumsOnStack()])
         expected = tirx.transform.SkipAssert()(finalize()(own(to_packed(bound))))
     assert len(expected.functions_items()) == len(scheduled.functions_items()) > 2
-    tvm.ir.assert_structural_equal(_lower(scheduled), expected)
+    tvm.ir.assert_structural_equal(lowered(scheduled, NATIVE), expected)
 
 
 def test_warnings_of_its_threads_stay_its_own(
@@ -68,7 +60,7 @@ def test_warnings_of_its_threads_stay_its_own(
     monkeypatch.setattr(lowering, "ShuffleLoads", Warns)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _lower(scheduled)
+        lowered(scheduled, NATIVE)
     assert len(said) == len(scheduled.functions_items())
 
 
@@ -78,10 +70,9 @@ def test_indices_are_wide_where_weights_are_fetched_ahead():
             return relax.op.matmul(left, right)
 
         built = build(describe, [random(64, 128)], [random(128, columns, seed=1)])
-        function = built.kernel().with_attr("global_symbol", "main")
-        lines = _lower(tvm.IRModule({"main": function}))["main"].script().splitlines()
+        lines = built.lowered()["main"].script().splitlines()
         heads = [line for line in lines if line.lstrip().startswith("for ")]
-        return function.script().count("T.prefetch("), ["T.int64(" in head for head in heads]
+        return built.kernel().script().count("T.prefetch("), ["T.int64(" in head for head in heads]
 
     prefetches, wide = of_loops(1)
     assert prefetches == 0

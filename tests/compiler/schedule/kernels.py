@@ -81,12 +81,22 @@ class Built:
             arguments += list(machine["main_transform_params"](given))
         return machine["main"](*arguments).numpy()
 
-    def assembly(self) -> str:
-        """The assembly of the kernel alone, lowered as for users."""
+    def lowered(self) -> tvm.IRModule:
+        """The kernel alone, lowered as for users."""
         function = self.kernel().with_attr("global_symbol", "main")
-        with ThreadPoolExecutor(1) as pool:
-            lowered, _ = lower(tvm.IRModule({"main": function}), self.target, pool)
-        return codegen_build(lowered, self.target).inspect_source("s")
+        return lowered(tvm.IRModule({"main": function}), self.target)
+
+    def assembly(self) -> str:
+        """The assembly of the kernel alone."""
+        return codegen_build(self.lowered(), self.target).inspect_source("s")
+
+
+def lowered(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Take scheduled functions to LLVM's input."""
+    with ThreadPoolExecutor(2) as pool:
+        functions, for_gpu = lower(ir_mod, target, pool)
+    assert for_gpu is None
+    return functions
 
 
 def build(

@@ -101,7 +101,7 @@ def algorithms(
             for shared in (False, True)
         ]
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
-    return list(dict.fromkeys([*found, *others]))
+    return [*found, *others]
 
 
 class Conv2d(Rule):

@@ -39,10 +39,6 @@ def candidates(
     machine: Microarchitecture,
 ) -> list[Direct]:
     """Return the direct kernels worth trying, the one estimated fastest first."""
-
-    def cut(tile: tiles.ImageTile) -> Direct:
-        return Direct.of(image, kernel, out, window, groups, dtype, machine, tile)
-
     bits = bits_of(accumulator(dtype))
     side = _side_by_side(kernel, groups, dtype, machine)
     columns = side * kernel[0] // groups
@@ -54,14 +50,16 @@ def candidates(
     if side > 1:  # LLVM keeps a vector of inputs for each pixel, beside the sums
         most = machine.accumulators // 4 * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
+    channels = (groups // side, side, columns, kernel[3])
+    uncut = Direct(tuple(image), out, window, *channels, ranked[0], kernel[3], False, dtype)
     by_rows = [tile for tile in ranked if not tile.flat]
-    if cut(by_rows[0]).rows_first:  # which needs whole rows: they are padded where they are used
+    if uncut.cut(by_rows[0], machine).rows_first:  # needs whole rows: each task pads its own
         ranked = by_rows
     others = tiles.alternatives(
         ranked, lambda tile: tile.channels, lambda tile: tile.down, lambda tile: tile.pixels
     )
-    first = cut(ranked[0])
-    return list(dict.fromkeys([first, *first.otherwise(machine), *map(cut, others)]))
+    first, *others = (uncut.cut(tile, machine) for tile in [ranked[0], *others])
+    return list(dict.fromkeys([first, *first.otherwise(machine), *others]))
 
 
 @dataclass(frozen=True)
@@ -95,43 +93,31 @@ class Direct:
     rows_first: bool
     dtype: str
 
-    @classmethod
-    def of(
-        cls,
-        image: list[int],
-        kernel: list[int],
-        out: tuple[int, ...],
-        window: Window,
-        groups: int,
-        dtype: str,
-        machine: Microarchitecture,
-        tile: tiles.ImageTile,
-    ) -> Direct:
-        """Describe a convolution in tiles, and choose how the reduction is cut."""
-        side = _side_by_side(kernel, groups, dtype, machine)
-        groups //= side
-        per_group = kernel[0] // groups
-        bits = bits_of(accumulator(dtype))
-        tile_bytes = prod(window.size) * tile.channels * bits // 8
-        sums = prod(out[1:3]) * tile.channels * bits // 8
-        tasks = groups * -(-per_group // tile.channels)
-        most = kernel[3]
-        several = prod(out[1:3]) > tile.pixels and out[0] * tasks >= _FEW_TASKS
-        if several and sums <= machine.l2_bytes // 2 and tile_bytes * most > machine.l1_bytes:
-            most = int(machine.l1_bytes * _PANEL) // tile_bytes
-        if choice.is_strict():
-            most = min(most, max(plans.LONGEST_STRICT_SUM // prod(window.size), 2))
-        block = _block(kernel[3], most, side)
-        read, weights = (prod(sizes) * bits // 8 for sizes in (image, kernel))
-        by_channel = weights + read * tasks * machine.distance(read)
-        by_row = read + weights * -(-out[1] // tile.down) * machine.distance(weights)
-        by_rows = not tile.flat and (tasks == 1 or by_row < by_channel)
-        cut = (tile, block, block == kernel[3] and by_rows)
-        return cls(tuple(image), out, window, groups, side, per_group, kernel[3], *cut, dtype)
-
     def __str__(self) -> str:
         order = "rows" if self.rows_first else "channels"
         return f"direct {self.tile} depth {self.block} {order} first"
+
+    @property
+    def element(self) -> int:
+        """Bytes of a sum."""
+        return bits_of(accumulator(self.dtype)) // 8
+
+    def cut(self, tile: tiles.ImageTile, machine: Microarchitecture) -> Direct:
+        """Return the same convolution in these tiles, and choose how the reduction is cut."""
+        tiled = replace(self, tile=tile)
+        tasks = self.groups * -(-self.out_channels // tile.channels)
+        several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= _FEW_TASKS
+        most = tiled._longest(machine) if several else self.in_channels
+        if choice.is_strict():
+            most = min(most, max(plans.LONGEST_STRICT_SUM // prod(self.window.size), 2))
+        block = _block(self.in_channels, most, self.side)
+        read = prod(self.image) * self.element
+        kernel = (self.groups, self.out_channels, *self.window.size, self.in_channels)
+        weights = prod(kernel) * self.element
+        by_channel = weights + read * tasks * machine.distance(read)
+        by_row = read + weights * -(-self.out[1] // tile.down) * machine.distance(weights)
+        by_rows = not tile.flat and (tasks == 1 or by_row < by_channel)
+        return replace(tiled, block=block, rows_first=block == self.in_channels and by_rows)
 
     def otherwise(self, machine: Microarchitecture) -> list[Direct]:
         """Return the same tiles in another order, or with another block."""
@@ -139,18 +125,20 @@ class Direct:
             return []
         if self.block < self.in_channels:
             return [replace(self, block=self.in_channels)]
-        element = bits_of(accumulator(self.dtype)) // 8
-        channels = self.tile.channels
-        tile_bytes = prod(self.window.size) * channels * element
         found = []
-        if prod(self.out[1:3]) * channels * element <= machine.l2_bytes // 2:  # the sums
-            most = int(machine.l1_bytes * _PANEL) // tile_bytes
-            block = _block(self.in_channels, most, self.side)
-            if block < self.in_channels:
-                found.append(replace(self, block=block, rows_first=False))
-        if channels < self.out_channels and not self.tile.flat:
+        block = _block(self.in_channels, self._longest(machine), self.side)
+        if block < self.in_channels:
+            found.append(replace(self, block=block, rows_first=False))
+        if self.tile.channels < self.out_channels and not self.tile.flat:
             found.append(replace(self, rows_first=not self.rows_first))
         return found
+
+    def _longest(self, machine: Microarchitecture) -> int:
+        """How many input channels a block may have: all, where L2 does not hold all sums."""
+        of_a_pixel = self.tile.channels * self.element
+        if prod(self.out[1:3]) * of_a_pixel > machine.l2_bytes // 2:
+            return self.in_channels
+        return int(machine.l1_bytes * _PANEL) // (prod(self.window.size) * of_a_pixel)
 
     hint = "conv2d"
 
@@ -165,9 +153,7 @@ class Direct:
         channels = self.tile.channels
         outputs = self.groups * -(-self.out_channels // channels) * channels
         weights = outputs * prod(self.window.size) * self.in_channels
-        return machine.nanoseconds(
-            pixels * weights, weights * bits_of(accumulator(self.dtype)) // 8
-        )
+        return machine.nanoseconds(pixels * weights, weights * self.element)
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
         """Lay weights out as ``[group, tile, block, height, width, input, channel]``."""

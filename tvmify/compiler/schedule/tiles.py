@@ -185,15 +185,16 @@ def ranked_image(
         pieces = _CUT if flat or height % down or width % across else 1.0
         return is_cut, pieces * count * cycles(tile, machine, bits, columns), flat, down, loaded
 
+    products = candidates(machine, bits, columns)
     found = [
         ImageTile(down, tile.rows // down, tile.columns)
-        for tile in candidates(machine, bits, columns)
+        for tile in products
         for down in range(1, min(height, tile.rows) + 1)
         if tile.rows % down == 0 and tile.rows // down <= width
     ]
     found += [
         ImageTile(1, tile.rows, tile.columns, flat=True)
-        for tile in candidates(machine, bits, columns)
+        for tile in products
         if height > 1 and width % tile.rows and tile.rows <= min(_MOST_ADDRESSES, height * width)
     ]
     return sorted(found, key=cost)
