@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from tests.compiler.programs import Program, executed, target
 from tests.models import minilm_folder, resnet18
 from tests.tolerances import POLICY
 from tvmify.compiler import compile
+from tvmify.compiler.schedule import compact
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 Case = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -162,6 +165,18 @@ def _transformer() -> dict[str, Case]:
     return cases
 
 
+@cache
+def _tokens() -> dict[str, Case]:
+    """Products of one row, and of two, as in decoding."""
+    cases: dict[str, Case] = {}
+    for name, (layer, values) in _transformer().items():
+        if isinstance(layer, nn.Linear):
+            rows = values[0].reshape(-1, values[0].shape[-1])
+            cases[f"{name}, 1 row"] = (layer, (rows[:1].contiguous(),))
+            cases[f"{name}, 2 rows"] = (layer, (rows[-2:].contiguous(),))
+    return cases
+
+
 @pytest.mark.parametrize(
     "cases", [_convolutions, _of_images, _transformer], ids=["resnet", "images", "minilm"]
 )
@@ -169,6 +184,19 @@ def _transformer() -> dict[str, Case]:
 # torch's own recurrent layers set attributes of theirs while they are exported.
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_every_layer_obeys_the_policy(cases: Any, accuracy: str):
+    _hold_to_the_policy(cases, accuracy)
+
+
+def test_compact_weights_obey_the_policy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compact, "_DISTANT", 0)
+    monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
+    unpacked = Mock(side_effect=compact.unpack)
+    monkeypatch.setattr(compact, "unpack", unpacked)
+    _hold_to_the_policy(_tokens, "default")
+    assert unpacked.call_count == len(_tokens())
+
+
+def _hold_to_the_policy(cases: Any, accuracy: str) -> None:
     names, pairs = list(cases()), list(cases().values())
     module = Layers([layer for layer, _ in pairs]).eval()
     arguments = [values for _, values in pairs]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from math import prod
 
 from tvm import relax, tirx
-from tvm.ir import Call, Expr, GlobalVar
+from tvm.ir import Call, Expr, GlobalVar, Op
+
+from tvmify.compiler.schedule.microarchitecture import bits_of
 
 #: Attribute of a function that is scheduled from the start: how reports name it.
 RULE = "tvmify.rule"
@@ -50,22 +54,50 @@ def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:
     """
     if not isinstance(expression, relax.Var):
         return _all_weights(expression, frozenset())
-    ir_mod = builder.get()
-    for variable, function in ir_mod.functions_items():
+    main = _main(builder)
+    return main is not None and expression in _weights(main)
+
+
+def product_weight_bytes(builder: relax.BlockBuilder) -> int:
+    """Bytes of all weights that the program's matrix products read."""
+    main = _main(builder)
+    return 0 if main is None else _product_weight_bytes(main)
+
+
+def _main(builder: relax.BlockBuilder) -> relax.Function | None:
+    for variable, function in builder.get().functions_items():
         if isinstance(function, relax.Function) and variable.name_hint == "main":
-            return expression in _weights(function)
-    return False
+            return function
+    return None
+
+
+@lru_cache(maxsize=2)
+def _product_weight_bytes(function: relax.Function) -> int:
+    weights = _weights(function)
+    right = (
+        call.args[1].ty
+        for call in (binding.value for binding in _bindings(function))
+        if isinstance(call, Call)
+        and isinstance(call.op, Op)
+        and call.op.name == "relax.matmul"
+        and call.args[1] in weights
+    )
+    return sum(prod(map(int, ty.shape)) * bits_of(str(ty.dtype)) // 8 for ty in right)
+
+
+def _bindings(function: relax.Function) -> Iterator[relax.VarBinding]:
+    body = function.body
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        yield from (b for b in block.bindings if isinstance(b, relax.VarBinding))
 
 
 @lru_cache(maxsize=2)
 def _weights(function: relax.Function) -> frozenset[relax.Var]:
     inputs = (function.attrs or {}).get("num_input")
     known = set() if inputs is None else set(function.params[int(inputs) :])
-    body = function.body
-    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
-        for binding in block.bindings:
-            if isinstance(binding, relax.VarBinding) and _all_weights(binding.value, known):
-                known.add(binding.var)
+    for binding in _bindings(function):
+        if _all_weights(binding.value, known):
+            known.add(binding.var)
     return frozenset(known)
 
 

@@ -16,6 +16,7 @@ from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler.schedule import compact
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.legalizing import is_weight, plain
@@ -65,14 +66,18 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         return plain(builder, call)
     machine = Microarchitecture.current()
     packed = len(right_shape) == 2 and is_weight(builder, right)
-    product = Product.of(left_shape, right_shape, out, dtype, machine, packed)
+    is_compact = packed and compact.applies(builder, prod(out[:-1]), right_shape, dtype, machine)
+    product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact)
+    template, weights = product.with_both, [right]
     if packed:
-        right = builder.emit(builder.call_te(product.pack, right, primfunc_name_hint="pack_matmul"))
         template = product.with_packed
-    else:
-        template = product.with_both
+        weights = [
+            builder.emit(builder.call_te(product.pack, right, primfunc_name_hint="pack_matmul"))
+        ]
+    if is_compact:
+        weights = compact.emit(builder, *weights)
     return builder.call_te(
-        template, left, right, primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
+        template, left, *weights, primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
     )
 
 

@@ -94,6 +94,11 @@ def choose(work: Workload, machine: Microarchitecture, bits: int) -> Plan:
     return choice.choose(str(work), candidates(work, machine, bits))
 
 
+def lone(work: Workload, columns: int) -> Plan:
+    """Return the plan in which all rows are one tile, of so many columns."""
+    return Plan(work.rows, columns, split_evenly(work.depth, _LONGEST_SUM), 1, rows_first=False)
+
+
 def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Plan]:
     """Return the plans worth trying, the one estimated fastest first."""
     ranked = tiles.ranked(work.rows, work.columns, machine, bits)

@@ -102,7 +102,7 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     if has_rows:
         yield from _next_rows(tile, numbers[-1])
     panel, start = tile.panel.source, tile.start(tile.panel)
-    columns, step = int(tile.lane.dom.extent), tile.step
+    columns, step = int(panel.shape[-1]), tile.step
     if tiles == 1:
         distance = step * columns + _DISTANCE // _bytes(panel)
         yield from prefetches(panel, _after(start, distance), columns * tile.taken, cache)
@@ -197,7 +197,9 @@ class _Tile(NamedTuple):
         return [region for region in self.block.reads if not region.source.same_as(sums)]
 
     def _has_lanes(self, region: TensorRegion) -> bool:
-        return region.region[-1].min.same_as(self.lane.var)
+        lanes = region.region[-1]
+        # A compact weight lies in several places.
+        return lanes.min.same_as(self.lane.var) or not isinstance(lanes.extent, tirx.IntImm)
 
     def start(self, region: TensorRegion, following: int | None = None) -> list[Expr]:
         """Return the index of the first element that a block of the reduction reads of it.

@@ -9,7 +9,7 @@ from math import prod
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.schedule import plans
+from tvmify.compiler.schedule import compact, plans
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
@@ -58,15 +58,20 @@ class Product:
         dtype: str,
         machine: Microarchitecture,
         packed: bool = True,
+        is_compact: bool = False,
     ) -> Product:
-        """Choose how to number the rows, and how to cut; `packed` says that `right` is a weight."""
+        """Choose how to number the rows, and how to cut.
+
+        `packed` says that `right` is a weight, `is_compact` that it will be, see `compact`.
+        """
         bits = bits_of(accumulator(dtype))
         rows, columns, batch = out[-2], out[-1], tuple(out[:-2])
         if prod(right[:-2]) == 1:
             rows, batch = prod(batch) * rows, ()
         depth = left[-1]
         work = plans.Workload(prod(batch), rows, columns, depth, dtype, packed)
-        plan = plans.choose(work, machine, bits)
+        width = compact.VECTORS * machine.lanes(bits)
+        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits)
         return cls(tuple(left), tuple(right), tuple(out), batch, rows, columns, depth, plan, dtype)
 
     def pack(self, right: te.Tensor) -> te.Tensor:
@@ -104,8 +109,10 @@ class Product:
 
         return self.with_packed(te.compute(self.left, element, name=GATED), packed)
 
-    def with_packed(self, left: te.Tensor, packed: te.Tensor) -> te.Tensor:
-        """The product with a right-hand side in tiles."""
+    def with_packed(
+        self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
+    ) -> te.Tensor:
+        """The product with a right-hand side in tiles, compact ones if they have scales."""
         plan, dtype = self.plan, accumulator(self.dtype)
         rows, width = plan.rows, plan.columns
         blocks = -(-self.depth // plan.depth)
@@ -129,10 +136,11 @@ class Product:
                 outer = _align(outer, self.left[:-2])
             own = _align(batch, self.right[:-2])
             along = step * plan.depth + k
-            return te.sum(
-                left(*outer, row, along).astype(dtype) * packed(*own, column_tile, along, lane),
-                axis=k,
-            )
+            element = left(*outer, row, along).astype(dtype)
+            if scales is None:
+                return te.sum(element * packed(*own, column_tile, along, lane), axis=k)
+            weight = compact.unpack(packed, column_tile, along, lane)
+            return te.sum(element * scales(column_tile, along) * weight, axis=k)
 
         row_tiles = -(-self.rows // rows)
         row_tiles = -(-row_tiles // plan.block) * plan.block

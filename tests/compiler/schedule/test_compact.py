@@ -1,0 +1,164 @@
+"""Compact weights: their errors, what NaN and infinities become, and where they are used."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.compiler.schedule.kernels import (
+    AVX2,
+    AVX512,
+    NATIVE,
+    NEON,
+    TARGETS,
+    build,
+    check,
+    random,
+)
+from tvmify.compiler.schedule import compact
+from tvmify.compiler.schedule.choice import Choices, choosing
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+op = relax.op
+
+
+@pytest.fixture(autouse=True)
+def distant(monkeypatch):
+    """Take all weights to come from memory."""
+    monkeypatch.setattr(compact, "_DISTANT", -1)
+    monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
+
+
+def _linear(builder, x, weight, bias):
+    product = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0]))))
+    return op.nn.relu(builder.emit(op.add(product, bias)))
+
+
+def _product(builder, x, weight):
+    return op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0])))
+
+
+def _is_compact(built):
+    return any("pack_words" in name for name in built.report)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [(1, 64, 256), (2, 33, 200), (1, 1, 70), (1, 1100, 129), (2, 2053, 40), (1, 4096, 2)],
+)
+def test_products(rows, depth, columns, target):
+    built = check(
+        _linear,
+        lambda x, weight, bias: np.maximum(x @ weight.T + bias, 0),
+        [random(rows, depth)],
+        [random(columns, depth, seed=1), random(columns, seed=2)],
+        rule="matmul",
+        target=target,
+    )
+    assert _is_compact(built)
+    assert set(built.report.values()) <= {"matmul", "reduction", "elementwise"}
+
+
+def _rows_of(weights):
+    """Multiply a weight, ``[columns, depth]``, by unit vectors: what it is in the kernel."""
+    depth = weights.shape[1]
+    units = np.eye(depth, dtype="float32")
+    built = build(_product, [units[:1]], [weights])
+    assert _is_compact(built)
+    return np.concatenate([built.run([units[k : k + 1]], [weights]) for k in range(depth)]).T
+
+
+def test_weights_are_off_by_a_fraction_of_their_largest_neighbour():
+    width = compact.VECTORS * Microarchitecture.of(NATIVE).lanes()
+    weights = random(2 * width, 12, seed=1)
+    weights[:, 3] *= 1e4  # a row of its own scale
+    weights[5, 4] = -1e4  # an outlier
+    weights[:, 5] = 0
+    weights[:, 6] *= 1e-42  # denormal
+    weights[7, 7] = np.finfo("float32").max
+    weights[8, 8] = np.finfo("float32").min
+    weights[9, 9] = 1e-9  # too small for a fraction
+    seen = _rows_of(weights)
+    panels = np.abs(weights.astype("float64")).reshape(2, width, 12)
+    largest = np.maximum(panels.max(axis=1, keepdims=True), 2.0**-120)
+    largest *= 1 + 2.0**-23  # what the product with the scale rounds
+    allowed = np.broadcast_to(largest * 2.0**-22, panels.shape).reshape(weights.shape)
+    error = np.abs(seen.astype("float64") - weights)
+    assert (error <= allowed).all()
+    assert (seen[weights == 0] == 0).all()
+    usual = np.sqrt(np.mean((error / allowed)[:, 0] ** 2))
+    assert usual < 0.4  # most are rounded to the nearest fraction
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, np.inf, -np.inf, np.nan])
+def test_nan_and_infinities_stay_in_their_columns(factor):
+    weights = random(70, 6, seed=1)
+    weights[3, 0] = np.nan
+    weights[4, 1] = np.inf
+    weights[[5, 31], 2] = -np.inf
+    weights[6, 3] = 0
+    weights[7, 4] = 1e-30  # tiny, but not zero: times infinity it is infinite
+    weights[69, [0, 1]] = np.inf
+    x = np.ones((1, 6), "float32")
+    for k in range(5):
+        given = x.copy()
+        given[0, k] = factor
+        with np.errstate(invalid="ignore"):
+            # As eager does, a product at a time: a library may skip zeros.
+            expected = (weights * given).sum(axis=1, dtype="float32")[None]
+        actual = build(_product, [given], [weights]).run([given], [weights])
+        np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+        np.testing.assert_array_equal(np.isposinf(actual), np.isposinf(expected))
+        np.testing.assert_array_equal(np.isneginf(actual), np.isneginf(expected))
+
+
+def test_infinities_of_both_signs_in_one_row_of_a_panel():
+    weights = random(40, 2, seed=1)
+    weights[1, 0], weights[2, 0] = np.inf, -np.inf
+    x = np.ones((1, 2), "float32")
+    actual = build(_product, [x], [weights]).run([x], [weights])[0]
+    assert np.isposinf(actual[1])
+    assert np.isnan(actual[2])
+    assert np.isfinite(np.delete(actual, [1, 2])).all()
+
+
+def _applies(target=AVX2, *, rows=1, dtype="float32", accuracy="default"):
+    x, weight = random(rows, 64).astype(dtype), random(96, 64, seed=1).astype(dtype)
+    with choosing(Choices(accuracy=accuracy)):
+        return _is_compact(build(_product, [x], [weight], target))
+
+
+def test_few_rows_only():
+    assert [rows for rows in range(1, 9) if _applies(AVX2, rows=rows)] == [1, 2]
+    assert [rows for rows in range(1, 9) if _applies(AVX512, rows=rows)] == [1, 2, 3, 4, 5]
+
+
+def test_not_where_it_would_harm():
+    assert not _applies(accuracy="strict")
+    assert not _applies(NEON)
+    assert not _applies(dtype="float64")
+    assert not _applies(dtype="float16")
+
+
+def test_not_where_a_cache_holds_the_weights(monkeypatch):
+    monkeypatch.setattr(compact, "_DISTANT", 64 * 96 * 4 - 1)
+    assert _applies()
+    monkeypatch.setattr(compact, "_DISTANT", 64 * 96 * 4)
+    assert not _applies()
+    monkeypatch.undo()
+    assert not _applies()
+
+
+@pytest.mark.parametrize(("target", "rows"), [(AVX2, 1), (AVX512, 1), (AVX512, 5)])
+def test_nothing_is_spilled_and_all_is_fetched_ahead(target, rows):
+    built = build(_product, [random(rows, 768)], [random(3072, 768, seed=1)], target)
+    hot = max(built.assembly().split("\n.LBB"), key=lambda part: part.count("vfmadd"))
+    hot = re.split(r"\tj\w+", hot)[0]
+    assert not re.search(r"%[yz]mm\d+, -?\d*\(%rsp\)", hot)
+    steps = hot.count("vfmadd") // (rows * compact.VECTORS)
+    words = steps * 3 * Microarchitecture.of(target).vector_bits // 8
+    assert hot.count("prefetcht1") == words // 64

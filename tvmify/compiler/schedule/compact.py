@@ -1,0 +1,147 @@
+"""Weights in three bytes, for products that do nothing but wait for them.
+
+A product of one row reads each weight once, and a core multiplies faster than memory hands out. So
+32 bits become 24: a fraction of the largest weight among its neighbours, those of the same row in
+the same panel, which share one scale. That is block floating point, as in J. H. Wilkinson, Rounding
+Errors in Algebraic Processes (1963). Each weight is off by at most 2^-22 of its largest neighbour,
+four times what float32 rounds that one's product with an activation by, and mostly by less than
+half of it: sums over a row are hardly less exact than before.
+
+In a register, a fraction f is the float32 3 + f, all of whose other bits are known: they are left
+out, and put back by one OR and one subtraction. The 24th bit, spread over those of the exponent,
+makes it NaN or, with all others zero, minus infinity; a scale below zero makes that infinity. Where
+a row of a panel has both, minus infinity becomes NaN.
+
+Four vectors of fractions lie in three vectors of words: the lower bytes of each are one of the
+first three, and the upper bytes of all three are the fourth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tvm import relax, te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.schedule import choice
+from tvmify.compiler.schedule.legalizing import product_weight_bytes
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+#: Vectors of a tile, and of words that they take.
+VECTORS, _WORDS = 4, 3
+#: Products with so many bytes of weights in one program find them in no cache, from call to call.
+#: Those that do are up to twice as slow with compact weights (9 MB in an L3 of 32, measured).
+_DISTANT = 128 << 20
+#: Narrower vectors take longer to unpack than memory takes, by estimate.
+_NARROWEST = 256
+#: The float32 3, its fraction, and the bits of the fractions around it.
+_THREE, _MIDDLE, _FRACTION = 3.0, 0x400000, 0x7FFFFF
+#: The largest fraction, that of the largest weight: 3 + 1 would have another exponent.
+_LARGEST = 1 - 2.0**-22
+#: What is left out of a finite one, and the code of NaN, one more than that of minus infinity.
+_EXPONENT, _NAN = 0x40000000, 0x800001
+#: No scale is less than this, so that nothing is divided by zero; and the largest float32.
+_LEAST, _MOST = 2.0**-120, (2 - 2.0**-23) * 2.0**127
+
+
+def applies(
+    builder: relax.BlockBuilder,
+    rows: int,
+    weights: Sequence[int],
+    dtype: str,
+    machine: Microarchitecture,
+) -> bool:
+    """Whether weights of this shape that so many rows meet, the only ones, shall be compact.
+
+    Only where they come from memory, and not where accuracy is to be strict.
+    """
+    # The others hold a step's weights, what a row is multiplied by, and constants.
+    fits = rows * VECTORS <= machine.vector_registers * 2 // 3
+    wide = machine.vector_bits >= _NARROWEST
+    nearby = machine.keeps(4 * prod(weights))
+    if dtype != "float32" or not fits or not wide or nearby or choice.is_strict():
+        return False
+    return product_weight_bytes(builder) > _DISTANT
+
+
+def emit(builder: relax.BlockBuilder, panels: Expr) -> list[Expr]:
+    """Make panels, ``[columns / tile, depth, tile]``, compact: return their words and scales."""
+    found = builder.emit(builder.call_te(scales, panels, primfunc_name_hint="pack_scales"))
+    return [
+        builder.emit(builder.call_te(words, panels, found, primfunc_name_hint="pack_words")),
+        found,
+    ]
+
+
+def scales(panels: te.Tensor) -> te.Tensor:
+    """Find the largest weight of each row of a panel.
+
+    Returns
+    -------
+    te.Tensor
+        float32 ``[columns / tile, depth]``, below zero where a weight is infinite.
+    """
+    *shape, tile = panels.shape
+    zero = tirx.const(0.0, "float32")
+
+    def largest(p: tirx.Var, k: tirx.Var) -> Expr:
+        lane = te.reduce_axis((0, tile), "lane")
+        weight = tirx.abs(panels[p, k, lane])
+        return te.max(tirx.Select(weight <= _MOST, weight, zero), axis=lane)
+
+    def infinite(p: tirx.Var, k: tirx.Var) -> Expr:
+        lane = te.reduce_axis((0, tile), "lane")
+        is_infinite = panels[p, k, lane] == tirx.infinity("float32")
+        return te.max(is_infinite.astype("int32"), axis=lane)
+
+    sizes = te.compute(shape, largest, name="largest")
+    signs = te.compute(shape, infinite, name="infinite")
+
+    def scale(p: tirx.Var, k: tirx.Var) -> Expr:
+        size = tirx.min(tirx.max(sizes[p, k], _LEAST) / _LARGEST, _MOST)
+        return tirx.Select(signs[p, k] > 0, -size, size)
+
+    return te.compute(shape, scale, name="scales")
+
+
+def words(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
+    """Write the weights of panels as fractions of their scales.
+
+    Returns
+    -------
+    te.Tensor
+        int32 ``[columns / tile, depth, 3 * tile / 4]``.
+    """
+    *shape, tile = (int(size) for size in panels.shape)
+    lanes = tile // VECTORS
+
+    def code(p: tirx.Var, k: tirx.Var, lane: Expr) -> Expr:
+        fraction = panels[p, k, lane] / scales[p, k]
+        bits = tirx.reinterpret("int32", tirx.min(fraction, _LARGEST) + _THREE) & _FRACTION
+        # Only zero is zero: what it is multiplied by may be infinite.
+        least = _MIDDLE + (fraction > 0).astype("int32") - (fraction < 0).astype("int32")
+        finite = tirx.Select(bits == _MIDDLE, least, bits)
+        special = _NAN - (fraction == -tirx.infinity("float32")).astype("int32")
+        return tirx.Select(tirx.abs(fraction) <= 1, finite, special)
+
+    def word(p: tirx.Var, k: tirx.Var, i: tirx.Var) -> Expr:
+        fourth = code(p, k, _WORDS * lanes + i % lanes)
+        byte = (fourth >> (8 * (i // lanes)).astype("int32")) & 0xFF
+        return code(p, k, i) | (byte << 24)
+
+    return te.compute((*shape, _WORDS * lanes), word, name="words")
+
+
+def unpack(words: te.Tensor, panel: Expr, step: Expr, lane: Expr) -> Expr:
+    """Return a weight of a panel, in units of its scale."""
+    lanes = int(words.shape[-1]) // _WORDS
+
+    def part(number: Expr | int) -> Expr:
+        return words[panel, step, number * lanes + lane % lanes]
+
+    first, second, third = (part(number) for number in range(_WORDS))
+    fourth = ((first >> 24) & 0xFF) | ((second >> 16) & 0xFF00) | ((third >> 8) & ~0xFFFF)
+    own = (part(tirx.min(lane // lanes, _WORDS - 1)) << 8) >> 8
+    code = tirx.Select(lane // lanes < _WORDS, own, fourth)
+    return tirx.reinterpret("float32", code | _EXPONENT) - _THREE
