@@ -58,7 +58,7 @@ class CompileOptions:
     accuracy
         ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
         eager PyTorch or 1.5e-6 of the largest output. ``"strict"``: at most 2 times eager's, which
-        rules out the Winograd convolutions and costs some speed.
+        rules out the Winograd convolutions and compact weights and costs some speed.
     tune
         None: kernels are chosen by rule. ``"quick"``: candidates for each kernel are timed for
         some milliseconds, once per workload and processor.
