@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from functools import cache
 from typing import Any
 from unittest.mock import Mock
@@ -187,13 +188,14 @@ def test_every_layer_obeys_the_policy(cases: Any, accuracy: str):
     _hold_to_the_policy(cases, accuracy)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors are too narrow")
 def test_compact_weights_obey_the_policy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compact, "_DISTANT", 0)
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     unpacked = Mock(side_effect=compact.unpack)
     monkeypatch.setattr(compact, "unpack", unpacked)
     _hold_to_the_policy(_tokens, "default")
-    assert unpacked.call_count == len(_tokens())
+    assert unpacked.call_count == len(_tokens()) > 0
 
 
 def _hold_to_the_policy(cases: Any, accuracy: str) -> None:

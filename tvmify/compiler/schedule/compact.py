@@ -3,9 +3,9 @@
 A product of one row reads each weight once, and a core multiplies faster than memory hands out. So
 32 bits become 24: a fraction of the largest weight among its neighbours, those of the same row in
 the same panel, which share one scale. That is block floating point, as in J. H. Wilkinson, Rounding
-Errors in Algebraic Processes (1963). Each weight is off by at most 2^-22 of its largest neighbour,
-four times what float32 rounds that one's product with an activation by, and mostly by less than
-half of it: sums over a row are hardly less exact than before.
+Errors in Algebraic Processes (1963). Each weight is off by at most 2^-22 of its largest neighbour
+(of 2^-120, if that is less), four times what float32 rounds that one's product with an activation
+by, and mostly by less than half of it: sums over a row are hardly less exact than before.
 
 In a register, a fraction f is the float32 3 + f, all of whose other bits are known: they are left
 out, and put back by one OR and one subtraction. The 24th bit, spread over those of the exponent,
@@ -30,12 +30,12 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: Vectors of a tile, and of words that they take.
 VECTORS, _WORDS = 4, 3
-#: Products with so many bytes of weights in one program find them in no cache, from call to call.
-#: Those that do are up to twice as slow with compact weights (9 MB in an L3 of 32, measured).
+#: So many bytes of weights, of all products of a program, stay in no cache from call to call. To
+#: unpack those that do takes longer than to read them whole (1.7 times, 9 MB in an L3 of 32 MB).
 _DISTANT = 128 << 20
 #: Narrower vectors take longer to unpack than memory takes, by estimate.
 _NARROWEST = 256
-#: The float32 3, its fraction, and the bits of the fractions around it.
+#: The float32 3, and of its bits those that stand for a fraction: for zero, and all of them.
 _THREE, _MIDDLE, _FRACTION = 3.0, 0x400000, 0x7FFFFF
 #: The largest fraction, that of the largest weight: 3 + 1 would have another exponent.
 _LARGEST = 1 - 2.0**-22
@@ -52,29 +52,29 @@ def applies(
     dtype: str,
     machine: Microarchitecture,
 ) -> bool:
-    """Whether weights of this shape that so many rows meet, the only ones, shall be compact.
+    """Whether a product of so many rows with weights ``[depth, columns]`` shall have compact ones.
 
     Only where they come from memory, and not where accuracy is to be strict.
     """
-    # The others hold a step's weights, what a row is multiplied by, and constants.
+    # The other registers hold a step's weights, what a row is multiplied by, and constants.
     fits = rows * VECTORS <= machine.vector_registers * 2 // 3
     wide = machine.vector_bits >= _NARROWEST
     nearby = machine.keeps(4 * prod(weights))
-    if dtype != "float32" or not fits or not wide or nearby or choice.is_strict():
+    width, columns = VECTORS * machine.lanes(), weights[-1]
+    padding = _WORDS * -(-columns // width) * width > VECTORS * columns
+    if dtype != "float32" or not fits or not wide or nearby or padding or choice.is_strict():
         return False
     return product_weight_bytes(builder) > _DISTANT
 
 
-def emit(builder: relax.BlockBuilder, panels: Expr) -> list[Expr]:
+def pack(builder: relax.BlockBuilder, panels: Expr) -> list[Expr]:
     """Make panels, ``[columns / tile, depth, tile]``, compact: return their words and scales."""
-    found = builder.emit(builder.call_te(scales, panels, primfunc_name_hint="pack_scales"))
-    return [
-        builder.emit(builder.call_te(words, panels, found, primfunc_name_hint="pack_words")),
-        found,
-    ]
+    scales = builder.emit(builder.call_te(scales_of, panels, primfunc_name_hint="pack_scales"))
+    words = builder.call_te(words_of, panels, scales, primfunc_name_hint="pack_words")
+    return [builder.emit(words), scales]
 
 
-def scales(panels: te.Tensor) -> te.Tensor:
+def scales_of(panels: te.Tensor) -> te.Tensor:
     """Find the largest weight of each row of a panel.
 
     Returns
@@ -105,7 +105,7 @@ def scales(panels: te.Tensor) -> te.Tensor:
     return te.compute(shape, scale, name="scales")
 
 
-def words(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
+def words_of(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
     """Write the weights of panels as fractions of their scales.
 
     Returns
@@ -117,10 +117,12 @@ def words(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
     lanes = tile // VECTORS
 
     def code(p: tirx.Var, k: tirx.Var, lane: Expr) -> Expr:
-        fraction = panels[p, k, lane] / scales[p, k]
+        weight, scale = panels[p, k, lane], scales[p, k]
+        fraction = weight / scale
         bits = tirx.reinterpret("int32", tirx.min(fraction, _LARGEST) + _THREE) & _FRACTION
         # Only zero is zero: what it is multiplied by may be infinite.
-        least = _MIDDLE + (fraction > 0).astype("int32") - (fraction < 0).astype("int32")
+        upwards = tirx.Select(scale > 0, weight, -weight)
+        least = _MIDDLE + (upwards > 0).astype("int32") - (upwards < 0).astype("int32")
         finite = tirx.Select(bits == _MIDDLE, least, bits)
         special = _NAN - (fraction == -tirx.infinity("float32")).astype("int32")
         return tirx.Select(tirx.abs(fraction) <= 1, finite, special)

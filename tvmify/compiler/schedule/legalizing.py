@@ -59,7 +59,7 @@ def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:
 
 
 def product_weight_bytes(builder: relax.BlockBuilder) -> int:
-    """Bytes of all weights that the program's matrix products read."""
+    """Bytes of all weights that the program's matrix products read, each counted once."""
     main = _main(builder)
     return 0 if main is None else _product_weight_bytes(main)
 
@@ -74,15 +74,33 @@ def _main(builder: relax.BlockBuilder) -> relax.Function | None:
 @lru_cache(maxsize=2)
 def _product_weight_bytes(function: relax.Function) -> int:
     weights = _weights(function)
-    right = (
-        call.args[1].ty
-        for call in (binding.value for binding in _bindings(function))
-        if isinstance(call, Call)
-        and isinstance(call.op, Op)
-        and call.op.name == "relax.matmul"
-        and call.args[1] in weights
-    )
-    return sum(prod(map(int, ty.shape)) * bits_of(str(ty.dtype)) // 8 for ty in right)
+    values = {binding.var: binding.value for binding in _bindings(function)}
+    pending: list[Expr] = [
+        value.args[1]
+        for value in values.values()
+        if isinstance(value, Call)
+        and isinstance(value.op, Op)
+        and value.op.name == "relax.matmul"
+        and _all_weights(value.args[1], weights)
+    ]
+    seen: set[Expr] = set()
+    total = 0
+    while pending:
+        expression = pending.pop()
+        if expression in seen:
+            continue
+        seen.add(expression)
+        expression = values.get(expression, expression)
+        ty = expression.ty
+        if isinstance(expression, Call):
+            pending.extend(expression.args)
+        elif isinstance(expression, relax.Tuple):
+            pending.extend(expression.fields)
+        elif isinstance(expression, relax.TupleGetItem):
+            pending.append(expression.tuple_value)
+        elif isinstance(ty, relax.TensorType) and ty.shape is not None:  # parameter or constant
+            total += prod(int(size) for size in ty.shape) * bits_of(str(ty.dtype)) // 8
+    return total
 
 
 def _bindings(function: relax.Function) -> Iterator[relax.VarBinding]:

@@ -75,7 +75,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
             builder.emit(builder.call_te(product.pack, right, primfunc_name_hint="pack_matmul"))
         ]
     if is_compact:
-        weights = compact.emit(builder, *weights)
+        weights = compact.pack(builder, *weights)
     return builder.call_te(
         template, left, *weights, primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
     )

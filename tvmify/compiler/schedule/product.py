@@ -62,7 +62,7 @@ class Product:
     ) -> Product:
         """Choose how to number the rows, and how to cut.
 
-        `packed` says that `right` is a weight, `is_compact` that it will be, see `compact`.
+        `packed` says that `right` is a weight, `is_compact` that it is stored as `compact` does.
         """
         bits = bits_of(accumulator(dtype))
         rows, columns, batch = out[-2], out[-1], tuple(out[:-2])
@@ -140,7 +140,8 @@ class Product:
             if scales is None:
                 return te.sum(element * packed(*own, column_tile, along, lane), axis=k)
             weight = compact.unpack(packed, column_tile, along, lane)
-            return te.sum(element * scales(column_tile, along) * weight, axis=k)
+            # Not the element times the scale, which may be infinite where no product is.
+            return te.sum(element * (scales(column_tile, along) * weight), axis=k)
 
         row_tiles = -(-self.rows // rows)
         row_tiles = -(-row_tiles // plan.block) * plan.block
