@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from tvm import relax
+from tvm import relax, sym, tirx
 
 from tests.compiler.schedule.kernels import (
     AVX2,
@@ -20,7 +20,7 @@ from tests.compiler.schedule.kernels import (
     random,
 )
 from tvmify.compiler.schedule import choice, conv2d
-from tvmify.compiler.schedule.cook_toom import transforms
+from tvmify.compiler.schedule.cook_toom import row, transforms
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.windows import Window
 
@@ -38,13 +38,13 @@ class Prefer(dict):
         return self.name
 
 
-def _build(shape, outputs, algorithm, target=NATIVE, padding=(1, 1)):
+def _build(shape, outputs, algorithm, target=NATIVE, padding=(1, 1), rectify=None):
     def describe(builder, image, residual, kernel, bias):
         convolved = builder.emit(
             op.nn.conv2d(image, kernel, padding=padding, data_layout="NHWC", kernel_layout="OHWI")
         )
         total = builder.emit(op.add(builder.emit(op.add(convolved, bias)), residual))
-        return op.maximum(total, relax.const(0.0))
+        return op.maximum(total, relax.const(0.0)) if rectify is None else rectify(total)
 
     image = np.maximum(random(*shape), 0)
     scale = np.sqrt(2 / (9 * shape[3])).astype("float32")
@@ -90,6 +90,21 @@ def test_matrices_correlate_exactly(results):
     assert times(matrices.result, products) == expected
 
 
+@pytest.mark.parametrize("results", [2, 4])
+@pytest.mark.parametrize(("name", "pairs"), [("data", False), ("filter", False), ("result", True)])
+def test_points_that_share_arithmetic_have_the_same_rows(results, name, pairs):
+    matrix = getattr(transforms(results), name)
+    vector = [0.5 + i * i for i in range(len(matrix[0]))]
+
+    def element(i):
+        return tirx.const(vector[i], "float64")
+
+    for index, coefficients in enumerate(matrix):
+        value = sym.Analyzer().simplify(row(matrix, tirx.const(index), element, "float64", pairs))
+        expected = sum(float(c) * v for c, v in zip(coefficients, vector, strict=True))
+        assert float(value) == pytest.approx(expected, rel=1e-14)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("shape", "outputs", "padding"),
@@ -130,6 +145,20 @@ def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm):
     assert 0 < (~finite).sum() < finite.size / 4
     np.testing.assert_array_equal(np.isposinf(actual), np.isposinf(expected))
     np.testing.assert_allclose(actual[finite], expected[finite], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_conditions_of_what_follows_are_not_taken_for_the_choice_of_a_tile(spoilt):
+    def rectify(total):
+        return op.where(op.less(total, relax.const(0.0)), relax.const(0.0), total)
+
+    built, (image, residual), weights = _build((1, 12, 12, 32), 32, "winograd F4", rectify=rectify)
+    assert built.rules == {"winograd"}, built.report
+    if spoilt:
+        image[0, 5, 6, 0] = np.inf
+    actual = built.run([image, residual], weights)
+    expected = _eager([image, *weights], (1, 1), residual)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def _names(size, channels, target=AVX512, **options):

@@ -1,37 +1,74 @@
-"""Nests that run only where a flag is set, which neither TE nor a schedule can say."""
+"""Results that are computed again where a flag is set, which neither TE nor a schedule can say."""
 
 from __future__ import annotations
 
 from tvm import s_tir, tirx
+from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.schedule.rewriting import rewrite_body
+from tvmify.compiler.schedule.rewriting import (
+    rewrite,
+    rewrite_body,
+    substitute,
+    with_new_variables,
+)
 
 
-def run_only_if(function: tirx.PrimFunc, flag: str, blocks: tuple[str, ...]) -> tirx.PrimFunc:
-    """Put the nests of some blocks under the condition that a flag is not zero.
+def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.PrimFunc:
+    """Store what a tile holds, and if a flag is not zero, compute it again and store that.
+
+    A store that chose for each element would keep registers for both.
 
     Parameters
     ----------
     flag
-        Name of the block that computes the flag. It stands, without loops of its own, in the same
-        sequence of statements as the nests, before them.
-    blocks
-        Names of the blocks to guard. What they write is undefined where the flag is zero.
+        Name of the block that computes the flag. It stands, without loops of its own, in a sequence
+        of statements: before the nests of `again`, and a last one that stores either by
+        ``Select(flag == 0, first, again)``.
+    again
+        Names of the blocks that compute it again.
     """
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.SeqStmt):
             return None
-        condition, parts = None, []
-        for part in stmt.seq:
-            if isinstance(part, s_tir.SBlockRealize) and part.block.name_hint == flag:
-                condition = tirx.BufferLoad(part.block.writes[0].source, part.iter_values) != 0
-            guarded = condition is not None and names_of(part) <= set(blocks)
-            parts.append(tirx.IfThenElse(condition, part, None) if guarded else part)
-        return tirx.SeqStmt(parts) if condition is not None else None
+        names = [names_of(part) for part in stmt.seq]
+        if {flag} not in names:
+            return None
+        place = names.index({flag})
+        *before, flagged = stmt.seq[: place + 1]
+        *nests, store = stmt.seq[place + 1 :]
+        if not all(name <= set(again) for name in names[place + 1 : -1]):
+            raise ValueError(f"other statements beside {again}: {nests}")
+        buffer = flagged.block.writes[0].source
+        condition = tirx.BufferLoad(buffer, flagged.iter_values) != 0
+        first = _stored(store, buffer, first=True)
+        redone = tirx.SeqStmt([*nests, _stored(store, buffer, first=False)])
+        return tirx.SeqStmt([*before, flagged, first, tirx.IfThenElse(condition, redone, None)])
 
     return rewrite_body(function, visit)
+
+
+def _stored(store: Stmt, flag: tirx.Var, first: bool) -> Stmt:
+    """Return the nest that stores one of both."""
+
+    def choose(node: Expr) -> Expr | None:
+        if not isinstance(node, tirx.Select) or not isinstance(node.condition, tirx.EQ):
+            return None
+        read = node.condition.a
+        if isinstance(read, tirx.Cast):  # TVM's simplifier widens it
+            read = read.value
+        if not isinstance(read, TensorLoad) or not read.source.same_as(flag):
+            return None
+        return node.true_value if first else node.false_value
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.BufferStore):
+            return None
+        return tirx.BufferStore(stmt.buffer, substitute(stmt.value, choose), stmt.indices)
+
+    nest = rewrite(store, visit)
+    return nest if first else with_new_variables(nest)
 
 
 def names_of(stmt: Stmt) -> set[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, Expr, StringImm, TensorLoad
+from tvm.ir import Call, Expr, Range, StringImm, TensorLoad, TensorRegion
 from tvm.tirx import Stmt
 
 Visit = Callable[[Stmt], Stmt | None]
@@ -14,7 +14,7 @@ Visit = Callable[[Stmt], Stmt | None]
 
 def rewrite_body(function: tirx.PrimFunc, visit: Visit) -> tirx.PrimFunc:
     """Replace each statement for which `visit` returns another; those inside it stay."""
-    body = _rewrite(function.body, visit)
+    body = rewrite(function.body, visit)
     return function if body.same_as(function.body) else function.with_body(body)
 
 
@@ -65,20 +65,55 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     raise TypeError(f"no expression that we know: {type(node).__name__}")
 
 
+def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = None) -> Stmt:
+    """Copy loops around one block, to stand beside them: a variable has one definition."""
+    new = dict(old or {})
+
+    def renamed(node: Expr) -> Expr:
+        return substitute(node, lambda part: new.get(part) if isinstance(part, tirx.Var) else None)
+
+    def region(read: TensorRegion) -> TensorRegion:
+        axes = [Range.from_min_extent(renamed(a.min), renamed(a.extent)) for a in read.region]
+        return tirx.BufferRegion(read.source, axes)
+
+    if isinstance(nest, tirx.For):
+        new[nest.loop_var] = variable = tirx.Var(nest.loop_var.name, nest.loop_var.ty)
+        body = with_new_variables(nest.body, new)
+        marks = nest.annotations
+        return tirx.For(variable, nest.min, nest.extent, nest.kind, body, annotations=marks)
+    if isinstance(nest, tirx.BufferStore):
+        return tirx.BufferStore(nest.buffer, renamed(nest.value), [*map(renamed, nest.indices)])
+    if not isinstance(nest, s_tir.SBlockRealize):
+        raise TypeError(f"no nest of loops around a block: {type(nest).__name__}")
+    values, predicate = [*map(renamed, nest.iter_values)], renamed(nest.predicate)
+    block = nest.block
+    new.update({v.var: tirx.Var(v.var.name, v.var.ty) for v in block.iter_vars})
+    inside = s_tir.SBlock(
+        [tirx.IterVar(v.dom, new[v.var], v.iter_type) for v in block.iter_vars],
+        [*map(region, block.reads)],
+        [*map(region, block.writes)],
+        block.name_hint,
+        with_new_variables(block.body, new),
+        annotations=block.annotations,
+    )
+    return s_tir.SBlockRealize(values, predicate, inside)
+
+
 def uses(expression: Expr, variables: Iterable[tirx.Var]) -> bool:
     """Whether one of some variables occurs in an expression."""
     found = tirx.analysis.undefined_vars(expression, [])
     return any(one.same_as(variable) for variable in variables for one in found)
 
 
-def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:
+def rewrite(stmt: Stmt, visit: Visit) -> Stmt:
+    """As `rewrite_body`, in a statement."""
     # What declares something contains all that follows it. Such a chain may be longer than
     # Python's stack, so that it is walked down in a loop, and made again on the way back.
     chain: list[Callable[[Stmt], Stmt]] = []
     while (changed := visit(stmt)) is None:
         if isinstance(stmt, tirx.SeqStmt):
             *before, last = stmt.seq
-            before = [_rewrite(part, visit) for part in before]
+            before = [rewrite(part, visit) for part in before]
             chain.append(partial(_with_parts, stmt, before))
             stmt = last
         elif isinstance(stmt, tirx.AttrStmt):
@@ -94,16 +129,16 @@ def _rewrite(stmt: Stmt, visit: Visit) -> Stmt:
 
 def _rewrite_inside(stmt: Stmt, visit: Visit) -> Stmt:
     if isinstance(stmt, s_tir.SBlockRealize):
-        body = _rewrite(stmt.block.body, visit)
+        body = rewrite(stmt.block.body, visit)
         if body.same_as(stmt.block.body):
             return stmt
         return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, _with_body(stmt.block, body))
     if isinstance(stmt, tirx.For):
-        body = _rewrite(stmt.body, visit)
+        body = rewrite(stmt.body, visit)
         return stmt if body.same_as(stmt.body) else with_loop_body(stmt, body)
     if isinstance(stmt, tirx.IfThenElse):
-        yes = _rewrite(stmt.then_case, visit)
-        no = None if stmt.else_case is None else _rewrite(stmt.else_case, visit)
+        yes = rewrite(stmt.then_case, visit)
+        no = None if stmt.else_case is None else rewrite(stmt.else_case, visit)
         if yes.same_as(stmt.then_case) and (no is None or no.same_as(stmt.else_case)):
             return stmt
         return tirx.IfThenElse(stmt.condition, yes, no)

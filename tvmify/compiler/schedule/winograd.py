@@ -38,6 +38,8 @@ _BLOCK = 64
 #: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
 #: come near the fastest for their shape, by a script that was not kept; but for that of weights,
 #: 0.05 there: in ResNet-18, whose weights the third cache does not hold, 0.08 chooses better.
+#: Transforms take two thirds of that since points share arithmetic; 14 and 6 would choose the same
+#: for every shape of the benchmark's models.
 _PRODUCT, _INPUT, _RESULT = 1.05, 23, 12
 _WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.073
 #: That fit is of vectors of so many lanes. Beside twice as many instructions, inputs that the third
@@ -306,12 +308,13 @@ class Winograd:
         ) -> Expr:
             number = dy * self.across + dx
             at = (number // group, number % group, lane)
-            return cook_toom.row(matrix, y, lambda p: sums(fy, fx, t, p * points + q, *at))
+            column = lambda p: sums(fy, fx, t, p * points + q, *at)  # noqa: E731
+            return cook_toom.row(matrix, y, column, pairs=True)
 
         half = te.compute((*shape, m, points, lanes), down, name=UP)
         return te.compute(
             (*shape, m, m, lanes),
-            lambda *i: cook_toom.row(matrix, i[-2], lambda q: half(*i[:-2], q, i[-1])),
+            lambda *i: cook_toom.row(matrix, i[-2], lambda q: half(*i[:-2], q, i[-1]), pairs=True),
             name=RESULT,
         )
 

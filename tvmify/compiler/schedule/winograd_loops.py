@@ -22,7 +22,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.schedule.guards import run_only_if
+from tvmify.compiler.schedule.guards import redo_if
 from tvmify.compiler.schedule.loops import (
     extent,
     find,
@@ -99,8 +99,8 @@ class WinogradConvolution(Rule):
             sch.set_scope(block, 0, "local")
         _schedule_exact(sch)
         sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
-        for name in (RESULT, UP):
-            _in_registers(sch, sch.get_sblock(name))
+        _in_registers(sch, sch.get_sblock(RESULT))
+        _in_registers(sch, sch.get_sblock(UP), by_columns=True)
         _schedule_sums(sch, channels, machine, weights)
         _schedule_data(sch, None if shared else chunk, lanes, machine, work)
         padding = find(sch, PAD)
@@ -111,13 +111,18 @@ class WinogradConvolution(Rule):
             vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
-        guarded = run_only_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
-        return s_tir.Schedule(guarded)
+        redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
+        return s_tir.Schedule(redone)
 
 
-def _in_registers(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Unroll the rows and columns of a tile, and vectorise its channels."""
+def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
+    """Unroll the rows and columns of a tile, and vectorise its channels.
+
+    By columns, what one column is computed from is loaded once and not kept beside that of others.
+    """
     *_, row, column, channel = sch.get_loops(block)
+    if by_columns:
+        sch.reorder(column, row)
     sch.unroll(row)
     sch.unroll(column)
     sch.vectorize(channel)
@@ -164,7 +169,7 @@ def _schedule_data(
     sch.set_scope(half, 0, "local")
     sch.unroll(point)
     sch.vectorize(inner)
-    _in_registers(sch, half)
+    _in_registers(sch, half, by_columns=True)
 
 
 def _schedule_exact(sch: s_tir.Schedule) -> None:
