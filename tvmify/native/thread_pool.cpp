@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace tvmify {
@@ -22,12 +23,12 @@ std::atomic<bool> in_forked_child{false};
 
 // Tasks that a loop has for each thread. A core that is slowed down, as by a neighbour on the same
 // machine, leaves some of its own to the others: on two shared cores, with one task each, threads
-// waited for each other for a tenth of the time, and with these for half of that; ResNet-18 takes
-// 2 % less, BERT 4 %. With 16, calls of 30 microseconds take 6 % longer, with 8 they take 2 %.
+// waited for each other for a tenth of the time. With 8, models take 2 to 4 % less, calls of 30
+// microseconds 2 % more; with 16, up to 5 % less and 6 % more.
 constexpr int kTasksPerThread = 8;
 
-// The tasks that one thread has yet to run. It takes them from the front, so that it goes through
-// memory as with one long task; those who are through with their own take them from the back.
+// The tasks that one thread has yet to run. It takes them from the front, so that it goes on
+// through memory; those who are through with their own take them from the back.
 class alignas(64) Share {
  public:
   void assign(std::uint32_t begin, std::uint32_t end) {
@@ -113,10 +114,11 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
     return loop.result();
   }
   Loop loop(task, closure, threads * kTasksPerThread);
-  // Kept: a thread launches one loop at a time, since loops within one run in line.
+  // Kept for this thread's next loop. Taken meanwhile: loops within one run in line, but not where
+  // OpenMP gives a single thread.
   thread_local std::vector<Share> kept;
-  if (kept.size() < static_cast<std::size_t>(threads)) kept = std::vector<Share>(threads);
-  Share* const shares = kept.data();
+  std::vector<Share> shares = std::move(kept);
+  if (shares.size() < static_cast<std::size_t>(threads)) shares = std::vector<Share>(threads);
   for (int i = 0; i < threads; ++i) {
     shares[i].assign(i * kTasksPerThread, (i + 1) * kTasksPerThread);
   }
@@ -126,6 +128,7 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
     Share& share = shares[(omp_get_thread_num() + i) % threads];
     for (int id; (id = share.take(i == 0)) >= 0;) loop.run(id);
   }
+  kept = std::move(shares);
   return loop.result();
 }
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax, tirx
 
+from tvmify.compiler.schedule.guards import STORES_TWICE
 from tvmify.compiler.schedule.rewriting import rewrite_body
 from tvmify.compiler.schedule.shuffles import SHUFFLES
 
@@ -135,7 +136,12 @@ def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:
 
 
 def _is_mergeable(function: tirx.PrimFunc) -> bool:
-    """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR asks."""
+    """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR asks.
+
+    Nor may it store twice: in one function with others, its result could take an operand's memory.
+    """
+    if STORES_TWICE in function.attrs:
+        return False
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
 

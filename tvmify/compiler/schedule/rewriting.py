@@ -87,6 +87,8 @@ def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = Non
         raise TypeError(f"no nest of loops around a block: {type(nest).__name__}")
     values, predicate = [*map(renamed, nest.iter_values)], renamed(nest.predicate)
     block = nest.block
+    if block.init is not None or block.alloc_buffers or block.match_buffers:
+        raise TypeError(f"more than a block that stores: {block}")
     new.update({v.var: tirx.Var(v.var.name, v.var.ty) for v in block.iter_vars})
     inside = s_tir.SBlock(
         [tirx.IterVar(v.dom, new[v.var], v.iter_type) for v in block.iter_vars],
