@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <omp.h>
 #include <pthread.h>
-#include <sched.h>
 #include <tvm/ffi/c_api.h>
 #include <tvm/runtime/c_backend_api.h>
 

@@ -18,10 +18,10 @@ def rewrite_body(function: tirx.PrimFunc, visit: Visit) -> tirx.PrimFunc:
     return function if body.same_as(function.body) else function.with_body(body)
 
 
-def with_loop_body(loop: tirx.For, body: Stmt) -> tirx.For:
-    """Return a loop like this one around another body."""
+def with_loop_body(loop: tirx.For, body: Stmt, variable: tirx.Var | None = None) -> tirx.For:
+    """Return a loop like this one around another body, perhaps with another variable."""
     return tirx.For(
-        loop.loop_var,
+        loop.loop_var if variable is None else variable,
         loop.min,
         loop.extent,
         loop.kind,
@@ -78,9 +78,7 @@ def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = Non
 
     if isinstance(nest, tirx.For):
         new[nest.loop_var] = variable = tirx.Var(nest.loop_var.name, nest.loop_var.ty)
-        body = with_new_variables(nest.body, new)
-        marks = nest.annotations
-        return tirx.For(variable, nest.min, nest.extent, nest.kind, body, annotations=marks)
+        return with_loop_body(nest, with_new_variables(nest.body, new), variable)
     if isinstance(nest, tirx.BufferStore):
         return tirx.BufferStore(nest.buffer, renamed(nest.value), [*map(renamed, nest.indices)])
     if not isinstance(nest, s_tir.SBlockRealize):

@@ -308,8 +308,9 @@ class Winograd:
         ) -> Expr:
             number = dy * self.across + dx
             at = (number // group, number % group, lane)
-            column = lambda p: sums(fy, fx, t, p * points + q, *at)  # noqa: E731
-            return cook_toom.row(matrix, y, column, pairs=True)
+            return cook_toom.row(
+                matrix, y, lambda p: sums(fy, fx, t, p * points + q, *at), pairs=True
+            )
 
         half = te.compute((*shape, m, points, lanes), down, name=UP)
         return te.compute(
