@@ -83,19 +83,20 @@ def test_what_the_store_has_is_not_packed_again():
 MEGABYTE = 1 << 20
 
 
-def test_packed_weights_lie_in_one_piece_that_begins_with_a_huge_page():
-    shapes = [(3, 7), (700, 700), (0, 5), (1000, 700)]
+def test_small_packed_weights_lie_in_one_piece_and_large_ones_begin_with_a_huge_page():
+    shapes = [(3, 7), (700, 700), (0, 5), (1000, 700), (600, 700)]
     given = [torch.randn(shape) for shape in shapes]
     *packed, first = Executor(programs.packing(*shapes)).compiled.pack(given)
     assert first.data_ptr() == given[0].data_ptr()
     for tensor, weight in zip(packed, given, strict=True):
         assert torch.equal(tensor, 2 * weight) and tensor.is_contiguous()
+    large = packed.pop(3)
     starts = [tensor.data_ptr() for tensor in packed if tensor.numel()]
-    assert starts[0] % (2 * MEGABYTE) == 0
+    assert large.data_ptr() % (2 * MEGABYTE) == starts[0] % (2 * MEGABYTE) == 0
     assert starts[1] == starts[0] + 128 and starts[2] - starts[1] == -(-700 * 700 * 4 // 64) * 64
     # The piece lives as long as any of them.
     last = packed.pop()
-    del packed, tensor
+    del packed, tensor, large
     assert torch.equal(last, 2 * given[-1])
 
 

@@ -262,7 +262,7 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights,
     if (on_device) {
       on_device->synchronize();
     } else {
-      move_to_huge_pages(fresh);
+      gather_in_huge_pages(fresh);
     }
     return packed;
   });

@@ -47,8 +47,8 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
 
   // Lays the weights of the module out for the kernels, and returns all of them or those that are
   // wanted, with a flag for each. A weight that is used as it is comes back itself, not as a copy;
-  // the others lie in one piece of memory. On a GPU it waits until that is done, so that any stream
-  // may use them.
+  // the others lie in huge pages, where Linux has them. On a GPU it waits until that is done, so
+  // that any stream may use them.
   std::vector<at::Tensor> pack(at::ArrayRef<at::Tensor> weights,
                                const std::optional<c10::List<bool>>& wanted = std::nullopt) const;
 

@@ -19,15 +19,12 @@
 
 #include "cuda.h"
 #include "thread_pool.h"
-#include "torch_allocator.h"
+#include "tvm_allocator.h"
 
 namespace tvmify {
 namespace {
 
 namespace ffi = tvm::ffi;
-
-// TVM's allocators: one gives memory back at once, the other keeps it for the next call.
-constexpr int kNaiveAllocator = 1, kPooledAllocator = 2;
 
 // A kernel library refers to TVMBackend* and TVMFFI* as plain symbols, while Python loads every
 // library privately: without this the first call of such a function would end the process.
@@ -196,7 +193,7 @@ Library::Lease Library::lease(c10::Device device) const {
 
 Library::Lease Library::lease_for_packing(c10::Device device) const {
   if (!device.is_cpu()) return lease(device);
-  return {loaded_->idle.front(), make_machine(device, kNaiveAllocator), false};
+  return {loaded_->idle.front(), make_machine(device, kOurAllocator), false};
 }
 
 void Library::Lease::give_back() {
@@ -226,7 +223,7 @@ std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int 
     const c10::StreamGuard stream(cuda.getDefaultStream(device));
     constexpr int kGpu = kDLCUDA;
     const int index = device.index();
-    initialize(kGpu, index, kTorchAllocator, kCpu, /*device_id=*/0, memory);
+    initialize(kGpu, index, kOurAllocator, kCpu, /*device_id=*/0, memory);
     cuda.synchronizeStream(stream.current_stream());
   }
   ffi::Function main = module->GetFunction("main").value();

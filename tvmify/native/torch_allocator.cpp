@@ -3,55 +3,16 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
-#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/string.h>
 
 #include <mutex>
 #include <unordered_map>
 
+#include "huge_pages.h"
 #include "tensor_bridge.h"
-
-// As in TVM's tvm/runtime/memory/memory_manager.h, which the wheel has without a header that it
-// includes; the library refuses every other version of TVM than that which it was built for.
-namespace tvm::runtime::memory {
-
-enum AllocatorType { kNaive = 1, kPooled };
-
-struct Buffer {
-  void* data{nullptr};
-  size_t size{0};
-  DLDevice device;
-  AllocatorType alloc_type;
-};
-
-class __attribute__((visibility("default"))) Allocator {
- public:
-  explicit Allocator(AllocatorType type) : type_(type) {}
-  virtual ~Allocator() = default;
-  AllocatorType type() const { return type_; }
-  virtual Buffer Alloc(DLDevice device, size_t size, size_t alignment, DLDataType hint) = 0;
-  virtual Buffer Alloc(DLDevice device, ffi::Shape shape, DLDataType hint,
-                       const std::string& scope = "");
-  virtual void* CreateView(const Buffer& buffer, ffi::Shape, DLDataType,
-                           const std::string& = "global") {
-    return buffer.data;
-  }
-  virtual void FreeView(DLDevice, void*) {}
-  virtual void Free(const Buffer& buffer) = 0;
-  virtual void Clear();
-  virtual size_t UsedMemory() const = 0;
-
- protected:
-  virtual bool AllowMemoryScope(const std::string& scope) const;
-
- private:
-  AllocatorType type_;
-};
-
-}  // namespace tvm::runtime::memory
+#include "tvm_allocator.h"
 
 namespace tvmify {
 namespace {
@@ -89,7 +50,7 @@ Buffers& buffers() {
 class TorchAllocator final : public memory::Allocator {
  public:
   explicit TorchAllocator(DLDevice device)
-      : Allocator(static_cast<memory::AllocatorType>(kTorchAllocator)),
+      : Allocator(static_cast<memory::AllocatorType>(kOurAllocator)),
         device_(torch_device(device)),
         torch_(c10::GetAllocator(device_.type())) {}
 
@@ -122,7 +83,8 @@ class TorchAllocator final : public memory::Allocator {
 // TVM asks for a function of this name, which ends where it has no name for the type of device, and
 // makes an allocator of its own if there is none, or it returns null.
 void* allocator_for(DLDevice device, int type) {
-  if (type != kTorchAllocator) return nullptr;
+  if (type != kOurAllocator) return nullptr;
+  if (device.device_type == kDLCPU) return new HugePageAllocator();
   return static_cast<memory::Allocator*>(new TorchAllocator(device));
 }
 

@@ -9,10 +9,6 @@
 
 namespace tvmify {
 
-// The number of the allocator for `vm_initialization`; TVM's own are 1 and 2, and its type for them
-// holds no more than 3.
-constexpr int kTorchAllocator = 3;
-
 // Makes the memory of a tensor PyTorch's own again, where the allocator gave all of it for this
 // tensor: PyTorch then knows the block (`record_stream`). Nothing of TVM's may use it any more.
 std::optional<c10::DataPtr> reclaim(const DLTensor& tensor);

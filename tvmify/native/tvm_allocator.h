@@ -1,0 +1,55 @@
+// What TVM's virtual machines ask for memory, and the numbers by which they ask for ours.
+#pragma once
+
+#include <dlpack/dlpack.h>
+#include <tvm/ffi/container/shape.h>
+
+#include <cstddef>
+#include <string>
+
+// As in TVM's tvm/runtime/memory/memory_manager.h, which the wheel has without a header that it
+// includes; the library refuses every other version of TVM than that which it was built for.
+namespace tvm::runtime::memory {
+
+enum AllocatorType { kNaive = 1, kPooled };
+
+struct Buffer {
+  void* data{nullptr};
+  size_t size{0};
+  DLDevice device;
+  AllocatorType alloc_type;
+};
+
+class __attribute__((visibility("default"))) Allocator {
+ public:
+  explicit Allocator(AllocatorType type) : type_(type) {}
+  virtual ~Allocator() = default;
+  AllocatorType type() const { return type_; }
+  virtual Buffer Alloc(DLDevice device, size_t size, size_t alignment, DLDataType hint) = 0;
+  virtual Buffer Alloc(DLDevice device, ffi::Shape shape, DLDataType hint,
+                       const std::string& scope = "");
+  virtual void* CreateView(const Buffer& buffer, ffi::Shape, DLDataType,
+                           const std::string& = "global") {
+    return buffer.data;
+  }
+  virtual void FreeView(DLDevice, void*) {}
+  virtual void Free(const Buffer& buffer) = 0;
+  virtual void Clear();
+  virtual size_t UsedMemory() const = 0;
+
+ protected:
+  virtual bool AllowMemoryScope(const std::string& scope) const;
+
+ private:
+  AllocatorType type_;
+};
+
+}  // namespace tvm::runtime::memory
+
+namespace tvmify {
+
+// For `vm_initialization`: TVM's allocator that keeps memory for the next call, and ours, which is
+// PyTorch's on a GPU and hands out huge pages on the CPU. TVM's type for them holds no more than 3.
+constexpr int kPooledAllocator = 2, kOurAllocator = 3;
+
+}  // namespace tvmify
