@@ -8,7 +8,7 @@
 # make programs         2,000 random programs against eager, into docs/coverage.md
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
-# make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (half an hour)
+# make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (an hour)
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)

@@ -138,6 +138,15 @@ def test_modes_of_torch_count(enter: Callable[[], Callable[[], object]]) -> None
     assert usual.differences(other) == ["modes"]
 
 
+def test_tuning_counts_with_the_model_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = key(tune="quick")
+    for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines():
+        if line.startswith(("vendor_id", "model", "CPU part")):
+            assert line.partition(":")[2].strip() in tuned.entries["tuned for"]
+    monkeypatch.setattr(keys, "_processor_model", lambda: "another")
+    assert tuned.differences(key(tune="quick")) == ["tuned for"]
+
+
 def test_tuning_counts_with_its_threads() -> None:
     threads = torch.get_num_threads()
     tuned = key(tune="quick")

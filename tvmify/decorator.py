@@ -134,7 +134,7 @@ def warmup(
     device: torch.device | str | None = None,
     method: str | None = None,
 ) -> CacheInfo:
-    """Compile, or load from the cache, ahead of the first call; nothing is run.
+    """Compile, or load from the cache, and compare with eager, ahead of the first call.
 
     Parameters
     ----------

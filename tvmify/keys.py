@@ -24,6 +24,9 @@ from tvmify.target import DEVICE_OF_KIND, Target, target_for
 #: without a GPU: it serves all of them.
 _CUDA, _ANY = "cuda", "any"
 
+#: What names a model of processor, on x86 and on ARM, in Linux's list of them.
+_MODEL = ("vendor_id", "model name", "cpu family", "model", "CPU implementer", "CPU part")
+
 
 def key(
     fingerprint: str,
@@ -165,8 +168,17 @@ def _driver_version() -> str:
 
 def _tuned_for(target: Target, gpu: torch.device | None) -> str:
     if target.kind != "cuda":
-        return f"{torch.get_num_threads()} threads"
+        return f"{torch.get_num_threads()} threads of {_processor_model()}"
     return "" if gpu is None else torch.cuda.get_device_name(gpu)
+
+
+@functools.cache
+def _processor_model() -> str:
+    """Return what Linux says of this processor: those of equal features have unequal caches."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    return " ".join(facts[name] for name in _MODEL if name in facts)
 
 
 def _weights_text(weights: Mapping[str, torch.Tensor], device: str) -> str:
