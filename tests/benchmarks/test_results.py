@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.contenders import CONTENDERS
 from benchmarks.goals import goals
 from benchmarks.models import MODELS, chosen
 from benchmarks.results import Result, Row, geometric_mean, rows
-from benchmarks.table import show
+from benchmarks.run import write
+from benchmarks.table import measurements, show
 
 
 def measured(model: str, contender: str, *medians: float, first: float = 1.0) -> Result:
@@ -90,6 +95,47 @@ def test_the_table_leaves_blanks_and_says_why() -> None:
     assert "resnet18, OpenVINO: ModuleNotFoundError: No module named 'openvino'" in printed
     assert "resnet18, tvmify: runs in eager PyTorch: no" in printed
     assert "2.00 *" in printed
+
+
+def test_who_could_not_run_has_an_empty_cell() -> None:
+    alone = Row([measured("dlrm", "tvmify", 1.0)])  # whom the others were not measured against
+    table = measurements([resnet(), alone], ["freezing", "openvino", "tvmify"], "a processor")
+    cells = [list(column.cells) for column in table.columns[2:]]
+    blank = [[str(cell) == "" for cell in column] for column in cells]
+    freezing, openvino, ours, to_peer, to_eager = blank
+    assert openvino == [True, True]
+    assert ours == [False, False]
+    assert freezing == to_peer == to_eager == [False, True]
+    Console(file=io.StringIO()).print(table)
+
+
+def test_the_picture_leaves_out_who_could_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks import plot
+
+    drawn = []
+    monkeypatch.setattr(plot.plt, "close", drawn.append)
+    unknown = [missing("dlrm", "eager"), measured("dlrm", "tvmify", 1.0)]
+    write(tmp_path, [resnet(), Row(unknown)], {"processor": "a processor", "cores": 2}, 3)
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG\r\n")
+    ((axes,),) = (figure.axes for figure in drawn)
+    titles = [CONTENDERS[name].title for name in ("freezing", "tvmify")]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == titles
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["resnet18"]
+
+
+def test_without_matplotlib_there_are_numbers_and_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "benchmarks.plot", raising=False)
+    write(tmp_path, [resnet()], {"processor": "a processor", "cores": 2}, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    results = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["results"]
+    medians = {result["contender"]: result["median_ms"] for result in results}
+    assert medians == {"eager": 10.0, "freezing": 4.0, "openvino": None, "tvmify": 2.0}
 
 
 def test_models_are_chosen_by_name_and_pattern() -> None:
