@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.models.mobile import SqueezeExcite
 from tests.compiler.programs import Program, executed, target
 from tests.models import minilm_folder, resnet18
 from tests.tolerances import POLICY
+from tvmify.artifact import Artifact
 from tvmify.compiler import compile
-from tvmify.compiler.schedule import compact
+from tvmify.compiler.schedule import attention_rows, choice, compact
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 Case = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -77,6 +79,11 @@ def _convolutions() -> dict[str, Case]:
     return cases
 
 
+def _between(layer: nn.Module) -> nn.Module:
+    """Put a layer where images have channels last."""
+    return nn.Sequential(nn.Conv2d(64, 40, 1), layer, nn.Conv2d(40, 24, 1))
+
+
 @cache
 def _of_images() -> dict[str, Case]:
     """What ResNet has no layers of, on its activations."""
@@ -92,7 +99,12 @@ def _of_images() -> dict[str, Case]:
         mode: Program(lambda x, mode=mode: F.interpolate(x, size=(45, 50), mode=mode))
         for mode in ("nearest", "bilinear", "bicubic")
     }
+    volume = few.view(1, 16, 4, *few.shape[2:])
+    wide = nn.Conv2d(384, 384, 3, padding=1, groups=384)
     return {
+        "expanded depthwise": (nn.Sequential(nn.Conv2d(64, 384, 1), nn.ReLU6(), wide), (few,)),
+        "gated": (_between(SqueezeExcite(40, 8)), (few,)),
+        "volume": (nn.Conv3d(16, 32, 3, padding=1), (volume,)),
         "depthwise 3": (nn.Conv2d(64, 64, 3, padding=1, groups=64), (few,)),
         "depthwise 7, stride 2": (nn.Conv2d(256, 256, 7, 2, 3, groups=256), (many,)),
         "grouped by 4": (nn.Conv2d(256, 256, 3, padding=1, groups=4), (many,)),
@@ -104,6 +116,8 @@ def _of_images() -> dict[str, Case]:
         "131 channels": (nn.Conv2d(131, 64, 3, padding=1), (many[:, :131].contiguous(),)),
         "131 channels, stride 2": (nn.Conv2d(131, 64, 5, 2, 2), (many[:, :131].contiguous(),)),
         "maximum": (nn.MaxPool2d(3, 2, 1), (few,)),
+        "maximum beside convolutions": (_between(nn.MaxPool2d(3, 2, 1)), (few,)),
+        "average beside convolutions": (_between(nn.AvgPool2d(3, 2, 1)), (few,)),
         "average": (nn.AvgPool2d(3, 2, 1), (few,)),
         "average of all": (nn.AdaptiveAvgPool2d(1), (few,)),
         "adaptive average": (nn.AdaptiveAvgPool2d(5), (few,)),
@@ -144,8 +158,23 @@ def _transformer() -> dict[str, Case]:
     for rows in (1, 4):  # eager adds these up in many lanes
         few = deep[0, :rows, :96].contiguous()
         cases[f"linear 96, {rows} rows"] = (nn.Linear(96, 256), (few,))
+    query, key, value = heads
+    attention = F.scaled_dot_product_attention
+    padding = torch.zeros(1, 1, 1, 64).index_fill(3, torch.arange(50, 64), float("-inf"))
+    distance = -(torch.arange(64.0)[:, None] - torch.arange(64.0)).abs() / 8
+    causal = Program(lambda *given: attention(*given, is_causal=True, enable_gqa=True))
+    grouped = Program(lambda *given: attention(*given, enable_gqa=True))
+    shared = (key[:, :4].contiguous(), value[:, :4].contiguous())
     cases |= {
-        "attention": (Program(F.scaled_dot_product_attention), tuple(heads)),
+        # As in decoding; copies, as torch takes an argument that others are views of for dynamic.
+        "attention, 1 row": (Program(attention), (query[:, :, -1:].clone(), key, value)),
+        "grouped attention, 2 rows": (grouped, (query[:, :, -2:].clone(), *shared)),
+        "attention": (Program(attention), (query, key, value)),
+        "causal grouped attention": (causal, (query, *shared)),
+        "padded attention": (Program(attention), (query, key, value, padding)),
+        "biased attention": (Program(attention), (query, key, value, distance)),
+        "product of activations": (Program(torch.matmul), (scores.softmax(-1), value)),
+        "scores": (Program(lambda x, y: x @ y.transpose(-1, -2)), (query, key)),
         "softmax": (Program(lambda x: x.softmax(-1)), (scores,)),
         "log softmax": (Program(lambda x: x.log_softmax(-1)), (scores,)),
         "gelu": (Program(F.gelu), (before_gelu,)),
@@ -178,14 +207,60 @@ def _tokens() -> dict[str, Case]:
     return cases
 
 
+#: Rules that have to be among those of the kernels; the first ones only "default" may use.
+FAST = {_convolutions: {"winograd"}, _of_images: {"expanded depthwise"}, _transformer: set()}
+KINDS = {
+    _convolutions: {"conv2d", "matmul"},
+    _of_images: {"conv2d", "depthwise", "matmul", "pooling"},
+    _transformer: {"attention", "matmul", "reduction", "lstm", "gru"},
+}
+
+
 @pytest.mark.parametrize(
     "cases", [_convolutions, _of_images, _transformer], ids=["resnet", "images", "minilm"]
 )
 @pytest.mark.parametrize("accuracy", POLICY)
 # torch's own recurrent layers set attributes of theirs while they are exported.
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
-def test_every_layer_obeys_the_policy(cases: Any, accuracy: str):
-    _hold_to_the_policy(cases, accuracy)
+def test_every_layer_obeys_the_policy(cases: Any, accuracy: str, monkeypatch: pytest.MonkeyPatch):
+    few_queries = Mock(side_effect=attention_rows.emit)
+    monkeypatch.setattr(attention_rows, "emit", few_queries)
+    kernels = _hold_to_the_policy(cases, accuracy).report["kernels"]
+    rules = set(kernels.values())
+    assert rules >= KINDS[cases]
+    if accuracy == "default":
+        assert rules >= FAST[cases]
+    else:
+        assert rules.isdisjoint(set().union(*FAST.values()))
+    if cases == _of_images:
+        assert any("gated" in name for name in kernels)
+    if cases == _transformer:
+        assert few_queries.call_count >= 1  # two rows are few where vectors are long
+
+
+@cache
+def _small_windows() -> dict[str, Case]:
+    """The layers that Winograd's algorithm is for."""
+    return {name: case for name, case in _convolutions().items() if "conv 3, " in name}
+
+
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
+def test_winograd_obeys_the_policy_wherever_it_fits(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+):
+    taken = []
+
+    def choose(workload: str, candidates: Any, sample: Any = None) -> Any:
+        best = next((each for each in candidates if str(each) == algorithm), None)
+        taken.extend([best] if best else [])
+        return best or candidates[0]
+
+    monkeypatch.setattr(choice, "choose", choose)
+    cases = _small_windows()
+    kernels = _hold_to_the_policy(_small_windows, "default").report["kernels"]
+    built = [name for name, rule in kernels.items() if rule == "winograd" and "pack" not in name]
+    strides = [layer.stride for layer, _ in cases.values() if isinstance(layer, nn.Conv2d)]
+    assert len(taken) == len(built) == strides.count((1, 1)) > 0
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors are too narrow")
@@ -198,13 +273,14 @@ def test_compact_weights_obey_the_policy(monkeypatch: pytest.MonkeyPatch):
     assert unpacked.call_count == len(_tokens()) > 0
 
 
-def _hold_to_the_policy(cases: Any, accuracy: str) -> None:
+def _hold_to_the_policy(cases: Any, accuracy: str) -> Artifact:
     names, pairs = list(cases()), list(cases().values())
     module = Layers([layer for layer, _ in pairs]).eval()
     arguments = [values for _, values in pairs]
     with torch.no_grad():
         exported = torch.export.export(module, (arguments,), strict=False)
-        got = executed(compile(exported, target(), accuracy=accuracy), module, arguments)
+        artifact = compile(exported, target(), accuracy=accuracy)
+        got = executed(artifact, module, arguments)
         eager = module(arguments)
         exact = [layer.double()(*(value.double() for value in values)) for layer, values in pairs]
     module.float()
@@ -218,3 +294,4 @@ def _hold_to_the_policy(cases: Any, accuracy: str) -> None:
                 f"{name}: {error:.2g}, eager {known:.2g}, of the largest {error / largest:.2g}"
             )
     assert not broken, "\n".join(broken)
+    return artifact
