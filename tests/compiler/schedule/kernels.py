@@ -88,7 +88,13 @@ class Built:
 
     def assembly(self) -> str:
         """The assembly of the kernel alone."""
-        return codegen_build(self.lowered(), self.target).inspect_source("s")
+        return assembly(self.kernel(), self.target)
+
+
+def assembly(function: tirx.PrimFunc, target: tvm.target.Target) -> str:
+    """Return the assembly of a scheduled function, made as for users."""
+    ir_mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    return codegen_build(lowered(ir_mod, target), target).inspect_source("s")
 
 
 def lowered(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
