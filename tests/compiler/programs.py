@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,8 +13,12 @@ from torch import nn
 from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.compiler import compile
+from tvmify.compiler.environment import prepare_tvm
 from tvmify.runtime import Executor, PackedWeights, cpu_features, flatten
 from tvmify.target import Target, target_for
+
+if TYPE_CHECKING:
+    from tvm import IRModule
 
 
 class Program(nn.Module):
@@ -42,6 +47,26 @@ def compiled(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact
     with torch.no_grad():
         exported = torch.export.export(as_module(program), args, kwargs, strict=False)
     return compile(exported, target())
+
+
+def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[str, str]]:
+    """Return the functions that would be built, less what LLVM takes, and the rule of each kernel.
+
+    Kernels have a rule each before small ones of them become one function.
+    """
+    prepare_tvm()
+    from tvmify.compiler import pipeline
+    from tvmify.compiler.decompositions import decompose
+    from tvmify.compiler.importer import import_program
+
+    machine = pipeline.tvm_target(target())
+    with torch.no_grad(), warnings.catch_warnings(), machine:
+        warnings.simplefilter("ignore")  # deprecations inside torch
+        exported = torch.export.export(as_module(program), args, strict=False)
+        imported = import_program(decompose(exported))
+    fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
+    ir_mod, rules = pipeline.schedule(fused, machine)
+    return pipeline.plan_memory(ir_mod, machine), rules
 
 
 def executed(artifact: Artifact, program: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

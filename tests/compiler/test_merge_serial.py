@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from tvm import tirx
 
-from tests.compiler.programs import as_module, check, compiled, executed, target
-from tvmify.compiler import pipeline
-from tvmify.compiler.decompositions import decompose
-from tvmify.compiler.importer import import_program
-from tvmify.compiler.schedule import schedule
+from tests.compiler.programs import check, compiled, executed, scheduled
 
 
 def gathers(x: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -40,13 +34,7 @@ ARGS = torch.randn(1, 8), torch.randn(10, 8), torch.randint(10, (1, 4))
 
 
 def test_gathers_are_one_function():
-    tvm_target = pipeline.tvm_target(target())
-    with warnings.catch_warnings(), tvm_target:
-        warnings.simplefilter("ignore")  # deprecations inside torch
-        imported = import_program(decompose(torch.export.export(as_module(gathers), ARGS)))
-    fused = pipeline.fuse(pipeline.lower(imported.ir_mod, tvm_target), tvm_target)
-    scheduled, rules = schedule(fused, tvm_target)
-    planned = pipeline.plan_memory(scheduled, tvm_target)
+    planned, rules = scheduled(gathers, *ARGS)
     left = [f for _, f in planned.functions_items() if isinstance(f, tirx.PrimFunc)]
     assert len(left) <= 2 < len(rules)
     check(gathers, *ARGS)
