@@ -105,7 +105,6 @@ def test_batch_norm_where_it_cannot_be_folded():
         trained(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8))),
         torch.randn(1, 8, 9, 9),
     )
-    check(trained(nn.Sequential(nn.Conv1d(8, 6, 3), nn.BatchNorm1d(6))), torch.randn(2, 8, 9))
     check(trained(nn.BatchNorm1d(8, affine=False)), torch.randn(4, 8))
 
 

@@ -88,6 +88,9 @@ def lower(
     backend = backend_of(target)
     passes = [
         AlignRanks(),
+        # What is scaled and activated shall be a product, not its transpose or reshape.
+        CancelTransposes(),
+        relax.transform.DeadCodeElimination(),
         FoldBatchNorm(),
         relax.transform.DeadCodeElimination(),
         # Channels last: the layout that the convolution schedules are written for.

@@ -1,25 +1,30 @@
-"""Join transposes that follow each other; those that undo each other disappear.
-
-So do reshapes to the same shape, which would stand between them.
+"""Join transposes that follow each other; those that undo each other disappear, as do reshapes.
 
 ``ConvertLayout`` leaves such pairs where a network permutes to channels last by itself. Often
 element-wise operators stand between the two, as the scale and the residual of a ConvNeXt; so every
-transpose first sinks below them.
+transpose and every reshape first sinks below them. The operators then follow the product that was
+transposed or reshaped, and are fused with it: a line, or a volume, is convolved as images, whose
+reshape would stand between the convolution and its activation.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.schedule.reshape import common_axes
 
 _UNARY = (
     "abs astype ceil clip cos erf exp floor log negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu "
     "nn.silu rsqrt sigmoid sin sqrt square tanh"
 ).split()
 _BINARY = "add subtract multiply divide maximum minimum power".split()
+_PERMUTE = tvm.ir.Op.get("relax.permute_dims")
+_RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
 
 
 @tvm.transform.module_pass(opt_level=0, name="CancelTransposes")
@@ -27,7 +32,8 @@ class CancelTransposes:
     """``permute(permute(x, a), b)`` becomes one permutation, or `x` itself.
 
     ``f(permute(x))`` becomes ``permute(f(x))`` if `f` is element-wise; with two operands, if both
-    are permuted alike or one is broadcast.
+    are permuted alike or one is broadcast. So does ``f(reshape(x))``, if it neither joins nor
+    splits an axis along which the other operand differs.
     """
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
@@ -42,67 +48,99 @@ class _Joiner(PyExprMutator):
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
-        if not isinstance(call, relax.Call):
-            return call
-        if call.op == tvm.ir.Op.get("relax.reshape"):
-            x = call.args[0]
-            return x if list(x.ty.shape.values) == list(call.ty.shape.values) else call
-        axes = _permutation(call)
-        if axes is not None:
-            return self._joined(call.args[0], axes)
+        return self._rewritten(call) if isinstance(call, relax.Call) else call
+
+    def _rewritten(self, call: relax.Call) -> relax.Expr:
+        if _is_move(call):
+            return self._joined(call)
         if call.op in self.unary:
-            source, axes = self._source(call.args[0])
-            return call if axes is None else self._sunk(call, [source, *call.args[1:]], axes)
+            move = self._move(call.args[0])
+            if move is None:
+                return call
+            return self._sunk(call, [move.args[0], *call.args[1:]], move)
         if call.op in self.binary:
             return self._below_both(call)
         return call
 
-    def _joined(self, x: relax.Expr, axes: list[int]) -> relax.Expr:
-        x, before = self._source(x)
-        if before is not None:
-            axes = [before[axis] for axis in axes]
+    def _joined(self, call: relax.Call) -> relax.Expr:
+        x = call.args[0]
+        before = self._move(x)
+        axes = _permutation(call)
+        if axes is None:
+            if before is not None and before.op in _RESHAPES:
+                x = before.args[0]
+            return x if _shape(x) == _shape(call) else call
+        inner = _permutation(before)
+        if inner is not None:
+            x, axes = before.args[0], [inner[axis] for axis in axes]
         return x if axes == sorted(axes) else relax.op.permute_dims(x, axes)
 
     def _below_both(self, call: relax.Call) -> relax.Expr:
-        found = [self._source(argument) for argument in call.args]
-        axes = next((axes for _, axes in found if axes is not None), None)
-        if axes is None:
-            return call
-        arguments = []
-        for argument, (source, own) in zip(call.args, found, strict=True):
-            if own == axes:
-                arguments.append(source)
-            elif own is None and _is_broadcast(argument, call.args):
-                arguments.append(self._turned_back(argument, axes))
-            else:
-                return call
-        return self._sunk(call, arguments, axes)
+        moves = [self._move(argument) for argument in call.args]
+        for move in (move for move in moves if move is not None):
+            arguments = []
+            for argument, own in zip(call.args, moves, strict=True):
+                alike = own is not None and _signature(own) == _signature(move)
+                arguments.append(own.args[0] if alike else self._before(move, argument, call))
+            if all(argument is not None for argument in arguments):
+                return self._sunk(call, arguments, move)
+        return call
 
-    def _turned_back(self, operand: relax.Expr, axes: list[int]) -> relax.Expr:
-        shape = [int(size) for size in operand.ty.shape]
+    def _before(self, move: relax.Call, operand: relax.Expr, call: relax.Call) -> relax.Expr | None:
+        """Return the operand for a call above a move in place of one below it, if it is small."""
+        shape = _shape(operand)
         if not shape:
             return operand
-        inverse = [axes.index(axis) for axis in range(len(axes))]
-        return self.builder_.emit(relax.op.permute_dims(operand, inverse))
+        axes = _permutation(move)
+        if axes is not None:
+            if not _is_broadcast(operand, call.args):
+                return None
+            inverse = [axes.index(axis) for axis in range(len(axes))]
+            return self.builder_.emit(relax.op.permute_dims(operand, inverse))
+        result = _shape(call)
+        if _shape(move) != result or not prod(shape) < prod(result):
+            return None
+        shape = [1] * (len(result) - len(shape)) + shape
+        source = _shape(move.args[0])
+        before = [1] * len(source)
+        for mine, theirs in common_axes(result, source):
+            if len(mine) == len(theirs) == 1:
+                before[theirs[0]] = shape[mine[0]]
+            elif any(shape[axis] != 1 for axis in mine):
+                return None
+        return self.builder_.emit(relax.op.reshape(operand, before))
 
-    def _sunk(self, call: relax.Call, arguments: list[relax.Expr], axes: list[int]) -> relax.Expr:
-        call = relax.Call(call.op, arguments, call.attrs)
-        return relax.op.permute_dims(self.builder_.emit(call), axes)
+    def _sunk(self, call: relax.Call, arguments: list[relax.Expr], move: relax.Call) -> relax.Expr:
+        above = self.builder_.normalize(relax.Call(call.op, arguments, call.attrs))
+        # It may stand below another move now, as volumes are two permutations and a reshape.
+        above = self.builder_.emit(self._rewritten(above))
+        return relax.Call(move.op, [above, *move.args[1:]], move.attrs)
 
-    def _source(self, x: relax.Expr) -> tuple[relax.Expr, list[int] | None]:
-        """What a variable is a permutation of, and its axes; else itself, and None."""
-        value: relax.Expr | None = x
-        while isinstance(value, relax.Var):  # a reshape that went away leaves a second name
-            value = self.lookup_binding(value)
-        axes = _permutation(value)
-        return (x, None) if axes is None else (value.args[0], axes)
+    def _move(self, x: relax.Expr | None) -> relax.Call | None:
+        """Return the call that permutes or reshapes, if that is what a variable is bound to."""
+        while isinstance(x, relax.Var):  # a reshape that went away leaves a second name
+            x = self.lookup_binding(x)
+        return x if _is_move(x) else None
+
+
+def _is_move(x: relax.Expr | None) -> bool:
+    return isinstance(x, relax.Call) and x.op in (_PERMUTE, *_RESHAPES)
+
+
+def _signature(move: relax.Call) -> tuple[list[int], list[int], list[int] | None]:
+    """What two moves have in common that put every element of alike tensors in the same place."""
+    return _shape(move.args[0]), _shape(move), _permutation(move)
+
+
+def _shape(x: relax.Expr) -> list[int]:
+    return [int(size) for size in x.ty.shape]
 
 
 def _is_broadcast(operand: relax.Expr, operands: list[relax.Expr]) -> bool:
     """Whether an operand is so much smaller that to permute it costs next to nothing."""
     sizes, ranks = [], []
     for x in (operand, *operands):
-        shape = [int(size) for size in x.ty.shape]
+        shape = _shape(x)
         ranks.append(len(shape))
         sizes.append(sum(size > 1 for size in shape))
     return ranks[0] in (0, max(ranks)) and sizes[0] <= 1 < max(sizes)
@@ -110,7 +148,7 @@ def _is_broadcast(operand: relax.Expr, operands: list[relax.Expr]) -> bool:
 
 def _permutation(expr: relax.Expr | None) -> list[int] | None:
     """Return the axes of a call that permutes them, else None."""
-    if not isinstance(expr, relax.Call) or expr.op != tvm.ir.Op.get("relax.permute_dims"):
+    if not isinstance(expr, relax.Call) or expr.op != _PERMUTE:
         return None
     rank = len(expr.args[0].ty.shape.values)
     axes = expr.attrs.axes

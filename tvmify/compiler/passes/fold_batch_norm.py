@@ -1,70 +1,129 @@
-"""Multiply the scale that follows a convolution into its weights.
+"""Multiply the scale that follows a product with weights into the weights.
 
-TVM's own pass wants constants. Here the weights are parameters; the product is computed once, by
-the pack function, because it depends on weights alone.
+TVM's own pass wants constants. Here the weights are parameters; the product of both is computed
+once, by the pack function, because it depends on weights alone. Convolutions, transposed ones and
+matrix products are alike in this.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 import tvm
 from tvm import relax
-from tvm.relax.dpl import is_op, rewrite_call, wildcard
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
+
+_ADD, _MULTIPLY = tvm.ir.Op.get("relax.add"), tvm.ir.Op.get("relax.multiply")
+#: Which axis of a product the channels are, from the back, and how many come after them in the
+#: weights.
+_CHANNELS = {
+    tvm.ir.Op.get("relax.nn.conv2d"): (-3, 3),
+    tvm.ir.Op.get("relax.nn.conv2d_transpose"): (-3, 2),
+    tvm.ir.Op.get("relax.matmul"): (-1, 0),
+}
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldBatchNorm")
 class FoldBatchNorm:
-    """``conv(x, w) * s`` becomes ``conv(x, w * s)``; ``(conv(x, w) + b) * s`` likewise.
+    """``conv(x, w) * s`` becomes ``conv(x, w * s)``, and ``(conv(x, w) + b) * s`` likewise.
 
-    `s` has one element per channel, as the converter of batch normalization emits it, and
-    depends on no input of ``main``.
+    `s` has one element per channel, as the converter of batch normalization emits it, and as `w`
+    and `b` it depends on no input of ``main``. A product that something else reads as well stays
+    as it is. ``(conv(x, w) + b) + c`` becomes ``conv(x, w) + (b + c)``.
     """
 
     def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
         """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Folding)
+
+
+@mutator
+class _Folding(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
         main = ir_mod["main"]
-        from_input = _depends_on_input(main)
-        x, weight, bias, scale = (wildcard() for _ in range(4))
-        convolution = is_op("relax.nn.conv2d")(x, weight)
-        scaled = is_op("relax.multiply")(convolution, scale)
-        scaled_with_bias = is_op("relax.multiply")(is_op("relax.add")(convolution, bias), scale)
+        self.values, self.readers = values_and_readers(main)
+        self.readers.update(relax.analysis.free_vars(main.body.body))
+        inputs = int(main.attrs["num_input"])
+        self.known = {variable: i >= inputs for i, variable in enumerate(main.params)}
+        for variable in self.values:  # in their order, so that no chain is followed to its start
+            self._is_weight(variable)
 
-        def varies(found: relax.Expr) -> bool:
-            # What is found may be a variable or what is bound to it.
-            return any(variable in from_input for variable in relax.analysis.free_vars(found))
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        rewrite = self._scaled if is_call(_MULTIPLY, call) else self._shifted
+        for x, other in _both_ways(call) if call.op in (_MULTIPLY, _ADD) else ():
+            if len(other.ty.shape) <= len(x.ty.shape) and self._is_weight(other):
+                rewritten = rewrite(x, other)
+                if rewritten is not None:
+                    return rewritten
+        return call
 
-        def fold(call: relax.Call, found: dict) -> relax.Expr:
-            factor = found[scale]
-            channels = int(found[weight].ty.shape[0])
-            shape = [int(extent) for extent in factor.ty.shape]
-            if varies(factor) or shape != [1, channels, 1, 1]:
-                return call
-            if bias in found and (varies(found[bias]) or int(found[bias].ty.shape[-3]) != channels):
-                return call
-            per_filter = relax.op.reshape(factor, [channels, 1, 1, 1])
-            attrs = found[convolution].attrs
-            result = relax.op.nn.conv2d(
-                found[x],
-                relax.op.multiply(found[weight], per_filter),
-                strides=attrs.strides,
-                padding=attrs.padding,
-                dilation=attrs.dilation,
-                groups=attrs.groups,
-            )
-            if bias in found:
-                result = relax.op.add(result, relax.op.multiply(found[bias], factor))
-            return result
+    def _scaled(self, x: relax.Expr, factor: relax.Expr) -> relax.Expr | None:
+        """Return ``x * factor`` with the factor in the weights, if they can take it."""
+        call = self._call(x)
+        if is_call(_ADD, call):
+            for y, shift in _both_ways(call):
+                own = self.builder_.normalize(relax.op.multiply(shift, factor))
+                if self._is_weight(shift) and _size(own) == _size(shift):
+                    product = self._scaled(y, factor)
+                    if product is not None:
+                        return relax.op.add(product, own)
+        if call is None or call.op not in _CHANNELS:
+            return None
+        axis, after = _CHANNELS[call.op]
+        weight = call.args[1]
+        shape = [_size(factor)] + [1] * after
+        if (
+            not self._is_weight(weight)
+            or weight.ty.dtype != factor.ty.dtype
+            or _axis(factor, axis) != _size(factor)
+            or _axis(weight, -len(shape)) != _size(factor)
+            or len(weight.ty.shape) == 1
+        ):
+            return None
+        weight = relax.op.multiply(weight, relax.op.reshape(factor, shape))
+        return relax.Call(call.op, [call.args[0], weight], call.attrs)
 
-        for pattern in (scaled_with_bias, scaled):
-            main = rewrite_call(pattern, fold, main)
-        ir_mod["main"] = main
-        return ir_mod
+    def _shifted(self, x: relax.Expr, shift: relax.Expr) -> relax.Expr | None:
+        """Return ``x + shift`` with the shift in the bias, if there is one of the same shape."""
+        call = self._call(x)
+        for y, bias in _both_ways(call) if is_call(_ADD, call) else ():
+            product = self._call(y)
+            if product is not None and product.op in _CHANNELS and self._is_weight(bias):
+                both = self.builder_.normalize(relax.op.add(bias, shift))
+                if _size(both) == _size(bias) == _size(shift):
+                    return relax.op.add(y, both)
+        return None
+
+    def _call(self, x: relax.Expr) -> relax.Call | None:
+        """Return the call whose result is read here and nowhere else."""
+        if not isinstance(x, relax.Var) or self.readers[x] > 1:
+            return None
+        value = self.lookup_binding(x)
+        return value if isinstance(value, relax.Call) else None
+
+    def _is_weight(self, x: relax.Expr) -> bool:
+        """Whether a value depends on weights and constants alone."""
+        if not isinstance(x, relax.Var):
+            return all(self._is_weight(variable) for variable in relax.analysis.free_vars(x))
+        if x not in self.known:
+            value = self.values[x] if x in self.values else self.lookup_binding(x)
+            self.known[x] = self._is_weight(value)
+        return self.known[x]
 
 
-def _depends_on_input(function: relax.Function) -> set[relax.Expr]:
-    """Return the variables of a function that its first ``num_input`` parameters reach."""
-    reached = set(function.params[: int(function.attrs["num_input"])])
-    for block in function.body.blocks:
-        for binding in block.bindings:
-            if any(var in reached for var in relax.analysis.free_vars(binding.value)):
-                reached.add(binding.var)
-    return reached
+def _both_ways(call: relax.Call) -> tuple[tuple[relax.Expr, relax.Expr], ...]:
+    x, y = call.args
+    return (x, y), (y, x)
+
+
+def _size(x: relax.Expr) -> int:
+    return prod(int(extent) for extent in x.ty.shape)
+
+
+def _axis(x: relax.Expr, axis: int) -> int:
+    """The extent of an axis, counted from the back."""
+    return int(x.ty.shape[axis]) if len(x.ty.shape) >= -axis else 1
