@@ -128,6 +128,12 @@ def test_powers(exponent: float):
     check(lambda x: x.abs() ** exponent, with_specials(64))
 
 
+def test_large_tensors_of_one_value():
+    values = (float("-inf"), float("nan"), 2.0)
+    size = (600, 600)  # is not folded into a constant
+    check_each({str(v): lambda x, v=v: x + x.new_full(size, v) for v in values}, torch.ones(1))
+
+
 def test_powers_of_tensors():
     check_each(
         {"tensors": torch.pow, "number": lambda x, y: torch.pow(2.0, y)},

@@ -234,6 +234,14 @@ def _legalize_max_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(compute, call.args[0], primfunc_name_hint="max_pool")
 
 
+def _legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    # TVM's own looks for "float" in a dtype that is no text, and fails for NaN and infinity.
+    shape, value = call.args
+    value = _try_convert_to_scalar_const(value, python_native=True)
+    dtype = str(call.ty.dtype)
+    return bb.call_te(topi.full, shape.values, dtype, value, primfunc_name_hint="full")
+
+
 def _lowest(dtype: str) -> Scalar:
     # TVM's least float is finite, but a window may hold nothing but minus infinity.
     return tirx.const(-math.inf, dtype) if "float" in dtype else te.min_value(dtype)
@@ -243,6 +251,7 @@ def _lowest(dtype: str) -> Scalar:
 KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
     "relax.divide": _legalize(_divide, zero_as_tensor=True),
     "relax.equal": _legalize(_equal),
+    "relax.full": _legalize_full,
     "relax.greater_equal": _legalize(_greater_equal),
     "relax.less_equal": _legalize(_less_equal),
     "relax.logical_not": _legalize(_logical_not),
