@@ -73,6 +73,13 @@ def test_attention(options: dict[str, Any]):
     check(lambda q, k, v: attention(q, k, v, **options), q, k, v)
 
 
+def test_padding_beside_a_causal_mask():
+    q, k, v = torch.randn(3, 2, 4, 8, 16).unbind()
+    seen = torch.rand(2, 1, 1, 8) > 0.3
+    lower = torch.ones(8, 8).tril().bool()
+    check(lambda q, k, v, seen: attention(q, k, v, lower & seen), q, k, v, seen)
+
+
 def test_operands_that_share_a_tensor():
     def split(x: torch.Tensor) -> torch.Tensor:
         parts = x.split(16, -1)

@@ -31,7 +31,11 @@ def fold_constants(program: ExportedProgram) -> None:
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in names:
             known[node] = program.constants[names[node.name]]
-        elif _is_pure(node) and all(argument in known for argument in node.all_input_nodes):
+        elif (
+            is_pure(node)
+            and _bytes(node) <= LARGEST_CONSTANT
+            and all(argument in known for argument in node.all_input_nodes)
+        ):
             known[node] = _evaluate(node, known)
     for node, value in known.items():
         is_used = any(user not in known for user in node.users)
@@ -46,10 +50,22 @@ def constant_of(program: ExportedProgram, node: Any) -> torch.Tensor | None:
         return None
     if node.op == "get_attr":
         return getattr(program.graph_module, str(node.target))
+    if node.op != "placeholder":
+        return None
     for spec in program.graph_signature.input_specs:
         if spec.arg.name == node.name and spec.kind is InputKind.CONSTANT_TENSOR:
             return program.constants[str(spec.target)]
     return None
+
+
+def is_pure(node: fx.Node) -> bool:
+    """Whether a node computes the same from the same arguments, and does nothing else."""
+    tags = getattr(node.target, "tags", ())
+    return (
+        node.op == "call_function"
+        and torch.Tag.nondeterministic_seeded not in tags
+        and not node.is_impure()
+    )
 
 
 def _evaluate(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
@@ -58,16 +74,9 @@ def _evaluate(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
         return node.target(*arguments, **keywords)  # type: ignore[operator]
 
 
-def _is_pure(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
+def _bytes(node: fx.Node) -> int:
     value = node.meta.get("val")
-    size = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
-    return (
-        node.op == "call_function"
-        and size <= LARGEST_CONSTANT
-        and torch.Tag.nondeterministic_seeded not in tags
-        and not node.is_impure()
-    )
+    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def _replace(program: ExportedProgram, node: fx.Node, value: torch.Tensor) -> None:

@@ -9,6 +9,9 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from tvmify.compiler.constants import constant_of
+from tvmify.compiler.masks import is_causal
+
 aten = torch.ops.aten
 
 #: Key of a node's meta: what a query yields that sees no key. Spelt out, that is 0 / 0.
@@ -20,12 +23,17 @@ _DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class _Scores:
-    """``query turned_key scale + mask``."""
+    """``query turned_key scale + mask``, of which `causal` leaves the lower triangle."""
 
     query: fx.Node
     turned_key: fx.Node
     scale: float = 1.0
     mask: fx.Node | None = None
+    causal: bool = False
+
+    @property
+    def is_masked(self) -> bool:
+        return self.mask is not None or self.causal
 
 
 def recognise_attention(program: ExportedProgram) -> None:
@@ -40,7 +48,7 @@ def recognise_attention(program: ExportedProgram) -> None:
         if softmax is None or softmax.target is not aten._softmax.default:
             continue
         source, dim, _ = softmax.args
-        scores = _scores(source)
+        scores = _scores(program, source)
         if scores is None or dim not in (-1, len(_shape(softmax)) - 1):
             continue
         query, turned = scores.query, scores.turned_key
@@ -53,14 +61,14 @@ def recognise_attention(program: ExportedProgram) -> None:
             fused = graph.call_function(
                 aten.scaled_dot_product_attention.default,
                 (query, key, value, scores.mask),
-                {"scale": scores.scale},
+                {"is_causal": scores.causal, "scale": scores.scale},
             )
         fused.meta = {**node.meta, EMPTY: nan}
         node.replace_all_uses_with(fused)
     graph.eliminate_dead_code()
 
 
-def _scores(node: object) -> _Scores | None:
+def _scores(program: ExportedProgram, node: object) -> _Scores | None:
     """Read a chain backwards; None if it is none, or others read a part of it."""
     node = _through_copies(node)
     if node is None:
@@ -70,19 +78,40 @@ def _scores(node: object) -> _Scores | None:
         return _Scores(query, turned) if turned.target in _TURNS else None
     if node.target in (aten.mul.Tensor, aten.div.Tensor):
         x, factor = node.args
-        inner = _scores(x) if isinstance(factor, (int, float)) else None
+        inner = _scores(program, x) if isinstance(factor, (int, float)) else None
         # A factor after the mask would scale the mask as well.
-        if inner is None or inner.mask is not None or factor == 0:
+        if inner is None or inner.is_masked or factor == 0:
             return None
         by = factor if node.target is aten.mul.Tensor else 1 / factor
         return replace(inner, scale=inner.scale * by)
     if node.target is aten.add.Tensor and not node.kwargs:
         x, mask = node.args
-        inner = _scores(x) if isinstance(mask, fx.Node) else None
-        if inner is None or inner.mask is not None or _shape(x) != _shape(node):
+        inner = _scores(program, x) if isinstance(mask, fx.Node) else None
+        if inner is None or inner.is_masked or _shape(x) != _shape(node):
             return None
         same = mask.meta["val"].dtype == node.meta["val"].dtype
         return replace(inner, mask=mask) if same else None
+    if node.target is aten.where.self:
+        return _filled(program, node)
+    return None
+
+
+def _filled(program: ExportedProgram, node: fx.Node) -> _Scores | None:
+    """Read scores of which those above the diagonal were replaced by the least number.
+
+    Others that are replaced are left alone: what is added to a score that is NaN does not hide it.
+    """
+    condition, *branches = node.args
+    fills = [constant_of(program, branch) for branch in branches]
+    for fill, x in zip(fills, reversed(branches), strict=True):
+        if fill is None or fill.numel() != 1 or fill.item() > torch.finfo(fill.dtype).min:
+            continue
+        inner = _scores(program, x)
+        if inner is None or inner.is_masked or _shape(x) != _shape(node):
+            return None
+        hides = x is branches[1]
+        known = is_causal(program, condition, *_shape(node)[-2:], hides=hides)
+        return replace(inner, causal=True) if known else None
     return None
 
 

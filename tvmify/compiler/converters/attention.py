@@ -9,9 +9,9 @@ import torch
 from torch import fx
 from tvm import relax
 
-from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters.reduction import multiplier
 from tvmify.compiler.converters.registry import converts
+from tvmify.compiler.masks import is_causal, is_neutral
 from tvmify.compiler.passes.lower_attention import describe
 from tvmify.compiler.spelt_attention import EMPTY
 
@@ -48,11 +48,11 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         return _reshaped(importer, tensor, [batch, own_heads, length, size])
 
     q, k, v = (operand(x) for x in (query, key, value))
-    if mask is not None and _is_causal(importer, mask, node):
-        mask, causal = None, True
     bias = None
-    if mask is not None and not _is_neutral(importer, mask):
-        bias = _mask(importer, mask, dtype, lead)
+    if mask is not None:
+        left, above = _reduced(importer, mask, importer.shape(query)[-2], importer.shape(key)[-2])
+        causal = causal or above
+        bias = None if left is None else _mask(importer, left, dtype, lead)
     empty = node.meta.get(EMPTY, 0.0)
     call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty)
     return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
@@ -68,7 +68,6 @@ def _mask(
     importer: Importer, mask: fx.Node, dtype: torch.dtype, lead: tuple[int, ...]
 ) -> relax.Expr:
     """Return a mask with four axes, each of which may be 1."""
-    mask = _narrowest(importer, mask)
     is_bool = mask.meta["val"].dtype is torch.bool
     tensor = importer.tensor(mask) if is_bool else importer.tensor(mask, dtype)
     *outer, queries, keys = (1, 1, 1, 1, *importer.shape(mask))[-max(4, len(lead) + 2) :]
@@ -80,36 +79,25 @@ def _mask(
     return _reshaped(importer, tensor, [math.prod(outer[:-1]), outer[-1], queries, keys])
 
 
-def _narrowest(importer: Importer, mask: fx.Node) -> fx.Node:
-    """Return what a mask was made of by broadcasting, or by "and" with what is true throughout."""
+def _reduced(
+    importer: Importer, mask: fx.Node, queries: int, keys: int
+) -> tuple[fx.Node | None, bool]:
+    """Return what is left of a mask, and whether it was causal besides.
+
+    Taken off is what broadcasts it, and of an "and" the parts that are causal or hide nothing: a
+    padding of keys then needs no element for each query.
+    """
     name = str(mask.target)
     if name in ("aten.expand.default", "aten.clone.default"):
-        return _narrowest(importer, mask.all_input_nodes[0])
-    if name in ("aten.bitwise_and.Tensor", "aten.logical_and.default"):
-        parts = [part for part in mask.all_input_nodes if not _is_neutral(importer, part)]
-        if len(parts) == 1 and parts[0].meta["val"].dtype is torch.bool:
-            return _narrowest(importer, parts[0])
-    return mask
-
-
-def _is_neutral(importer: Importer, mask: fx.Node) -> bool:
-    """Whether a mask is known to hide nothing."""
-    constant = constant_of(importer.program, mask)
-    if constant is None:
-        return False
-    return bool(constant.all()) if constant.dtype is torch.bool else not bool(constant.any())
-
-
-def _is_causal(importer: Importer, mask: fx.Node, node: fx.Node) -> bool:
-    """Whether a mask is known to show each query the keys up to its own place, and no others."""
-    constant = constant_of(importer.program, mask)
-    if constant is None:
-        return False
-    if constant.dtype is not torch.bool:
-        lowest = torch.finfo(constant.dtype).min
-        if not bool(((constant == 0) | (constant <= lowest)).all()):
-            return False
-        constant = constant == 0
-    queries, keys = importer.shape(node.args[0])[-2], importer.shape(node.args[1])[-2]
-    lower = torch.ones(queries, keys, dtype=torch.bool).tril()
-    return constant.shape[-2:] == lower.shape and bool((constant == lower).all())
+        return _reduced(importer, mask.all_input_nodes[0], queries, keys)
+    parts = mask.all_input_nodes
+    is_and = name in ("aten.bitwise_and.Tensor", "aten.logical_and.default")
+    if is_and and all(part.meta["val"].dtype is torch.bool for part in parts):
+        found = [_reduced(importer, part, queries, keys) for part in parts]
+        left = [part for part, _ in found if part is not None]
+        if len(left) > 1:
+            return mask, False
+        return next(iter(left), None), any(causal for _, causal in found)
+    if is_causal(importer.program, mask, queries, keys):
+        return None, True
+    return None if is_neutral(importer.program, mask) else mask, False

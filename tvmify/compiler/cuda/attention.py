@@ -37,6 +37,10 @@ class _Calling(AttentionLowering):
             located = zip(values[:3], operands, counts, strict=True)
             query, key, value = (_heads(record, *one) for one in located)
             seen = values[3] if mask is not None else None
+            causal = about.causal
+            if seen is not None and causal:  # PyTorch takes either; such a mask is of bool
+                size = [-1, -1, about.query.length, about.key.length]
+                seen, causal = record("tril", record("expand", seen, size, False), 0), False
             result = record(
                 "scaled_dot_product_attention",
                 query,
@@ -44,7 +48,7 @@ class _Calling(AttentionLowering):
                 value,
                 seen,
                 0.0,
-                about.causal,
+                causal,
                 about.scale,
                 about.shared > 1,
             )
