@@ -186,6 +186,9 @@ def test_long_masks_are_never_all_in_memory(mask: str):
     with Largest() as largest:
         assert masks.is_causal(program, node, 4096, 4096)
     assert 0 < largest.elements <= 1 << 17
+    with Largest() as again:  # the next layer asks for the same mask
+        assert masks.is_causal(program, node, 4096, 4096)
+    assert again.elements == 0
 
 
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):

@@ -7,8 +7,9 @@ attention avoids. So it is computed a few rows at a time, and no more is kept th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -20,6 +21,9 @@ aten = torch.ops.aten
 
 #: Elements that are computed at a time: what they are computed from stays in the cache.
 _AT_A_TIME = 1 << 17
+
+#: What was found of a mask: most models have one for all layers, and ask again for each.
+_FOUND: WeakKeyDictionary[fx.Node, dict[Hashable, bool]] = WeakKeyDictionary()
 
 #: What leaves the last two axes alone if their extents stay.
 _RESHAPES = (
@@ -60,7 +64,7 @@ def is_causal(
         query = torch.arange(first, first + rows.shape[-2], device=rows.device)
         return bool((shown == (key <= query.unsqueeze(-1))).all())
 
-    return _all_rows(program, mask, holds)
+    return _all_rows(program, mask, (queries, keys, hides), holds)
 
 
 def is_neutral(program: ExportedProgram, mask: fx.Node) -> bool:
@@ -69,13 +73,25 @@ def is_neutral(program: ExportedProgram, mask: fx.Node) -> bool:
     def holds(_: int, rows: torch.Tensor) -> bool:
         return bool(rows.all()) if rows.dtype is torch.bool else not bool(rows.any())
 
-    return _all_rows(program, mask, holds)
+    return _all_rows(program, mask, "neutral", holds)
 
 
 def _all_rows(
-    program: ExportedProgram, mask: fx.Node, holds: Callable[[int, torch.Tensor], bool]
+    program: ExportedProgram,
+    mask: fx.Node,
+    question: Hashable,
+    holds: Callable[[int, torch.Tensor], bool],
 ) -> bool:
     """Whether the rows of a mask are known, and all pass a test, which gets the first's number."""
+    found = _FOUND.setdefault(mask, {})
+    if question not in found:
+        found[question] = _look(program, mask, holds)
+    return found[question]
+
+
+def _look(
+    program: ExportedProgram, mask: fx.Node, holds: Callable[[int, torch.Tensor], bool]
+) -> bool:
     shape = (1, 1, *_shape(mask))
     step = max(1, _AT_A_TIME // max(1, math.prod(shape[:-2]) * shape[-1]))
     for first in range(0, shape[-2], step):
