@@ -45,7 +45,7 @@ void check(const void* memory, size_t bytes) {
 }  // namespace
 
 HugePageAllocator::HugePageAllocator()
-    : Allocator(static_cast<memory::AllocatorType>(kOurAllocator)) {}
+    : Allocator(static_cast<memory::AllocatorType>(kHugePageAllocator)) {}
 
 memory::Buffer HugePageAllocator::Alloc(DLDevice device, size_t size, size_t alignment,
                                         DLDataType) {

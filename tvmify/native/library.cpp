@@ -193,7 +193,7 @@ Library::Lease Library::lease(c10::Device device) const {
 
 Library::Lease Library::lease_for_packing(c10::Device device) const {
   if (!device.is_cpu()) return lease(device);
-  return {loaded_->idle.front(), make_machine(device, kOurAllocator), false};
+  return {loaded_->idle.front(), make_machine(device, kHugePageAllocator), false};
 }
 
 void Library::Lease::give_back() {
@@ -223,7 +223,7 @@ std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int 
     const c10::StreamGuard stream(cuda.getDefaultStream(device));
     constexpr int kGpu = kDLCUDA;
     const int index = device.index();
-    initialize(kGpu, index, kOurAllocator, kCpu, /*device_id=*/0, memory);
+    initialize(kGpu, index, kTorchAllocator, kCpu, /*device_id=*/0, memory);
     cuda.synchronizeStream(stream.current_stream());
   }
   ffi::Function main = module->GetFunction("main").value();

@@ -50,7 +50,7 @@ Buffers& buffers() {
 class TorchAllocator final : public memory::Allocator {
  public:
   explicit TorchAllocator(DLDevice device)
-      : Allocator(static_cast<memory::AllocatorType>(kOurAllocator)),
+      : Allocator(static_cast<memory::AllocatorType>(kTorchAllocator)),
         device_(torch_device(device)),
         torch_(c10::GetAllocator(device_.type())) {}
 
@@ -83,9 +83,10 @@ class TorchAllocator final : public memory::Allocator {
 // TVM asks for a function of this name, which ends where it has no name for the type of device, and
 // makes an allocator of its own if there is none, or it returns null.
 void* allocator_for(DLDevice device, int type) {
-  if (type != kOurAllocator) return nullptr;
-  if (device.device_type == kDLCPU) return new HugePageAllocator();
-  return static_cast<memory::Allocator*>(new TorchAllocator(device));
+  memory::Allocator* made = nullptr;
+  if (type == kTorchAllocator) made = new TorchAllocator(device);
+  if (type == kHugePageAllocator) made = new HugePageAllocator();
+  return made;
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() { ffi::reflection::GlobalDef().def("DeviceAllocator.", allocator_for); }

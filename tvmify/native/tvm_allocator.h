@@ -48,8 +48,8 @@ class __attribute__((visibility("default"))) Allocator {
 
 namespace tvmify {
 
-// For `vm_initialization`: TVM's allocator that keeps memory for the next call, and ours, which is
-// PyTorch's on a GPU and hands out huge pages on the CPU. TVM's type for them holds no more than 3.
-constexpr int kPooledAllocator = 2, kOurAllocator = 3;
+// For `vm_initialization`: TVM's allocator that keeps memory for the next call, and ours. TVM's
+// type for them holds 0 to 3, of which 1 and 2 are its own.
+constexpr int kPooledAllocator = 2, kHugePageAllocator = 0, kTorchAllocator = 3;
 
 }  // namespace tvmify
