@@ -25,8 +25,12 @@ DEPTH = "tvmify.depth"
 #: pixel's inputs are then read in longer runs. Half as much takes a seventh longer with AVX2, and
 #: 2 % less time with AVX-512; no blocks at all take 20 to 40 % longer (512 channels at 7 × 7).
 _PANEL = 1.25
-#: Fewer tasks than this cannot be shared out among the cores of a small machine.
-_FEW_TASKS = 4
+#: Fewer tasks than this cannot be shared out among the cores of a small machine; so many rows of
+#: tiles are shared out evenly enough (seven cost two cores a seventh: ViT's first layer, AVX2).
+_FEW_TASKS, _MANY_ROWS = 4, 8
+#: With so many blocks it does not pay to store the sums of each, if the first cache does not hold
+#: them all: 14 % at 56 × 56 × 96 → 192, stride 2, with AVX-512, 5 % at 56 × 56 × 128 with AVX2.
+_FEW_BLOCKS = 2
 
 
 def candidates(
@@ -111,12 +115,13 @@ class Direct:
         if choice.is_strict():
             most = min(most, max(plans.LONGEST_STRICT_SUM // prod(self.window.size), 2))
         block = _block(self.in_channels, most, self.side)
-        read = prod(self.image) * self.element
+        image = prod(self.image[1:]) * self.element
         kernel = (self.groups, self.out_channels, *self.window.size, self.in_channels)
-        weights = prod(kernel) * self.element
-        by_channel = weights + read * tasks * machine.distance(read)
-        by_row = read + weights * -(-self.out[1] // tile.down) * machine.distance(weights)
-        by_rows = not tile.flat and (tasks == 1 or by_row < by_channel)
+        weights, rows = prod(kernel) * self.element, -(-self.out[1] // tile.down)
+        by_channel = weights + image * tasks * machine.distance(image)
+        by_row = image + weights * rows * machine.distance(weights)
+        fewer = by_row < by_channel and self.out[0] * rows >= _MANY_ROWS
+        by_rows = not tile.flat and (tasks == 1 or fewer)
         return replace(tiled, block=block, rows_first=block == self.in_channels and by_rows)
 
     def otherwise(self, machine: Microarchitecture) -> list[Direct]:
@@ -136,9 +141,10 @@ class Direct:
     def _longest(self, machine: Microarchitecture) -> int:
         """How many input channels a block may have: all, where L2 does not hold all sums."""
         of_a_pixel = self.tile.channels * self.element
-        if prod(self.out[1:3]) * of_a_pixel > machine.l2_bytes // 2:
-            return self.in_channels
-        return int(machine.l1_bytes * _PANEL) // (prod(self.window.size) * of_a_pixel)
+        sums = prod(self.out[1:3]) * of_a_pixel
+        most = int(machine.l1_bytes * _PANEL) // (prod(self.window.size) * of_a_pixel)
+        few = sums > machine.l1_bytes and self.in_channels <= _FEW_BLOCKS * most
+        return self.in_channels if few or sums > machine.l2_bytes // 2 else most
 
     hint = "conv2d"
 

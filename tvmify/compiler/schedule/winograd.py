@@ -36,15 +36,15 @@ _BLOCK = 64
 #: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
 #: way from memory; of weights that the next chunk reads; of transformed inputs that go through
 #: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
-#: come near the fastest for their shape, by a script that was not kept; but for that of weights,
-#: 0.05 there: in ResNet-18, whose weights the third cache does not hold, 0.08 chooses better.
-#: Transforms take two thirds of that since points share arithmetic; 14 and 6 would choose the same
-#: for every shape of the benchmark's models.
-_PRODUCT, _INPUT, _RESULT = 1.05, 23, 12
-_WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.073
-#: That fit is of vectors of so many lanes. Beside twice as many instructions, inputs that the third
-#: cache holds are read in half the time (ten layers with AVX2, measured); 3.6 MB and more are not.
-_FITTED_LANES, _NEARBY = 16, 2 << 20
+#: come near the fastest for their shape, by a script that was not kept, and mended since by the
+#: times of 29 shapes with AVX-512 and with AVX2, of which the fastest is chosen in all but one. The
+#: weight of weights is a compromise: kernels by themselves, with a large third cache, ask for 0.06,
+#: VGG-16 as a whole loses 4 % with 0.05, and 0.08 was right where the third cache is small.
+_PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
+_WEIGHT, _AGAIN, _STORED, _READ = 0.065, 0.021, 0.057, 0.05
+#: So many bytes of transformed inputs stay in the second and third cache, and are read in half the
+#: time.
+_NEARBY = 1 << 20
 #: And nanoseconds that have to be gained: the direct kernel is more exact, and has a single fork.
 _START, _FORK = 50_000, 20_000
 #: Chunks with inputs of their own are made so small that there are this many.
@@ -164,7 +164,7 @@ class Winograd:
         weights = squares * inputs * outputs * 4
         if self.shared:
             stored = chunks * in_chunk * squares * inputs * 4
-            read = _READ * (machine.lanes() / _FITTED_LANES if stored <= _NEARBY else 1)
+            read = _READ / 2 if stored <= _NEARBY else _READ
             moved = stored * (_STORED + read * panels)
         else:
             moved = weights * (chunks - 1) * _AGAIN
