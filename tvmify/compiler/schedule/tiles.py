@@ -18,13 +18,16 @@ _LATENCY = 4
 _MOST_VECTORS = 4
 #: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
 #: which comes from L2 more often than not, and for each row, whose activation is broadcast. Fitted
-#: together with the constants of `plans`.
-_PER_VECTOR, _PER_ROW = 0.75, 0.5
+#: together with the constants of `plans`, and the former, 0.75 then, chosen anew by the times of
+#: 145 products: they lose 2.5 % instead of 3.2 in the mean with AVX-512, 1.8 instead of 1.9 with
+#: AVX2, the worst of them 17 instead of 34 % and 12 instead of 15.
+_PER_VECTOR, _PER_ROW = 1.05, 0.5
 #: Multiply-adds of vectors in one iteration of a kernel, and steps of the reduction, at most. With
 #: one step of 6 × 16 sums, every third instruction counts or prefetches. A core that has its
 #: instruction slots for itself does not mind; one whose sibling thread is busy, as on most rented
 #: machines, is a tenth to a fifth faster with four steps (products of ResNet-50, AVX2, measured).
-_ITERATION, _MOST_STEPS = 48, 4
+#: Two steps of 9 × 48, 14 × 32 and 7 × 2 × 32 take 1 to 2 % less than one (AVX-512, measured).
+_ITERATION, _MOST_STEPS = 56, 4
 #: How much longer tiles take that leave no register for that.
 _ONE_BY_ONE = 1.08
 #: How much longer tiles of an image take some of which its border cuts, or that go on in the next
