@@ -156,17 +156,43 @@ def test_groups_of_any_size_have_a_kernel(target, groups, size):
         assert built.rules == {"conv2d"}, built.report
 
 
-def _candidates(size, channels, out, window, stride, padding, target):
+def _candidates(size, channels, out, window, stride, padding, target, count=1):
     along = (size + 2 * padding - window) // stride + 1
     return direct.candidates(
-        [1, size, size, channels],
+        [count, size, size, channels],
         [out, window, window, channels],
-        (1, along, along, out),
+        (count, along, along, out),
         Window((window, window), (stride, stride), (1, 1), (padding,) * 4),
         1,
         "float32",
         Microarchitecture.of(target),
     )
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX2])
+def test_pixels_of_a_tile_lie_below_each_other(target):
+    # Neighbours in a row share inputs, of which LLVM keeps so many that it spills.
+    with choice.choosing(choice.Choices()):
+        tile = _candidates(256, 3, 32, 3, 1, 1, target)[0].tile
+    assert tile.down >= tile.across > 1
+
+
+@pytest.mark.parametrize("target", [AVX512, AVX2])
+def test_few_rows_of_tiles_are_not_shared_out(target):
+    def rows_first(size, out, window, stride, padding, count=1):
+        shape = (size, 3, out, window, stride, padding, target, count)
+        with choice.choosing(choice.Choices()):
+            return _candidates(*shape)[0].rows_first
+
+    assert not rows_first(224, 768, 16, 16, 0)  # ViT: two to seven rows of tiles
+    assert rows_first(224, 64, 7, 2, 3)
+    assert rows_first(224, 64, 7, 2, 3, count=4)
+
+
+def test_two_blocks_of_channels_are_one_if_their_sums_are_large():
+    with choice.choosing(choice.Choices()):
+        assert _candidates(56, 96, 192, 2, 2, 0, AVX512)[0].block == 96
+        assert _candidates(14, 96, 192, 2, 2, 0, AVX512)[0].block < 96  # 49 pixels
 
 
 def test_pixels_of_small_images_are_numbered_through():
@@ -228,7 +254,7 @@ def test_residual_and_activation_are_fused(flat):
 
     inputs = [random(1, size, size, channels), random(1, size, size, 64, seed=1)]
     weights = [random(64, 3, 3, channels, seed=2)]
-    with choice.choosing(choice.Choices()) as choices:
+    with choice.choosing(choice.Choices(most=99)) as choices:
         build(describe, inputs, weights)
     ((workload, names),) = choices.asked.items()
     name = next(n for n in names if n.startswith("direct") and (" flat " in n) == flat)

@@ -154,10 +154,10 @@ def _hot_loop(built):
 
 
 @pytest.mark.parametrize(
-    ("target", "depth", "steps"), [(AVX2, 128, 4), (AVX2, 126, 3), (AVX2, 127, 1), (AVX512, 128, 1)]
+    ("target", "depth", "steps"), [(AVX2, 128, 4), (AVX2, 126, 3), (AVX2, 127, 1), (AVX512, 128, 2)]
 )
 def test_an_iteration_takes_several_steps_in_registers(target, depth, steps):
-    # 6 × 16 sums with AVX2, 9 × 48 with AVX-512, where one step is enough.
+    # 6 × 16 sums with AVX2, 9 × 48 with AVX-512.
     weights = [random(480, depth, seed=1), random(480, seed=2)]
     loop = _hot_loop(build(_linear, [random(90, depth)], weights, target))
     vectors = 12 if target is AVX2 else 27
@@ -180,6 +180,17 @@ def test_no_second_step_without_a_register_for_it(tile, steps):
 
 def _prefetches(built):
     return built.kernel().script().count("T.prefetch(")
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(64, 512, 512), (49, 672, 192), (49, 256, 512)]
+)
+def test_a_panel_that_tiles_share_stays_in_the_first_cache(rows, depth, columns):
+    machine = Microarchitecture.of(AVX512)
+    work = plans.Workload(1, rows, columns, depth, "float32", True)
+    plan = plans.choose(work, machine, 32)
+    assert plan.block > 1
+    assert plan.depth * plan.columns * 4 <= 1.5 * machine.l1_bytes
 
 
 def test_weights_are_fetched_ahead():
