@@ -131,20 +131,23 @@ class Direct:
         if self.block < self.in_channels:
             return [replace(self, block=self.in_channels)]
         found = []
-        block = _block(self.in_channels, self._longest(machine), self.side)
+        block = _block(self.in_channels, self._longest(machine, few=0), self.side)
         if block < self.in_channels:
             found.append(replace(self, block=block, rows_first=False))
         if self.tile.channels < self.out_channels and not self.tile.flat:
             found.append(replace(self, rows_first=not self.rows_first))
         return found
 
-    def _longest(self, machine: Microarchitecture) -> int:
-        """How many input channels a block may have: all, where L2 does not hold all sums."""
+    def _longest(self, machine: Microarchitecture, few: int = _FEW_BLOCKS) -> int:
+        """How many input channels a block may have: all, where L2 does not hold all sums.
+
+        And all, where L1 does not and so `few` blocks would have them.
+        """
         of_a_pixel = self.tile.channels * self.element
         sums = prod(self.out[1:3]) * of_a_pixel
         most = int(machine.l1_bytes * _PANEL) // (prod(self.window.size) * of_a_pixel)
-        few = sums > machine.l1_bytes and self.in_channels <= _FEW_BLOCKS * most
-        return self.in_channels if few or sums > machine.l2_bytes // 2 else most
+        whole = sums > machine.l1_bytes and self.in_channels <= few * most
+        return self.in_channels if whole or sums > machine.l2_bytes // 2 else most
 
     hint = "conv2d"
 

@@ -44,10 +44,10 @@ _CYCLE, _FAR_BYTE, _NEAR_BYTE = 0.22, 0.035, 0.006
 #: faster than one that is twice as high.
 _LONE = 1.25
 _SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.007, 0.04, 1500.0
-#: And per byte of weights that a tile reads out of the second cache, since a block of the panel is
-#: larger than the first one, by so many times. Since the fit: with AVX-512 the mean loss of 145
-#: products fell from 3.8 to 3.5 %, the largest from 34 to 23 %, with anything from 0.001 to 0.005;
-#: with AVX2 no choice depends on it.
+#: And per byte of weights that a tile reads from the second cache, because a block of the panel is
+#: more than so many times as large as the first one. Since the fit: with AVX-512 the mean loss of
+#: 145 products fell from 3.8 to 3.5 %, the largest from 34 to 23 %, with anything from 0.001 to
+#: 0.005; with AVX2 no choice depends on it.
 _SPILLED_BYTE, _SPILLS = 0.0014, 1.5
 
 
