@@ -158,51 +158,46 @@ def test_groups_of_any_size_have_a_kernel(target, groups, size):
 
 def _candidates(size, channels, out, window, stride, padding, target, count=1):
     along = (size + 2 * padding - window) // stride + 1
-    return direct.candidates(
-        [count, size, size, channels],
-        [out, window, window, channels],
-        (count, along, along, out),
-        Window((window, window), (stride, stride), (1, 1), (padding,) * 4),
-        1,
-        "float32",
-        Microarchitecture.of(target),
-    )
+    with choice.choosing(choice.Choices()):
+        return direct.candidates(
+            [count, size, size, channels],
+            [out, window, window, channels],
+            (count, along, along, out),
+            Window((window, window), (stride, stride), (1, 1), (padding,) * 4),
+            1,
+            "float32",
+            Microarchitecture.of(target),
+        )
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX2])
 def test_pixels_of_a_tile_lie_below_each_other(target):
     # Neighbours in a row share inputs, of which LLVM keeps so many that it spills.
-    with choice.choosing(choice.Choices()):
-        tile = _candidates(256, 3, 32, 3, 1, 1, target)[0].tile
+    tile = _candidates(256, 3, 32, 3, 1, 1, target)[0].tile
     assert tile.down >= tile.across > 1
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX2])
 def test_few_rows_of_tiles_are_not_shared_out(target):
-    def rows_first(size, out, window, stride, padding, count=1):
-        shape = (size, 3, out, window, stride, padding, target, count)
-        with choice.choosing(choice.Choices()):
-            return _candidates(*shape)[0].rows_first
-
-    assert not rows_first(224, 768, 16, 16, 0)  # ViT: two to seven rows of tiles
-    assert rows_first(224, 64, 7, 2, 3)
-    assert rows_first(224, 64, 7, 2, 3, count=4)
+    first, *_ = _candidates(224, 3, 768, 16, 16, 0, target)  # ViT: two to seven rows of tiles
+    assert not first.rows_first
+    for count in (1, 4):
+        first, *_ = _candidates(224, 3, 64, 7, 2, 3, target, count)
+        assert first.rows_first
 
 
 def test_two_blocks_of_channels_are_one_if_their_sums_are_large():
-    with choice.choosing(choice.Choices()):
-        assert _candidates(56, 96, 192, 2, 2, 0, AVX512)[0].block == 96
-        assert _candidates(14, 96, 192, 2, 2, 0, AVX512)[0].block < 96  # 49 pixels
+    assert _candidates(56, 96, 192, 2, 2, 0, AVX512)[0].block == 96
+    assert _candidates(14, 96, 192, 2, 2, 0, AVX512)[0].block < 96  # 49 pixels
 
 
 def test_pixels_of_small_images_are_numbered_through():
-    with choice.choosing(choice.Choices()):
-        best = _candidates(14, 256, 512, 3, 2, 1, AVX2)[0]  # 49 pixels, where rows make 56
-        assert best.tile.flat
-        assert prod(best.tile.counts(7, 7)) * best.tile.pixels < 56
-        assert not _candidates(28, 128, 256, 3, 1, 1, AVX512)[0].tile.flat  # tiles divide a row
-        # A border is added to rows where they are used: that needs whole rows.
-        assert not any(each.tile.flat for each in _candidates(224, 3, 64, 7, 2, 3, AVX2))
+    best = _candidates(14, 256, 512, 3, 2, 1, AVX2)[0]  # 49 pixels, where rows make 56
+    assert best.tile.flat
+    assert prod(best.tile.counts(7, 7)) * best.tile.pixels < 56
+    assert not _candidates(28, 128, 256, 3, 1, 1, AVX512)[0].tile.flat  # tiles divide a row
+    # A border is added to rows where they are used: that needs whole rows.
+    assert not any(each.tile.flat for each in _candidates(224, 3, 64, 7, 2, 3, AVX2))
 
 
 @pytest.mark.parametrize(("target", "registers"), [(AVX2, 16), (AVX512, 32), (NEON, 32)])

@@ -117,11 +117,12 @@ class Direct:
         block = _block(self.in_channels, most, self.side)
         image = prod(self.image[1:]) * self.element
         kernel = (self.groups, self.out_channels, *self.window.size, self.in_channels)
-        weights, rows = prod(kernel) * self.element, -(-self.out[1] // tile.down)
+        weights = prod(kernel) * self.element
+        rows, _ = tile.counts(*self.out[1:3])
         by_channel = weights + image * tasks * machine.distance(image)
         by_row = image + weights * rows * machine.distance(weights)
-        fewer = by_row < by_channel and self.out[0] * rows >= _MANY_ROWS
-        by_rows = not tile.flat and (tasks == 1 or fewer)
+        worth = by_row < by_channel and self.out[0] * rows >= _MANY_ROWS
+        by_rows = not tile.flat and (tasks == 1 or worth)
         return replace(tiled, block=block, rows_first=block == self.in_channels and by_rows)
 
     def otherwise(self, machine: Microarchitecture) -> list[Direct]:
@@ -139,9 +140,10 @@ class Direct:
         return found
 
     def _longest(self, machine: Microarchitecture, few: int = _FEW_BLOCKS) -> int:
-        """How many input channels a block may have: all, where L2 does not hold all sums.
+        """How many input channels a block may have: as many as a panel in L1 has.
 
-        And all, where L1 does not and so `few` blocks would have them.
+        All of them where L2 does not hold all sums, and where `few` blocks would do and L1 does
+        not hold all sums.
         """
         of_a_pixel = self.tile.channels * self.element
         sums = prod(self.out[1:3]) * of_a_pixel
