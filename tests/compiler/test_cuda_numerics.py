@@ -105,6 +105,20 @@ def test_rows_that_see_nothing_are_zero_or_nan_as_in_eager():
         check(function, q, k, v, added)
 
 
+@pytest.mark.parametrize("fill", [float("-inf"), -1e4])
+def test_scores_that_are_filled(fill: float):
+    def spelt(q: Any, k: Any, v: Any, hidden: Any) -> Any:
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(hidden, fill)
+        return torch.softmax(scores, -1) @ v
+
+    q, k, v = torch.randn(3, 2, 4, 8, 16).unbind()
+    hidden = torch.rand(2, 1, 1, 8) > 0.7
+    hidden[0] = True
+    k[1, :, 3] = float("nan")
+    hidden[1, ..., 3] = True
+    check(spelt, q, k, v, hidden)
+
+
 def test_products():
     def products(x: Any, y: Any, row: Any, bias: Any) -> list[Any]:
         both = x @ y

@@ -131,17 +131,62 @@ def test_padding_beside_a_causal_mask(sizes: tuple[int, ...]):
     assert artifact.report["kernels"] == compiled(padded, *qkv, padding).report["kernels"]
 
 
-def test_scores_that_are_filled_elsewhere_are_filled():
+FILLS = [float("-inf"), lowest, -1e9, -1e4]
+
+
+def is_fused(artifact: Any) -> bool:
+    return "attention" in artifact.report["kernels"].values()
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("queries", [12, 2])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 12), (2, 1, 0, 12), (0, 12)], ids=str)
+def test_scores_that_are_filled_have_no_tensor(queries: int, shape: tuple[int, ...], fill: float):
     """A NaN among what is hidden would stay one if minus infinity were added."""
+    hidden = torch.rand([extent or queries for extent in shape]) > 0.7
+    hidden[..., 3] = True
+    hidden[0] = True  # a query that sees no key yields NaN, or sees all
+    q, k, v = operands(queries, 12)
+    k[1, ..., 3, :] = float("nan")
+    for fills in (
+        lambda x, hidden: x.masked_fill(hidden, fill),
+        lambda x, hidden: torch.where(hidden, fill, x),
+        lambda x, hidden: x.where(~hidden, fill),
+    ):
 
+        def program(
+            q: Any, k: Any, v: Any, hidden: Any, fills: Callable[..., torch.Tensor] = fills
+        ) -> torch.Tensor:
+            return spelt(lambda x: fills(x, hidden), q, k, v)
+
+        assert is_fused(check(program, q, k, v, hidden))
+
+
+@pytest.mark.parametrize("causal_first", [True, False])
+@pytest.mark.parametrize("fill", [float("-inf"), lowest])
+def test_scores_that_are_filled_twice(fill: float, causal_first: bool):
+    def program(q: Any, k: Any, v: Any, padding: Any) -> torch.Tensor:
+        hidden = [~compared(q, k), padding]
+
+        def fills(x: torch.Tensor) -> torch.Tensor:
+            for mask in hidden if causal_first else reversed(hidden):
+                x = x.masked_fill(mask, fill)
+            return x
+
+        return spelt(fills, q, k, v)
+
+    padding = torch.rand(2, 1, 1, 12) > 0.7
+    padding[0, ..., :2] = True  # with the least number, the first queries see all keys
+    artifact = check(program, *operands(12), padding)
+    assert is_fused(artifact) == (fill == float("-inf"))
+
+
+def test_a_fill_for_each_head_is_no_mask():
     def program(q: Any, k: Any, v: Any, hidden: Any) -> torch.Tensor:
-        return spelt(lambda x: x.masked_fill(hidden, float("-inf")), q, k, v)
+        fill = torch.tensor([-1.0, -2.0]).reshape(2, 1, 1)
+        return spelt(lambda x: torch.where(hidden, fill, x), q, k, v)
 
-    q, k, v = operands(12)
-    hidden = torch.rand(12, 12) > 0.7
-    hidden[:, 3] = True
-    k[..., 3, :] = float("nan")
-    check(program, q, k, v, hidden)
+    assert not is_fused(check(program, *operands(12), torch.rand(12, 12) > 0.7))
 
 
 @pytest.mark.parametrize("value", [-1e4, float("-inf")])
@@ -167,6 +212,7 @@ class Buffered(nn.Module):
 def test_a_mask_in_a_buffer_may_change():
     module, qkv = Buffered(40).eval(), operands(30)
     artifact = check(module, *qkv)
+    assert is_fused(artifact)
     module.mask.copy_(torch.ones(40, 40).tril(3))  # type: ignore[operator]
     assert_close_to_reference(executed(artifact, module, *qkv), module, qkv)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import nan
+from math import inf, nan
 
 import torch
 from torch import fx
@@ -16,20 +16,37 @@ aten = torch.ops.aten
 
 #: Key of a node's meta: what a query yields that sees no key. Spelt out, that is 0 / 0.
 EMPTY = "tvmify.empty"
+#: Key of a node's meta: what stands for the scores that the mask, of bool, does not show.
+FILL = "tvmify.fill"
 
 _TURNS = (aten.transpose.int, aten.permute.default, aten.t.default)
+#: With a number: TorchScript has overloads of their own for that.
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 _DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """``query turned_key scale + mask``, of which `causal` leaves the lower triangle."""
+    """``query turned_key scale``, masked.
+
+    Attributes
+    ----------
+    mask
+        What is added; with `fill`, where scores are shown, or hidden if `hides`.
+    causal
+        Whether those above the diagonal are hidden.
+    fill
+        What stands for the scores that are hidden.
+    """
 
     query: fx.Node
     turned_key: fx.Node
     scale: float = 1.0
     mask: fx.Node | None = None
+    hides: bool = False
     causal: bool = False
+    fill: float | None = None
 
     @property
     def is_masked(self) -> bool:
@@ -60,10 +77,10 @@ def recognise_attention(program: ExportedProgram) -> None:
             key.meta = {"val": turned.meta["val"].transpose(-2, -1)}
             fused = graph.call_function(
                 aten.scaled_dot_product_attention.default,
-                (query, key, value, scores.mask),
+                (query, key, value, _shown(scores)),
                 {"is_causal": scores.causal, "scale": scores.scale},
             )
-        fused.meta = {**node.meta, EMPTY: nan}
+        fused.meta = {**node.meta, EMPTY: nan, FILL: scores.fill}
         node.replace_all_uses_with(fused)
     graph.eliminate_dead_code()
 
@@ -76,13 +93,13 @@ def _scores(program: ExportedProgram, node: object) -> _Scores | None:
     if node.target is aten.matmul.default:
         query, turned = node.args
         return _Scores(query, turned) if turned.target in _TURNS else None
-    if node.target in (aten.mul.Tensor, aten.div.Tensor):
+    if node.target in (*_PRODUCTS, *_QUOTIENTS):
         x, factor = node.args
         inner = _scores(program, x) if isinstance(factor, (int, float)) else None
         # A factor after the mask would scale the mask as well.
         if inner is None or inner.is_masked or factor == 0:
             return None
-        by = factor if node.target is aten.mul.Tensor else 1 / factor
+        by = factor if node.target in _PRODUCTS else 1 / factor
         return replace(inner, scale=inner.scale * by)
     if node.target is aten.add.Tensor and not node.kwargs:
         x, mask = node.args
@@ -97,22 +114,36 @@ def _scores(program: ExportedProgram, node: object) -> _Scores | None:
 
 
 def _filled(program: ExportedProgram, node: fx.Node) -> _Scores | None:
-    """Read scores of which those above the diagonal were replaced by the least number.
-
-    Others that are replaced are left alone: what is added to a score that is NaN does not hide it.
-    """
+    """Read scores some of which were replaced by a number."""
     condition, *branches = node.args
-    fills = [constant_of(program, branch) for branch in branches]
-    for fill, x in zip(fills, reversed(branches), strict=True):
-        if fill is None or fill.numel() != 1 or fill.item() > torch.finfo(fill.dtype).min:
+    for branch, x in zip(branches, reversed(branches), strict=True):
+        number = constant_of(program, branch)
+        if number is None or number.numel() != 1:
             continue
         inner = _scores(program, x)
-        if inner is None or inner.is_masked or _shape(x) != _shape(node):
+        if inner is None or _shape(x) != _shape(node):
+            return None
+        fill = number.item()
+        # Of two masks, each hides as well what the other shows, if both put the same there.
+        if inner.is_masked and not inner.fill == fill == -inf:
             return None
         hides = x is branches[1]
-        known = is_causal(program, condition, *_shape(node)[-2:], hides=hides)
-        return replace(inner, causal=True) if known else None
+        least = fill <= torch.finfo(number.dtype).min
+        if least and is_causal(program, condition, *_shape(node)[-2:], hides=hides):
+            return replace(inner, causal=True, fill=fill)
+        return replace(inner, mask=condition, hides=hides, fill=fill) if not inner.mask else None
     return None
+
+
+def _shown(scores: _Scores) -> fx.Node | None:
+    """Return the mask as the operator takes it, for which true is what is shown."""
+    mask = scores.mask
+    if mask is None or not scores.hides:
+        return mask
+    graph = mask.graph
+    shown = graph.call_function(aten.logical_not.default, (mask,))
+    shown.meta = {"val": torch.logical_not(mask.meta["val"])}
+    return shown
 
 
 def _through_copies(node: object) -> fx.Node | None:

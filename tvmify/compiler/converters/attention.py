@@ -13,7 +13,7 @@ from tvmify.compiler.converters.reduction import multiplier
 from tvmify.compiler.converters.registry import converts
 from tvmify.compiler.masks import is_causal, is_neutral
 from tvmify.compiler.passes.lower_attention import describe
-from tvmify.compiler.spelt_attention import EMPTY
+from tvmify.compiler.spelt_attention import EMPTY, FILL
 
 if TYPE_CHECKING:
     from tvmify.compiler.importer import Importer
@@ -48,13 +48,16 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         return _reshaped(importer, tensor, [batch, own_heads, length, size])
 
     q, k, v = (operand(x) for x in (query, key, value))
-    bias = None
+    bias, fill = None, node.meta.get(FILL)
     if mask is not None:
-        left, above = _reduced(importer, mask, importer.shape(query)[-2], importer.shape(key)[-2])
-        causal = causal or above
-        bias = None if left is None else _mask(importer, left, dtype, lead)
+        if fill in (None, -math.inf):  # with others, a query that sees no key sees all
+            mask, above = _reduced(
+                importer, mask, importer.shape(query)[-2], importer.shape(key)[-2]
+            )
+            causal = causal or above
+        bias = None if mask is None else _mask(importer, mask, dtype, lead)
     empty = node.meta.get(EMPTY, 0.0)
-    call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty)
+    call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty, fill=fill)
     return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
 
 

@@ -41,6 +41,9 @@ class _Calling(AttentionLowering):
             if seen is not None and causal:  # PyTorch takes either; such a mask is of bool
                 size = [-1, -1, about.query.length, about.key.length]
                 seen, causal = record("tril", record("expand", seen, size, False), 0), False
+            if seen is not None and about.fill is not None:
+                weights = _filled(record, about, query, key, seen)
+                return record("permute", record("matmul", weights, value), _SWAP)
             result = record(
                 "scaled_dot_product_attention",
                 query,
@@ -67,6 +70,14 @@ def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
     if operand.shape[2] != count:
         x = record("narrow", x, 2, operand.first, count)
     return record("permute", x, _SWAP)
+
+
+def _filled(record: Aten, about: Attention, query: Any, key: Any, seen: Any) -> Any:
+    """Return the weights as the model spells them: PyTorch's kernels only add to scores."""
+    turned = record("transpose", key, -2, -1)
+    scores = record("mul", record("matmul", query, turned), about.scale)
+    scores = record("masked_fill", scores, record("logical_not", seen), about.fill)
+    return record("softmax", scores, -1, None)
 
 
 def _nan_where_empty(record: Aten, seen: Any, mask: Expr, result: Any) -> Any:

@@ -34,6 +34,7 @@ def describe(
     scale: float,
     causal: bool,
     empty: float,
+    fill: float | None,
 ) -> relax.Call:
     """Return a call that stands for attention.
 
@@ -45,11 +46,16 @@ def describe(
     mask
         With four axes that broadcast to ``[batch, heads, queries, keys]``; a bool mask says which
         keys are seen, another is added to the scores.
-    scale, causal, empty
+    scale, causal, empty, fill
         See `tvmify.compiler.schedule.attention.Attention`.
     """
     shape = [*query.ty.shape.values[:3], value.ty.shape.values[3]]
-    options = [relax.const(scale, "float64"), relax.const(causal), relax.const(empty, "float32")]
+    options = [
+        relax.const(scale, "float64"),
+        relax.const(causal),
+        relax.const(empty, "float32"),
+        relax.const(math.nan if fill is None else fill, "float64"),
+    ]
     return relax.op.call_pure_packed(
         NAME,
         *options,
@@ -78,8 +84,8 @@ class AttentionLowering(PyExprMutator):
         call = super().visit_call_(op)
         if not stands_for_attention(call):
             return call
-        scale, causal, empty = (constant.value.numpy().item() for constant in call.args[1:4])
-        query, key, value, *masks = call.args[4:]
+        scale, causal, empty, fill = (constant.value.numpy().item() for constant in call.args[1:5])
+        query, key, value, *masks = call.args[5:]
         batch, heads, _, size = _shape(query)
         tensors, operands = zip(*(self.operand(x) for x in (query, key, value)), strict=True)
         about = Attention(
@@ -93,6 +99,7 @@ class AttentionLowering(PyExprMutator):
             scale=scale,
             causal=causal,
             empty=empty,
+            fill=None if math.isnan(fill) else fill,
             dtype=str(query.ty.dtype),
         )
         mask = self.narrowest(masks[0]) if masks else None

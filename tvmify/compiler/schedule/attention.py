@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
@@ -52,7 +53,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Mask:
-    """What is added to the scores; a bool mask stands for 0 and -∞.
+    """What is added to the scores; a bool mask stands for 0 and -∞, or for `Attention.fill`.
 
     Attributes
     ----------
@@ -65,17 +66,10 @@ class Mask:
     dtype: str
     turned: bool = False
 
-    def add(
-        self, score: Expr, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr
-    ) -> Expr:
-        """Return a score with the mask added."""
+    def value(self, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr) -> Expr:
+        """Read the element for a score."""
         index = (batch, head, key, query) if self.turned else (batch, head, query, key)
-        value = tensor[tuple(0 if n == 1 else i for i, n in zip(index, self.shape, strict=True))]
-        if self.dtype != "bool":
-            return score + value * tirx.const(exponent_scale(self.dtype), self.dtype)
-        dtype = str(score.ty.dtype)
-        # Added, not selected: a masked score that is NaN stays NaN, as in eager.
-        return score + T.Select(value, tirx.const(0, dtype), tirx.const(-math.inf, dtype))
+        return tensor[tuple(0 if n == 1 else i for i, n in zip(index, self.shape, strict=True))]
 
 
 @dataclass(frozen=True)
@@ -92,6 +86,9 @@ class Attention:
         Whether query `i` sees keys 0 to `i` only.
     empty
         What a query yields that sees no key.
+    fill
+        What stands for a score that a bool mask does not show. None: -∞ is added to it, so that
+        NaN stays NaN.
     """
 
     query: Operand
@@ -106,6 +103,7 @@ class Attention:
     scale: float
     causal: bool = False
     empty: float = 0.0
+    fill: float | None = None
     dtype: str = "float32"
 
     @property
@@ -118,6 +116,38 @@ class Attention:
         """Multiply-adds, an exponential counted as twenty."""
         scores = self.batch * self.heads * self.query.length * self.key.length
         return scores * (self.size + self.value_size + 20)
+
+    def masked(
+        self, score: Expr, tensors: dict[str, tirx.Buffer], at: tuple[Expr, Expr, Expr, Expr]
+    ) -> Expr:
+        """Return a score as the softmax sees it.
+
+        Parameters
+        ----------
+        score
+            In units of `exponent_scale`.
+        tensors
+            The arguments of the kernel.
+        at
+            Batch, head, query and key.
+        """
+        lowest = tirx.const(-math.inf, self.dtype)
+        if self.mask is not None:
+            value = self.mask.value(tensors["mask"], *at)
+            if self.mask.dtype != "bool":
+                score = score + value * tirx.const(exponent_scale(self.dtype), self.dtype)
+            elif self.fill is None:
+                score = score + T.Select(value, tirx.const(0, self.dtype), lowest)
+            else:
+                score = T.Select(value, score, tirx.const(self.filled, self.dtype))
+        return T.Select(at[3] <= at[2], score, lowest) if self.causal else score
+
+    @property
+    def filled(self) -> float:
+        """`fill` in units of `exponent_scale`, in which the least of numbers is still finite."""
+        scaled = self.fill * exponent_scale(self.dtype)
+        least = float(np.finfo(self.dtype).min)
+        return max(scaled, least) if math.isfinite(self.fill) else scaled
 
     def has_few_queries(self, machine: Microarchitecture) -> bool:
         """Whether a vector of queries would be mostly empty."""

@@ -153,14 +153,6 @@ class _Rows:
         lowest = tirx.const(-math.inf, self.dtype)
         head, place = self.query(row)
 
-        def masked(key: Expr) -> Expr:
-            score = self.scores[row, key]
-            if about.mask is not None:
-                score = about.mask.add(score, self.tensors["mask"], self.batch, head, place, key)
-            if about.causal:
-                score = T.Select(key <= place, score, lowest)
-            return score
-
         with block("softmax"):
             best = registers((1, self.key_lanes), self.dtype)
             total = registers((1, self.key_lanes), self.dtype)
@@ -169,7 +161,10 @@ class _Rows:
             lanewise(every, lambda i: T.buffer_store(total, self.number(0), [0, i]))
 
             def rate(key: Expr, i: Expr) -> None:
-                T.buffer_store(self.scores, masked(key), [row, key])
+                score = about.masked(
+                    self.scores[row, key], self.tensors, (self.batch, head, place, key)
+                )
+                T.buffer_store(self.scores, score, [row, key])
                 T.buffer_store(best, tirx.max(best[0, i], self.scores[row, key]), [0, i])
 
             self.along(rate)

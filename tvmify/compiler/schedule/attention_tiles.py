@@ -252,21 +252,14 @@ class _Task:
 
             def finish(key: Expr, i: Expr) -> None:
                 query = start + i
-                score = self.masked(tile[key, i], at + key, query)
+                where = (place.batch, place.head, place.query + query, at + key)
+                score = about.masked(tile[key, i], self.tensors, where)
                 T.buffer_store(tile, score, [key, i])
                 T.buffer_store(self.best, tirx.max(self.best[query], tile[key, i]), [query])
                 T.buffer_store(self.scores, tile[key, i], [at + key - first * kernel.keys, query])
 
             with T.unroll(keys) as key:
                 lanewise(self.across, lambda i: finish(key, i))
-
-    def masked(self, score: Expr, key: Expr, i: Expr) -> Expr:
-        """Add the mask to the score of a key for a query of the task."""
-        about, place = self.about, self.place
-        query = place.query + i
-        if about.mask is not None:
-            score = about.mask.add(score, self.tensors["mask"], place.batch, place.head, query, key)
-        return T.Select(key <= query, score, self.lowest) if about.causal else score
 
     def exponentials(self, count: Expr) -> None:
         """Scores become weights, relative to the largest score so far; their sums add up."""
