@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int,
 _IDENTITIES = frozenset(
     {"prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional"}
 )
+#: Where PyTorch looks whether a mask is causal, for speed: attention takes the mask if this says
+#: no, and computes the same. As yes it would be right for some masks only.
+_HINT = re.compile(r"torch/nn/modules/transformer\.py:\d+: make_causal = bool\(")
 
 
 class Interpreter:
@@ -75,6 +79,8 @@ class Interpreter:
             results = [_STRUCTURE[kind](self, node, inputs)]
         elif kind in _IDENTITIES:
             results = inputs[:1]
+        elif kind == "aten::Bool" and _HINT.search(where(node)):
+            results = [False]
         else:
             results = _call(node, inputs)
         outputs = list(node.outputs())

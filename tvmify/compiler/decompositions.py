@@ -11,6 +11,8 @@ import torch
 from torch.export import ExportedProgram, exported_program
 
 from tvmify.compiler.constants import fold_constants
+from tvmify.compiler.einsum import einsum
+from tvmify.compiler.fast_paths import multi_head_attention, transformer_encoder_layer
 from tvmify.compiler.refusals import refuse_other_devices
 from tvmify.compiler.sharing import Sharing, sharing
 from tvmify.compiler.spelt_attention import recognise_attention
@@ -136,6 +138,10 @@ def _tables() -> tuple[_Table, _Table]:
     for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
         table[operator] = _adaptive_mean
         ours.add(operator)
+    table[aten.einsum.default] = einsum
+    ours.add(aten.einsum.default)
+    table[aten._native_multi_head_attention.default] = multi_head_attention
+    table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
         operator = getattr(aten.linspace, name)
         table[operator] = functools.partial(_of_floats, table[operator])

@@ -33,14 +33,16 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     if scale is None:
         scale = 1.0 / math.sqrt(importer.shape(query)[-1])
     shape = importer.shape(node)
-    lead = (1, 1, *shape[:-2])
+    # Of one axis the extent may be of batches or of heads; batches are found where they lie.
+    is_grouped = bool(node.kwargs.get("enable_gqa", False))
+    lead = (*shape[:-2], 1) if len(shape) == 3 and not is_grouped else (1, 1, *shape[:-2])
     batch, heads = (math.prod(lead[:-1]), lead[-1])
     dtype = multiplier(node.meta["val"].dtype)
 
     def operand(x: Any) -> relax.Expr:
         tensor = importer.tensor(x, dtype)
         *own, length, size = importer.shape(x)
-        shared = bool(node.kwargs.get("enable_gqa", False)) and bool(own)
+        shared = is_grouped and bool(own)
         outer = [*shape[:-3], own[-1]] if shared else list(shape[:-2])
         if own != outer:
             tensor = importer.emit(relax.op.broadcast_to(tensor, [*outer, length, size]))
@@ -73,7 +75,10 @@ def _mask(
     """Return a mask with four axes, each of which may be 1."""
     is_bool = mask.meta["val"].dtype is torch.bool
     tensor = importer.tensor(mask) if is_bool else importer.tensor(mask, dtype)
-    *outer, queries, keys = (1, 1, 1, 1, *importer.shape(mask))[-max(4, len(lead) + 2) :]
+    *outer, queries, keys = importer.shape(mask)
+    if len(lead) == 2:
+        outer.append(1)
+    outer = [1, 1, *outer][-max(2, len(lead)) :]
     if any(extent != 1 for extent in outer[:-1]) and len(lead) > 4:
         outer = [1] * (len(lead) - len(outer)) + outer
         full = [*lead[:-1], outer[-1], queries, keys]

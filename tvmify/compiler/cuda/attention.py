@@ -68,7 +68,8 @@ def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
     if operand.heads_first:
         return x
     if operand.shape[2] != count:
-        x = record("narrow", x, 2, operand.first, count)
+        end = operand.first + operand.step * (count - 1) + 1
+        x = record("slice", x, 2, operand.first, end, operand.step)
     return record("permute", x, _SWAP)
 
 

@@ -67,9 +67,11 @@ class _Joiner(PyExprMutator):
         before = self._move(x)
         axes = _permutation(call)
         if axes is None:
-            if before is not None and before.op in _RESHAPES:
-                x = before.args[0]
-            return x if _shape(x) == _shape(call) else call
+            shape = _shape(call)
+            if before is None or before.op not in _RESHAPES:
+                return x if _shape(x) == shape else call
+            x = before.args[0]
+            return x if _shape(x) == shape else relax.op.reshape(x, shape)
         inner = _permutation(before)
         if inner is not None:
             x, axes = before.args[0], [inner[axis] for axis in axes]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import torch
 import tvm
 from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.views import shape_of, views
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand, kernel, prepared
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
@@ -86,16 +88,16 @@ class AttentionLowering(PyExprMutator):
             return call
         scale, causal, empty, fill = (constant.value.numpy().item() for constant in call.args[1:5])
         query, key, value, *masks = call.args[5:]
-        batch, heads, _, size = _shape(query)
+        batch, heads, _, size = shape_of(query)
         tensors, operands = zip(*(self.operand(x) for x in (query, key, value)), strict=True)
         about = Attention(
             *operands,
             mask=None,
             batch=batch,
             heads=heads,
-            shared=heads // _shape(key)[1],
+            shared=heads // shape_of(key)[1],
             size=size,
-            value_size=_shape(value)[3],
+            value_size=shape_of(value)[3],
             scale=scale,
             causal=causal,
             empty=empty,
@@ -104,6 +106,8 @@ class AttentionLowering(PyExprMutator):
         )
         mask = self.narrowest(masks[0]) if masks else None
         result = self.builder_.emit(self.computed(list(tensors), about, mask))
+        if 1 in about.out[1:3]:  # the order of the axes is none of the elements
+            return relax.op.reshape(result, call.ty.shape)
         return relax.op.permute_dims(result, _SWAP)
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
@@ -123,48 +127,27 @@ class AttentionLowering(PyExprMutator):
     def narrowest(self, mask: Expr) -> Expr:
         """Return what a mask with four axes was made of by broadcasting."""
         before = self.value(mask)
-        while _calls(before, "relax.broadcast_to") and len(_shape(before.args[0])) == 4:
+        while _calls(before, "relax.broadcast_to") and len(shape_of(before.args[0])) == 4:
             mask = before.args[0]
             before = self.value(mask)
         return mask
 
     def operand(self, x: Expr) -> tuple[Expr, Operand]:
-        """Find the tensor in which an operand lies, behind permutation and slice."""
-        before = self.value(x)
-        if not (_calls(before, "relax.permute_dims") and _axes(before) == _SWAP):
-            return x, Operand(_shape(x), heads_first=True)
-        x = before.args[0]
-        _, length, _, size = _shape(x)
-        split = self.value(x)
-        if _calls(split, "relax.reshape"):
-            whole, begin = self.sliced(split.args[0])
-            width = _shape(whole)[-1]
-            rows = math.prod(_shape(whole)[:-1])
-            if begin % size == 0 and width % size == 0 and rows == math.prod(_shape(x)[:2]):
-                shape = (rows // length, length, width // size, size)
-                x = self.builder_.emit(relax.op.reshape(whole, shape))
-                return x, Operand(shape, first=begin // size)
-        return x, Operand(_shape(x))
-
-    def sliced(self, x: Expr) -> tuple[Expr, int]:
-        """Return what `x` is a slice of along its last axis, and where the slice begins."""
-        value = self.value(x)
-        if _calls(value, "relax.reshape") and _shape(value.args[0])[-1] == _shape(x)[-1]:
-            return self.sliced(value.args[0])
-        if isinstance(value, relax.TupleGetItem):
-            split = self.value(value.tuple_value)
-            if _calls(split, "relax.split") and _is_last(split.attrs.axis, x):
-                widths = [_shape_of(field)[-1] for field in split.ty.fields]
-                return split.args[0], sum(widths[: value.index])
-        if _calls(value, "relax.strided_slice"):
-            begin = _slice_of_last(value)
-            if begin is not None:
-                return value.args[0], begin
-        return x, 0
+        """Find the tensor in which an operand lies, behind permutations, reshapes and slices."""
+        for source, view in views(x, self.value):
+            operand = _placed(view, math.prod(shape_of(source)))
+            if operand is not None:
+                if shape_of(source) != operand.shape:
+                    source = self.builder_.emit(relax.op.reshape(source, operand.shape))
+                return source, operand
+        return x, Operand(shape_of(x), heads_first=True)
 
     def value(self, x: Expr) -> Expr | None:
-        """Return what a variable is bound to."""
-        return self.lookup_binding(x) if isinstance(x, relax.Var) else None
+        """Return what a variable is bound to, be it by another name."""
+        value: Expr | None = x
+        while isinstance(value, relax.Var):
+            value = self.lookup_binding(value)
+        return value
 
 
 @mutator
@@ -183,7 +166,7 @@ class _Lowering(AttentionLowering):
 
     def mask(self, mask: Expr, about: Attention) -> tuple[Expr, Mask]:
         """Return a mask as the kernel wants it, and its description."""
-        given = Mask(_shape(mask), str(mask.ty.dtype))
+        given = Mask(shape_of(mask), str(mask.ty.dtype))
         wanted = prepared(given, about, self.machine)
         if wanted == given:
             return mask, given
@@ -212,32 +195,29 @@ def _calls(x: Expr | None, operator: str) -> bool:
     return isinstance(x, relax.Call) and x.op == tvm.ir.Op.get(operator)
 
 
-def _shape(x: Expr) -> tuple[int, ...]:
-    return _shape_of(x.ty)
+def _placed(view: torch.Tensor, count: int) -> Operand | None:
+    """Describe heads that lie side by side, places before heads.
 
-
-def _shape_of(ty: relax.TensorType) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in ty.shape.values)
-
-
-def _axes(call: relax.Call) -> list[int] | None:
-    return None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
-
-
-def _is_last(axis: int, x: Expr) -> bool:
-    return int(axis) % len(_shape(x)) == len(_shape(x)) - 1
-
-
-def _slice_of_last(call: relax.Call) -> int | None:
-    """Return where a slice of the last axis alone begins, if the call is one."""
-    axes, begins, _ends, *strides = call.args[1:]
-    steps = strides[0].fields if strides else []
-    if [int(step) for step in steps] != [1] * len(steps):
+    Parameters
+    ----------
+    view
+        ``[batch, heads, length, size]``, of a tensor that is contiguous.
+    count
+        Number of elements of that tensor.
+    """
+    batch, heads, length, size = view.shape
+    width, rest = divmod(count, batch * length)
+    # How far apart the heads are; strides along an axis of one element say nothing.
+    apart = view.stride(1) if heads > 1 else size
+    wanted = (length * width, apart, width, 1)
+    placed = all(
+        n == 1 or stride == want
+        for n, stride, want in zip(view.shape, view.stride(), wanted, strict=True)
+    )
+    first, within = divmod(int(view.storage_offset()), size)
+    step, between = divmod(apart, size)
+    if not placed or rest or width % size or within or between:
         return None
-    source, result = _shape(call.args[0]), _shape(call)
-    if source[:-1] != result[:-1]:
+    if first + step * (heads - 1) >= width // size:
         return None
-    for axis, begin in zip(axes.fields, begins.fields, strict=True):
-        if int(axis) % len(source) == len(source) - 1:
-            return int(begin) % source[-1] if int(begin) < 0 else int(begin)
-    return 0
+    return Operand((batch, length, width // size, size), first=first, step=step)

@@ -32,13 +32,15 @@ class Operand:
     shape
         Of the tensor, with four axes: ``[batch, length, heads, size]``, or with heads before
         length if `heads_first`.
-    first
-        The first of its heads: three operands may share one tensor.
+    first, step
+        Which of the tensor's heads are its own, as several operands may share one: the first, and
+        how many farther each next one is.
     """
 
     shape: tuple[int, int, int, int]
     heads_first: bool = False
     first: int = 0
+    step: int = 1
 
     @property
     def length(self) -> int:
@@ -47,7 +49,7 @@ class Operand:
 
     def at(self, tensor: tirx.Buffer, batch: Expr, head: Expr, place: Expr, i: Expr) -> Expr:
         """Element `i` of one head at one place of the sequence."""
-        head = head + self.first
+        head = head * self.step + self.first
         return tensor[(batch, head, place, i) if self.heads_first else (batch, place, head, i)]
 
 
@@ -139,19 +141,19 @@ class Attention:
             elif self.fill is None:
                 score = score + T.Select(value, tirx.const(0, self.dtype), lowest)
             else:
-                score = T.Select(value, score, tirx.const(self.filled, self.dtype))
+                fill = tirx.const(_in_units(self.fill, self.dtype), self.dtype)
+                score = T.Select(value, score, fill)
         return T.Select(at[3] <= at[2], score, lowest) if self.causal else score
-
-    @property
-    def filled(self) -> float:
-        """`fill` in units of `exponent_scale`, in which the least of numbers is still finite."""
-        scaled = self.fill * exponent_scale(self.dtype)
-        least = float(np.finfo(self.dtype).min)
-        return max(scaled, least) if math.isfinite(self.fill) else scaled
 
     def has_few_queries(self, machine: Microarchitecture) -> bool:
         """Whether a vector of queries would be mostly empty."""
         return self.query.length * 4 <= machine.lanes(bits_of(self.dtype))
+
+
+def _in_units(fill: float, dtype: str) -> float:
+    """Return `fill` in units of `exponent_scale`, in which the least of numbers stays finite."""
+    scaled = fill * exponent_scale(dtype)
+    return max(scaled, float(np.finfo(dtype).min)) if math.isfinite(fill) else scaled
 
 
 def prepared(mask: Mask, attention: Attention, machine: Microarchitecture) -> Mask:

@@ -1,0 +1,280 @@
+"""However a model spells attention, and whoever captured it, one kernel computes all of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.compiler.programs import Program, check, executed, target
+from tests.tolerances import assert_close_to_reference
+from tvmify.artifact import Artifact
+from tvmify.capture import capture
+from tvmify.compiler import compile
+
+BATCH, PLACES, HEADS, SIZE = 2, 20, 4, 8
+WIDTH = HEADS * SIZE
+
+
+class Spelt(nn.Module):
+    """What all of them have in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.1)
+        self.scale = SIZE**-0.5
+        self.register_buffer("lower", torch.ones(1, 1, PLACES, PLACES).tril())
+        self.register_buffer("bias", torch.randn(1, HEADS, PLACES, PLACES))
+
+
+class NanoGPT(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, c = x.size()
+        q, k, v = self.qkv(x).split(c, dim=2)
+        k = k.view(b, t, 4, c // 4).transpose(1, 2)
+        q = q.view(b, t, 4, c // 4).transpose(1, 2)
+        v = v.view(b, t, 4, c // 4).transpose(1, 2)
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        hidden = self.lower[:, :, :t, :t] == 0  # type: ignore[index]
+        scores = scores.masked_fill(hidden, float("-inf"))
+        weights = self.dropout(F.softmax(scores, dim=-1))
+        return self.out((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
+
+
+class Bert(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, c = x.size()
+        q, k, v = [
+            part.view(b, t, 4, 8).permute(0, 2, 1, 3) for part in self.qkv(x).chunk(3, dim=-1)
+        ]
+        scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(8)
+        scores = scores + (1.0 - padding) * -10000.0
+        weights = self.dropout(F.softmax(scores, dim=-1))
+        mixed = torch.matmul(weights, v).permute(0, 2, 1, 3).contiguous()
+        return self.out(mixed.view(b, t, c))
+
+
+class Annotated(Spelt):
+    """The annotated transformer."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, _, c = x.size()
+        q, k, v = [part.view(b, -1, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+        weights = scores.masked_fill(padding == 0, -1e9).softmax(dim=-1)
+        return self.out(torch.matmul(weights, v).transpose(1, 2).contiguous().view(b, -1, c))
+
+
+class T5(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, c = x.size()
+        q, k, v = [part.view(b, t, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = torch.matmul(q, k.transpose(3, 2))
+        scores += self.bias + (1 - padding) * -1e4
+        weights = F.softmax(scores.float(), dim=-1).type_as(scores)
+        return self.out(torch.matmul(weights, v).transpose(1, 2).contiguous().view(b, t, c))
+
+
+class Timm(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = self.dropout(((q * self.scale) @ k.transpose(-2, -1)).softmax(dim=-1))
+        return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
+
+
+class TimmBefore(Spelt):
+    """As it was before version 0.6."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, n, c = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        weights = ((q @ k.transpose(-2, -1)) * self.scale).softmax(dim=-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
+
+
+class NeoX(Spelt):
+    """The three of each head lie side by side."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, n, c = x.shape
+        qkv = self.qkv(x).view(b, n, 4, 3, 8)
+        q, k, v = [qkv[..., i, :].transpose(1, 2) for i in range(3)]
+        weights = ((q @ k.transpose(-2, -1)) * self.scale).softmax(dim=-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
+
+
+def joined(x: Tensor) -> Tensor:
+    """``[batch · heads, places, size]``."""
+    b, t, _ = x.shape
+    return x.reshape(b, t, 4, 8).transpose(1, 2).reshape(b * 4, t, 8)
+
+
+def parted(x: Tensor) -> Tensor:
+    heads, t, size = x.shape
+    return x.view(heads // 4, 4, t, size).transpose(1, 2).reshape(heads // 4, t, 4 * size)
+
+
+class Bmm(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = torch.bmm(q, k.transpose(1, 2)) * self.scale
+        return self.out(parted(torch.bmm(F.softmax(scores, dim=-1), v)))
+
+
+class Baddbmm(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
+        bias = self.bias.expand(x.shape[0], -1, -1, -1).reshape(-1, x.shape[1], x.shape[1])
+        scores = torch.baddbmm(bias, q, k.transpose(-1, -2), alpha=0.25)
+        return self.out(parted(torch.bmm(scores.softmax(-1), v)))
+
+
+class Einsum(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, c = x.shape
+        q, k, v = [part.reshape(b, t, 4, 8) for part in self.qkv(x).chunk(3, dim=-1)]
+        weights = torch.softmax(torch.einsum("blhd,bshd->bhls", q, k) * self.scale, dim=-1)
+        return self.out(torch.einsum("bhls,bshd->blhd", weights, v).reshape(b, t, c))
+
+
+class EinsumOfHeads(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, c = x.shape
+        parts = self.qkv(x).chunk(3, dim=-1)
+        q, k, v = [part.reshape(b, t, 4, 8).permute(0, 2, 1, 3) for part in parts]
+        weights = (torch.einsum("bhid,bhjd->bhij", q, k) * self.scale).softmax(dim=-1)
+        mixed = torch.einsum("bhij,bhjd->bhid", weights, v)
+        return self.out(mixed.permute(0, 2, 1, 3).reshape(b, t, c))
+
+
+class Image(Spelt):
+    """Places are last, as in the networks that draw images."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        q, k, v = [part.transpose(1, 2).contiguous() for part in self.qkv(x).chunk(3, dim=-1)]
+        weights = F.softmax(torch.bmm(q.permute(0, 2, 1), k) * self.scale, dim=2)
+        return self.out(torch.bmm(v, weights.permute(0, 2, 1)).transpose(1, 2))
+
+
+class NonLocal(Spelt):
+    """As `Image`, but what is turned are the values."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        q, k, v = [part.transpose(1, 2).contiguous() for part in self.qkv(x).chunk(3, dim=-1)]
+        weights = F.softmax(torch.matmul(q.permute(0, 2, 1), k), dim=-1)
+        return self.out(torch.matmul(weights, v.permute(0, 2, 1)))
+
+
+class Functional(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, n, c = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv.unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).reshape(b, n, c))
+
+
+SPELLINGS: tuple[type[Spelt], ...] = (
+    NanoGPT,
+    Bert,
+    Annotated,
+    T5,
+    Timm,
+    TimmBefore,
+    NeoX,
+    Bmm,
+    Baddbmm,
+    Einsum,
+    EinsumOfHeads,
+    Image,
+    NonLocal,
+    Functional,
+)
+
+
+def through_torchscript(module: nn.Module, *args: Any) -> Artifact:
+    with torch.no_grad():
+        program = capture(module, args, {})
+        assert program.method == "torchscript", program.reason
+        artifact = compile(program.export(args, {}), target())
+        result = executed(artifact, module, *args)
+    assert_close_to_reference(result, module, args)
+    return artifact
+
+
+@pytest.mark.parametrize("through", [check, through_torchscript])
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda spelling: spelling.__name__)
+def test_spellings(spelling: type[Spelt], through: Callable[..., Artifact]):
+    module = spelling().eval()
+    padding = torch.ones(BATCH, 1, 1, PLACES)
+    padding[1, ..., -5:] = 0
+    artifact = through(module, torch.randn(BATCH, PLACES, WIDTH), padding)
+    kernels = artifact.report["kernels"]
+    called = {name: rule for name, rule in kernels.items() if "pack" not in name}
+    rules = list(called.values())
+    assert rules.count("attention") == 1
+    assert rules.count("matmul") == 2  # the projections'
+    assert "reduction" not in rules
+    moving = {"transpose", "slice", "concatenate"}
+    assert not [name for name in called if moving & set(re.split("[0-9_]+", name))]
+
+
+def products(weigh: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return weigh(q @ k.transpose(-1, -2)) @ v
+
+
+UNLIKE: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax over queries": lambda x: x.softmax(-2),
+    "transposed weights": lambda x: x.softmax(-1).transpose(-1, -2),
+    "scaled by zero": lambda x: (x * 0).softmax(-1),
+    "scaled weights": lambda x: x.softmax(-1) * 2,
+    "a larger mask": lambda x: (x + torch.ones(3, 1, 1, 1)).softmax(-1)[1],
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_is_no_attention_stays(name: str):
+    qkv = [torch.randn(2, 6, 8) for _ in range(3)]
+    artifact = check(lambda *qkv: products(UNLIKE[name], *qkv), *qkv)
+    assert "attention" not in artifact.report["kernels"].values()
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda x: x[:, :, 2:],  # some of the places
+        lambda x: x[1:],  # some of the batches
+        lambda x: x[:, 1:3],  # some of the heads
+        lambda x: x[:, ::2],
+        lambda x: x.flip(1),
+        lambda x: x[:, :, ::2],
+        lambda x: x[..., ::2],  # of each head, some of the elements
+        lambda x: x[..., 4:],
+    ],
+)
+def test_operands_are_found_wherever_they_lie(taken: Callable[[Tensor], Tensor]):
+    def program(x: Tensor) -> Tensor:
+        q, k, v = (x.view(3, 10, 3, 4, 8).permute(2, 0, 3, 1, 4)).unbind(0)
+        return F.scaled_dot_product_attention(taken(q), taken(k), taken(v))
+
+    check(Program(program), torch.randn(3, 10, 96))
+
+
+def test_operands_of_one_place_one_head_or_one_element():
+    for shape in [(2, 4, 1, 8), (1, 1, 6, 8), (2, 4, 6, 1), (2, 1, 6, 1), (1, 1, 1, 1)]:
+        x = torch.randn(shape[0], shape[2], shape[1] * shape[3])
+
+        def program(x: Tensor, shape: tuple[int, ...] = shape) -> Tensor:
+            q = x.view(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
+            return F.scaled_dot_product_attention(q, q, q)
+
+        check(program, x)

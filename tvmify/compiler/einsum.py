@@ -1,0 +1,87 @@
+"""``einsum`` of two tensors as one matrix product, without axes of one element around it.
+
+PyTorch's own decomposition pads both operands to all letters and multiplies three-dimensional
+tensors: a weight then does not look like one, nor attention like attention.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+
+def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
+    """Compute what `torch.einsum` does, as it does itself where there is no single product."""
+    named = _letters(equation.replace(" ", ""), operands)
+    if named is None:
+        # By the key, as the operator itself is what this function stands for meanwhile.
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        return torch.ops.aten.einsum.default._op_dk(key, equation, operands, **options)
+    (left, right), out = named
+    a, b = operands
+    sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
+    batch = [letter for letter in out if letter in left and letter in right]
+    summed = [letter for letter in left if letter in right and letter not in out]
+    rows = [letter for letter in out if letter in left and letter not in right]
+    columns = [letter for letter in out if letter in right and letter not in left]
+
+    def extent(letters: Sequence[str]) -> int:
+        return prod(sizes[letter] for letter in letters)
+
+    lead = [sizes[letter] for letter in batch]
+    # Without a batch, rows may stay as they are, and a right-hand side of two axes is a weight.
+    height = [extent(rows)] if batch else [sizes[letter] for letter in rows]
+    x = _turned(a, left, [*batch, *rows, *summed])
+    x = _shaped(x, [*lead, *height, extent(summed)])
+    y = _turned(b, right, [*batch, *summed, *columns])
+    y = _shaped(y, [*lead, extent(summed), extent(columns)])
+    product = x @ y if summed else x * y
+    made = [*batch, *rows, *columns]
+    return _turned(_shaped(product, [sizes[letter] for letter in made]), "".join(made), out)
+
+
+def _letters(equation: str, operands: Sequence[torch.Tensor]) -> tuple[tuple[str, str], str] | None:
+    """Return the letters of both operands and of the result, with some for each ``...``.
+
+    None if there are not two operands and a result, a letter is summed or repeated in one of them,
+    or an axis of one element is broadcast.
+    """
+    before, arrow, out = equation.partition("->")
+    inputs = before.split(",")
+    if not arrow or len(inputs) != 2:
+        return None
+    spare = "".join(letter for letter in string.ascii_letters if letter not in equation)
+    counts = [x.dim() - len(i.replace("...", "")) for i, x in zip(inputs, operands, strict=True)]
+    shared = spare[: max(counts)]
+    left, right = (
+        letters.replace("...", shared[len(shared) - count :])
+        for letters, count in zip(inputs, counts, strict=True)
+    )
+    out = out.replace("...", shared)
+    once = all(len(set(letters)) == len(letters) for letters in (left, right, out))
+    alone = (set(left) ^ set(right)) - set(out)
+    extents = [
+        *zip(left, operands[0].shape, strict=True),
+        *zip(right, operands[1].shape, strict=True),
+    ]
+    is_product = once and not alone and set(out) <= {*left, *right}
+    return ((left, right), out) if is_product and len(dict(extents)) == len(set(extents)) else None
+
+
+# Neither leaves an operator where nothing changes, which would hide attention from those who look
+# for it.
+
+
+def _turned(x: torch.Tensor, letters: str, order: Sequence[str]) -> torch.Tensor:
+    """Permute axes from one order to another."""
+    axes = [letters.index(letter) for letter in order]
+    return x if axes == sorted(axes) else x.permute(axes)
+
+
+def _shaped(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """Join or split axes."""
+    return x if list(x.shape) == sizes else x.reshape(sizes)

@@ -1,0 +1,90 @@
+"""Where a value lies in a tensor from which only views lead to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import tvm
+from tvm import relax
+from tvm.ir import Expr
+
+_PERMUTE, _SLICE, _SPLIT = (
+    tvm.ir.Op.get(f"relax.{name}") for name in ("permute_dims", "strided_slice", "split")
+)
+_RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
+
+
+def views(x: Expr, value: Callable[[Expr], Expr | None]) -> Iterator[tuple[Expr, torch.Tensor]]:
+    """Yield tensors that `x` is a view of, the farthest first and `x` itself last.
+
+    Parameters
+    ----------
+    x
+        Of static shape.
+    value
+        Returns what a variable is bound to.
+
+    Yields
+    ------
+    tuple
+        A tensor, whose elements are contiguous, and `x` as a view of it: of a PyTorch tensor
+        without memory, whose strides and offset say where `x` lies.
+    """
+    path = [x]
+    steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    while (before := _before(path[-1], value)) is not None:
+        path.append(before[0])
+        steps.append(before[1])
+    for count in reversed(range(len(path))):
+        view = torch.empty(shape_of(path[count]), device="meta")
+        try:
+            for step in reversed(steps[:count]):
+                view = step(view)
+        except RuntimeError:  # some reshape would have to copy
+            continue
+        yield path[count], view
+
+
+def _before(
+    x: Expr, value: Callable[[Expr], Expr | None]
+) -> tuple[Expr, Callable[[torch.Tensor], torch.Tensor]] | None:
+    """Return what `x` is a view of, and how; None if it is none."""
+    call = value(x)
+    if isinstance(call, relax.TupleGetItem):
+        split = value(call.tuple_value)
+        if not isinstance(split, relax.Call) or split.op != _SPLIT:
+            return None
+        axis, extents = int(split.attrs.axis), [shape_of(part) for part in split.ty.fields]
+        first = sum(extent[axis] for extent in extents[: call.index])
+        return split.args[0], lambda t: t.narrow(axis, first, extents[call.index][axis])
+    if not isinstance(call, relax.Call):
+        return None
+    if call.op in _RESHAPES:
+        return call.args[0], lambda t: t.view(shape_of(x))
+    if call.op == _PERMUTE:
+        axes = reversed(range(len(shape_of(x)))) if call.attrs.axes is None else call.attrs.axes
+        order = [int(axis) for axis in axes]
+        return call.args[0], lambda t: t.permute(order)
+    if call.op == _SLICE:
+        axes, begins, _, *strides = ([int(i) for i in part.fields] for part in call.args[1:])
+        by = strides[0] if strides else [1] * len(axes)
+        extents = [shape_of(x)[axis] for axis in axes]
+        slices = list(zip(axes, begins, extents, by, strict=True))
+        if min(begins) >= 0 and min(by) > 0:
+            return call.args[0], lambda t: _sliced(t, slices)
+    return None
+
+
+def _sliced(t: torch.Tensor, slices: list[tuple[int, int, int, int]]) -> torch.Tensor:
+    """Take slices, each of an axis, a first element, a number of elements, and a step."""
+    for axis, begin, extent, by in slices:
+        t = t.narrow(axis, begin, (extent - 1) * by + 1)
+        t = t[(slice(None),) * (axis % t.dim()) + (slice(None, None, by),)]
+    return t
+
+
+def shape_of(x: Expr | relax.TensorType) -> tuple[int, ...]:
+    """Shape of a tensor or of its type."""
+    ty = x if isinstance(x, relax.TensorType) else x.ty
+    return tuple(int(extent) for extent in ty.shape.values)
