@@ -307,3 +307,24 @@ class Unions(nn.Module):
 
 def plain_function(x: Tensor, y: Tensor) -> Tensor:
     return torch.relu(x) @ y - 0.5
+
+
+class Cached(nn.Module):
+    """Tensors in a dictionary, under keys that are names of methods or have dots in them."""
+
+    cache: Dict[str, Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {"cpu": torch.rand(4), "a.b": torch.rand(4), "a%2eb": torch.rand(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.cache["cpu"] + self.cache["a.b"] - 2 * self.cache["a%2eb"]
+
+
+class CachedByDevice(Cached):
+    """As LeViT keeps the biases of its attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = {**self.cache}
+        return x * cache[str(x.device)] + cache["a.b"] - 2 * cache["a%2eb"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.capture import nets
+from tvmify import tvmify
 from tvmify.capture import Program, capture, resolve
 from tvmify.errors import UnsupportedInput
 
@@ -344,3 +345,17 @@ def test_a_tiny_transformer_is_exported_with_a_reason() -> None:
     tokens = torch.randint(0, 50, (2, 7))
     program = _check(module, (tokens,), {"attention_mask": torch.ones_like(tokens)}, "export")
     assert program.reason
+
+
+@pytest.mark.parametrize(
+    ("net", "method"), [(nets.Cached, "torchscript"), (nets.CachedByDevice, "export")]
+)
+def test_keys_of_tensors_may_be_names_of_methods(net: type[nets.Cached], method: str) -> None:
+    module = net().eval()
+    program = _check(module, (torch.rand(3, 4),), {}, method)
+    assert len(program.weights) == 3
+    for name in program.weights:
+        assert any(resolve(module, name) is tensor for tensor in module.cache.values())
+    run = tvmify(module, cache=False, strict=True)
+    x = torch.rand(3, 4)
+    torch.testing.assert_close(run(x), net.forward(module, x))

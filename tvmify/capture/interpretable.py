@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from tvmify.capture.exporting import RECORDING, quiet
 from tvmify.capture.fingerprint import fingerprint
 from tvmify.capture.named_tuples import demangled
-from tvmify.capture.state import ModulePath, State, resolve
+from tvmify.capture.state import ModulePath, State, key_part, resolve
 from tvmify.capture.torchscript import Scripted, script
 from tvmify.capture.twin import twin
 from tvmify.errors import SaveError
@@ -75,7 +75,7 @@ def _collect_tensors(name: str, value: Any, names: list[str]) -> None:
             _collect_tensors(f"{name}.{i}", item, names)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _collect_tensors(f"{name}.{key}", item, names)
+            _collect_tensors(f"{name}.{key_part(key)}", item, names)
 
 
 # ------------------------------------------------------------------------------------- scripted

@@ -39,7 +39,8 @@ class State:
         the module replaces later are not kept alive.
     tensors
         Parameters, buffers and tensor attributes by dotted name, in order of their first use. A
-        tensor in a list, tuple or dictionary has its index or key as the last part of its name.
+        tensor in a list, tuple or dictionary has its index or `key_part` as the last part of its
+        name.
     values
         All other attributes: tensors inside are replaced by a `WeightName`, modules by a
         `ModulePath`.
@@ -71,7 +72,7 @@ class State:
             items = [self._named(f"{name}.{i}", item) for i, item in enumerate(value)]
             return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
         if isinstance(value, dict):
-            return {key: self._named(f"{name}.{key}", item) for key, item in value.items()}
+            return {k: self._named(f"{name}.{key_part(k)}", item) for k, item in value.items()}
         return value
 
     def forget_root(self, owner: Any) -> None:
@@ -103,6 +104,14 @@ def _filled(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return value
 
 
+def key_part(key: object) -> str:
+    """Return the part of a dotted name that stands for a key, which may be ``"cpu"`` or ``"a.b"``.
+
+    PyTorch makes modules that have attributes of these names; no method of a module is called so.
+    """
+    return f"[{str(key).replace('%', '%25').replace('.', '%2e')}]"
+
+
 def resolve(root: Any, name: str) -> Any:
     """Return the present value of a dotted name: attributes, then indices and keys.
 
@@ -114,7 +123,7 @@ def resolve(root: Any, name: str) -> Any:
     value = root
     for part in name.split("."):
         if isinstance(value, dict):
-            (value,) = (item for key, item in value.items() if str(key) == part)
+            (value,) = (item for key, item in value.items() if key_part(key) == part)
         elif isinstance(value, (list, tuple)):
             value = value[int(part)]
         else:
@@ -151,4 +160,4 @@ def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield from _tensors_in(f"{name}.{i}", item)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _tensors_in(f"{name}.{key}", item)
+            yield from _tensors_in(f"{name}.{key_part(key)}", item)
