@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -181,9 +182,41 @@ def test_normalization():
         nn.GroupNorm(1, 5),
     ):
         check(module, torch.randn(2, 5, 16) + 3)
-    check(nn.GroupNorm(4, 8), torch.randn(2, 8, 6, 6))
-    check(nn.InstanceNorm2d(8, affine=True), torch.randn(2, 8, 6, 6))
     check(nn.LayerNorm(16).half(), torch.randn(2, 16).half())
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.GroupNorm(4, 8),
+        nn.GroupNorm(1, 8, affine=False),
+        nn.GroupNorm(8, 8),
+        nn.InstanceNorm2d(8, affine=True),
+        nn.InstanceNorm2d(8),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_normalization_of_images(norm: nn.Module, batch: int):
+    x = torch.randn(batch, 8, 6, 40) * 3 + 2
+    check(norm, x)
+    check(nn.Sequential(nn.Conv2d(8, 8, 3), norm, nn.SiLU(), nn.Conv2d(8, 8, 1)), x)
+    x[0, 1, 2, 3] = float("nan")
+    check(norm, x)
+    x[0, 1, 2, 3] = float("inf")
+    check(norm, x)
+    check(norm.double(), x.double())
+    norm.float()
+
+
+def test_images_are_normalized_in_the_layout_of_convolutions():
+    """Which have the channels last, so that one is no row in memory."""
+    norm = nn.InstanceNorm2d(16)
+    net = nn.Sequential(nn.Conv2d(3, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 16, 3), norm)
+    rules = check(net, torch.randn(1, 3, 12, 12)).report["kernels"]
+    assert "column reduction" in rules.values()
+    moved = [name for name in rules if re.fullmatch(r"(fused_)?transpose\d*(_reshape\d*)?", name)]
+    assert moved == ["transpose"]  # of the argument
 
 
 def test_products():

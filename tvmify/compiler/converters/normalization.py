@@ -10,7 +10,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.converters.reduction import accumulator
-from tvmify.compiler.converters.registry import converts, dtype_of
+from tvmify.compiler.converters.registry import converts, dtype_of, is_for_gpu
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -60,19 +60,10 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
     source, weight, bias, _, _channels, _, groups, eps = node.args
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
-    result = _normalized_groups(
-        importer,
-        x,
-        int(groups),
-        weight,
-        bias,
-        float(eps),
-        dtype,  # type: ignore[arg-type]
-    )
-    return result, None, None
+    return _normalized(importer, x, int(groups), weight, bias, float(eps), dtype), None, None  # type: ignore[arg-type]
 
 
-def _normalized_groups(
+def _normalized(
     importer: Importer,
     x: relax.Expr,
     groups: int,
@@ -81,7 +72,63 @@ def _normalized_groups(
     eps: float,
     dtype: torch.dtype,
 ) -> relax.Expr:
-    """Normalise each group of channels of each sample, in one function.
+    """Normalise each group of channels of each sample."""
+    is_image = len(x.ty.shape) == 4 and not is_for_gpu()  # which would start ten kernels for it
+    normalized = _normalized_images if is_image else _normalized_rows
+    return normalized(importer, x, groups, weight, bias, eps, dtype)
+
+
+def _normalized_images(
+    importer: Importer,
+    x: relax.Expr,
+    groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    dtype: torch.dtype,
+) -> relax.Expr:
+    """As `_normalized`, in operators that take the layout of the convolutions around them.
+
+    As in PyTorch's own kernel, each element is multiplied once and added to once. Lines are summed
+    first and then their sums, since one long sum loses more digits.
+    """
+    emit = importer.emit
+    batch, channels = (int(extent) for extent in x.ty.shape.values[:2])
+
+    def mean(x: relax.Expr) -> relax.Expr:
+        """Return, for each channel, the mean of its group."""
+        for axis in (3, 2):
+            x = emit(relax.op.mean(x, [axis], keepdims=True))
+        if groups != channels:
+            grouped = [batch, groups, channels // groups]
+            x = emit(relax.op.reshape(x, grouped))
+            x = emit(relax.op.mean(x, [2], keepdims=True))
+            x = emit(relax.op.broadcast_to(x, grouped))
+            x = emit(relax.op.reshape(x, [batch, channels, 1, 1]))
+        return x
+
+    def per_channel(scale: Any, default: float) -> relax.Expr:
+        scale = _scale(importer, scale, [channels], default, dtype)
+        return emit(relax.op.reshape(scale, [1, channels, 1, 1]))
+
+    means = mean(x)
+    centred = emit(x - means)
+    variance = emit(mean(emit(centred * centred)) + relax.const(eps, str(x.ty.dtype)))
+    scale = emit(emit(relax.op.rsqrt(variance)) * per_channel(weight, 1.0))
+    shift = emit(per_channel(bias, 0.0) - emit(means * scale))
+    return emit(emit(x * scale) + shift)
+
+
+def _normalized_rows(
+    importer: Importer,
+    x: relax.Expr,
+    groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    dtype: torch.dtype,
+) -> relax.Expr:
+    """As `_normalized`, in one function.
 
     The groups are rows in memory: the reduction rule makes one pass of three over each.
     """
@@ -155,7 +202,7 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
     if shape[0] == 1:
-        each = _normalized_groups(importer, x, shape[1], weight, bias, float(eps), dtype)
+        each = _normalized(importer, x, shape[1], weight, bias, float(eps), dtype)
         return each, None, None
     axes = [0, *range(2, len(shape))]
     centred = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))

@@ -57,6 +57,8 @@ def expand(importer: Importer, node: fx.Node) -> relax.Expr:
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     """All that keeps the elements in order; the shape of the result says everything."""
     x, shape = importer.tensor(node.args[0]), list(importer.shape(node))
+    if shape == list(importer.shape(node.args[0])):
+        return x  # a reshape would keep the layout of convolutions from what follows
     if 0 in shape:  # Relax reads a zero as "keep this extent"
         return relax.op.zeros(shape, dtype_of(x))
     return relax.op.reshape(x, shape)
