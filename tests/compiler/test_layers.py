@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.compiler.programs import check, check_each, with_specials
+from tests.compiler.programs import Program, check, check_each, with_specials
 from tests.models import trained
 
 
@@ -269,3 +269,43 @@ def test_a_gate_over_an_image_is_a_product():
 
     rules = check(Gated(), torch.randn(1, 16, 9, 9)).report["kernels"].values()
     assert "matmul" in rules
+
+
+@pytest.mark.parametrize(
+    ("conv", "shape", "pads"),
+    [
+        (nn.Conv2d(8, 16, 3, 2), (2, 8, 12, 13), (0, 1, 0, 1)),
+        (nn.Conv2d(8, 16, 3, padding=1), (1, 8, 12, 13), (3, 0, 1, 2)),
+        (nn.Conv2d(8, 16, 3), (1, 8, 12, 13), (2, 1)),
+        (nn.Conv2d(8, 8, 5, 2, groups=8), (1, 8, 12, 13), (1, 2, 1, 2)),
+        (nn.Conv2d(8, 16, 1), (1, 8, 12, 13), (1, 0, 0, 1)),
+        (nn.Conv1d(8, 16, 3, dilation=4), (2, 8, 40), (8, 0)),
+        (nn.Conv3d(4, 8, 3), (1, 4, 6, 7, 8), (0, 1, 1, 0, 2, 0)),
+    ],
+    ids=str,
+)
+def test_zeros_around_images_are_padding(conv: nn.Module, shape: tuple[int, ...], pads: Any):
+    padded = nn.Sequential(nn.ReLU(), Program(lambda x: F.pad(x, pads)), conv)
+    artifact = check(padded, torch.randn(shape))
+    assert not [name for name in artifact.report["kernels"] if "padded" in name]
+
+
+@pytest.mark.parametrize(
+    ("pads", "value"),
+    [((1, 1, 1, 1), 0.5), ((-1, 2, 0, 1), 0.0), ((1, 1, 1, 1, 0, 2), 0.0), ((1, 1), float("nan"))],
+    ids=str,
+)
+def test_other_pads_before_convolutions(pads: tuple[int, ...], value: float):
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(F.pad(x, pads, value=value), weight)
+
+    channels = 8 + sum(pads[4:])
+    check(program, torch.randn(2, 8, 9, 9), torch.randn(4, channels, 3, 3))
+
+
+def test_a_pad_that_others_read_as_well():
+    def program(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.pad(x, (0, 1, 0, 1))
+        return F.conv2d(x, weight), x * 2
+
+    check(program, torch.randn(1, 8, 9, 9), torch.randn(8, 8, 3, 3))

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
     source, kernel, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
     dtype = multiplier(node.meta["val"].dtype)
-    x, weight = importer.tensor(source, dtype), importer.tensor(kernel, dtype)
     rank = len(importer.shape(source)) - 2
     stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
     before, after = list(padding), list(padding)
+    if not transposed:
+        source, more_before, more_after = _unpadded(importer, source, rank)  # type: ignore[arg-type]
+        before = [p + more for p, more in zip(padding, more_before, strict=True)]
+        after = [p + more for p, more in zip(padding, more_after, strict=True)]
+    x, weight = importer.tensor(source, dtype), importer.tensor(kernel, dtype)
     if transposed and groups == 1 and max(dilation) == 1:
         extra = _spread(output_padding, rank)
         transpose = volumes.transposed if rank == 3 else _transposed
@@ -58,6 +62,21 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
     if rank < 3:
         return result
     return volumes.as_volumes(importer, result, importer.shape(source)[0])
+
+
+def _unpadded(importer: Importer, x: fx.Node, rank: int) -> tuple[fx.Node, list[int], list[int]]:
+    """Return what `x` pads with zeros, and by how many before and after each axis.
+
+    Models that came from TensorFlow pad by themselves, more after than before.
+    """
+    is_pad = x.target is torch.ops.aten.constant_pad_nd.default
+    pads = list(importer.argument(x, 1, "pad")) if is_pad else []
+    is_zero = importer.argument(x, 2, "value", 0) == 0
+    if not pads or not is_zero or min(pads) < 0 or len(pads) > 2 * rank:
+        return x, [0] * rank, [0] * rank
+    # The last axis comes first.
+    before, after = ([*pads[i::2], *[0] * rank][:rank][::-1] for i in (0, 1))
+    return x.args[0], before, after
 
 
 def _with_bias(
