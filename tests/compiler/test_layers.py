@@ -209,6 +209,15 @@ def test_normalization_of_images(norm: nn.Module, batch: int):
     norm.float()
 
 
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 8), nn.InstanceNorm3d(8, affine=True)], ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_normalization_of_volumes(norm: nn.Module, batch: int):
+    x = torch.randn(batch, 8, 5, 6, 7) * 3 + 2
+    check(norm, x)
+    check(nn.Sequential(nn.Conv3d(8, 8, 3), norm, nn.SiLU(), nn.Conv3d(8, 8, 1)), x)
+    check(norm, x[:, :, :1])
+
+
 def test_images_are_normalized_in_the_layout_of_convolutions():
     """Which have the channels last, so that one is no row in memory."""
     norm = nn.InstanceNorm2d(16)

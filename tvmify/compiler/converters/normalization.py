@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.converters import volumes
 from tvmify.compiler.converters.reduction import accumulator
 from tvmify.compiler.converters.registry import converts, dtype_of, is_for_gpu
 from tvmify.errors import UnsupportedOperator
@@ -73,14 +74,20 @@ def _normalized(
     dtype: torch.dtype,
 ) -> relax.Expr:
     """Normalise each group of channels of each sample."""
-    is_image = len(x.ty.shape) == 4 and not is_for_gpu()  # which would start ten kernels for it
-    normalized = _normalized_images if is_image else _normalized_rows
-    return normalized(importer, x, groups, weight, bias, eps, dtype)
+    rank, rest = len(x.ty.shape), (groups, weight, bias, eps, dtype)
+    if rank not in (4, 5) or is_for_gpu():  # a GPU would start ten kernels in place of one
+        return _normalized_rows(importer, x, *rest)
+    if rank == 4:
+        return _normalized_images(importer, x, 1, *rest)
+    batch, _, depth, *_ = (int(extent) for extent in x.ty.shape)
+    images = _normalized_images(importer, volumes.slices(importer, x), depth, *rest)
+    return volumes.as_volumes(importer, images, batch)
 
 
 def _normalized_images(
     importer: Importer,
     x: relax.Expr,
+    depth: int,
     groups: int,
     weight: Any,
     bias: Any,
@@ -90,21 +97,23 @@ def _normalized_images(
     """As `_normalized`, in operators that take the layout of the convolutions around them.
 
     As in PyTorch's own kernel, each element is multiplied once and added to once. Lines are summed
-    first and then their sums, since one long sum loses more digits.
+    first and then their sums, since one long sum loses more digits. As many images that follow
+    each other as `depth` says are one sample.
     """
     emit = importer.emit
-    batch, channels = (int(extent) for extent in x.ty.shape.values[:2])
+    count, channels = (int(extent) for extent in x.ty.shape.values[:2])
+    grouped = [count // depth, depth, groups, channels // groups]
+    shared = [axis for axis in (1, 3) if grouped[axis] > 1]
 
     def mean(x: relax.Expr) -> relax.Expr:
         """Return, for each channel, the mean of its group."""
         for axis in (3, 2):
             x = emit(relax.op.mean(x, [axis], keepdims=True))
-        if groups != channels:
-            grouped = [batch, groups, channels // groups]
+        if shared:
             x = emit(relax.op.reshape(x, grouped))
-            x = emit(relax.op.mean(x, [2], keepdims=True))
+            x = emit(relax.op.mean(x, shared, keepdims=True))
             x = emit(relax.op.broadcast_to(x, grouped))
-            x = emit(relax.op.reshape(x, [batch, channels, 1, 1]))
+            x = emit(relax.op.reshape(x, [count, channels, 1, 1]))
         return x
 
     def per_channel(scale: Any, default: float) -> relax.Expr:

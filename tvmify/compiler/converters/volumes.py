@@ -35,33 +35,41 @@ def as_images(
     x, weight
         ``[batch, channels, depth, height, width]``, and the same for the kernel.
     """
-    batch, channels, slices, height, width = (int(extent) for extent in x.ty.shape)
+    batch, channels, deep, height, width = (int(extent) for extent in x.ty.shape)
     filters, per_group, size, *window = (int(extent) for extent in weight.ty.shape)
     reach = depth.dilation * (size - 1) + 1
-    out = (slices + depth.before + depth.after - reach) // depth.stride + 1
-    x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 4, 1]))
+    out = (deep + depth.before + depth.after - reach) // depth.stride + 1
 
     def side_by_side(volume: te.Tensor) -> te.Tensor:
         def element(b: Any, y: Any, x: Any, c: Any) -> Any:
             place = c // per_group % size
             channel = c // (per_group * size) * per_group + c % per_group
             at = b % out * depth.stride + place * depth.dilation - depth.before
-            value = volume[b // out, tirx.max(tirx.min(at, slices - 1), 0), y, x, channel]
+            value = volume[b // out, tirx.max(tirx.min(at, deep - 1), 0), y, x, channel]
             if depth.before == 0 and depth.after <= 0:
                 return value
-            inside = tirx.all(at >= 0, at < slices)
+            inside = tirx.all(at >= 0, at < deep)
             return tirx.if_then_else(inside, value, tirx.const(0, volume.dtype))
 
         return te.compute((batch * out, height, width, size * channels), element, name="slices")
 
     if (size, depth.stride, depth.before, depth.after) == (1, 1, 0, 0):
-        images = importer.emit(relax.op.reshape(x, [batch * slices, height, width, channels]))
+        images = slices(importer, x)
     else:
+        x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 4, 1]))
         images = importer.emit_te(side_by_side, x)
-    images = importer.emit(relax.op.permute_dims(images, [0, 3, 1, 2]))
+        images = importer.emit(relax.op.permute_dims(images, [0, 3, 1, 2]))
     weight = importer.emit(relax.op.permute_dims(weight, [0, 2, 1, 3, 4]))
     weight = importer.emit(relax.op.reshape(weight, [filters, size * per_group, *window]))
     return images, weight
+
+
+def slices(importer: Importer, x: relax.Expr) -> relax.Expr:
+    """Return images ``[batch * depth, channels, …]`` of volumes ``[batch, channels, depth, …]``."""
+    batch, channels, deep, height, width = (int(extent) for extent in x.ty.shape)
+    x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 4, 1]))
+    x = importer.emit(relax.op.reshape(x, [batch * deep, height, width, channels]))
+    return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
 
 
 def as_volumes(importer: Importer, images: relax.Expr, batch: int) -> relax.Expr:
