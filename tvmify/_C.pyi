@@ -64,3 +64,26 @@ class Call:
         """Take the tensors of ``Artifact.state``, and the weights that calls read packed."""
     def obstacle(self, leaves: tuple[Any, ...], /) -> str | None:
         """Return why a call with these leaves is for eager PyTorch, or None."""
+
+@final
+class LatestCall:
+    """Makes the call that was made last again."""
+
+    hits: int
+    """How many calls it made again."""
+    generation: int
+    """How often it was told to forget."""
+
+    def __new__(cls) -> LatestCall: ...
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """Return the result, or ``NotImplemented`` if it is another call, or one for eager.
+
+        It is the same call while `flatten` gives it the same key and the guard sees no change.
+        """
+    def keep(self, generation: int, guard: Guard, key: object, run: Callable[..., Any], /) -> None:
+        """Remember a call, unless something was to be forgotten since that generation.
+
+        ``run`` takes the leaves, as a `Call` does. A key that is not bytes is that of no call.
+        """
+    def forget(self) -> None:
+        """Forget the call."""

@@ -36,6 +36,7 @@ from tvmify.runtime import (
     Executor,
     Graphs,
     Guard,
+    LatestCall,
     PackedWeights,
     Watched,
     autocast_text,
@@ -108,6 +109,7 @@ class Dispatcher:
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self._lock = threading.RLock()
         self._memory = Entries(compile_options.cache_size)
+        self._latest = LatestCall()
         self._warned: set[str] = set()
         self._builds = self._disk_hits = 0
         self._seconds: Counter[str] = Counter()
@@ -133,6 +135,9 @@ class Dispatcher:
         NotCompiled
             With ``strict=True``, when the call cannot run compiled.
         """
+        # If it is the last one again: all of the above in native code, without the rest of this.
+        if (result := self._latest(args, kwargs)) is not NotImplemented:
+            return result
         leaves, entry = self._find(args, kwargs)
         if entry.run is not None:
             result = entry.run(leaves)
@@ -196,6 +201,7 @@ class Dispatcher:
             self._constants.clear()
             self._constants_guard = None
             self._floats = Floats()
+            self._latest.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of a module begin without one: it belongs to one module in one process.
@@ -205,7 +211,8 @@ class Dispatcher:
         """Return what the caches have done so far."""
         memory = self._memory
         entries = sum(entry.run is not None for entry in memory.values())
-        counts = memory.hits, memory.misses, self._builds, self._disk_hits, entries
+        hits = memory.hits + self._latest.hits
+        counts = hits, memory.misses, self._builds, self._disk_hits, entries
         return CacheInfo(*counts, dict(self._seconds)).with_regions(memory.values())
 
     def explain(self, neighbours: Neighbours | None = None) -> str:
@@ -228,12 +235,17 @@ class Dispatcher:
     def _lookup(self, signature: Hashable) -> Entry | None:
         if self._unsettled is not None:
             return self._unsettled
+        generation = self._latest.generation
         # Compares all weights and attributes with those of the last call, in native code.
         if self._watched is None or self._watched.guard.changed():
             self._look_again()
         entry = self._memory.get((self._state.number, signature))
         if entry is not None and entry.weights is not self._weights:
             return Entry.of_capture() or self._bind(entry)
+        if entry is not None and not self._floats.arguments:
+            run, watched = entry.plain_run, self._watched  # None if another thread refreshes
+            if run is not None and watched is not None:
+                self._latest.keep(generation, watched.guard, signature, run)
         return entry
 
     def _look_again(self) -> None:
@@ -253,6 +265,7 @@ class Dispatcher:
             self._weights = PackedWeights()
             self._state = state
             self._watched = watched
+            self._latest.forget()
 
     def _bind(self, entry: Entry) -> Entry:
         with self._lock:
@@ -296,6 +309,7 @@ class Dispatcher:
                 make = functools.partial(self._make_entry, args, kwargs, stages)
                 found_by, entry = self._floats.make(signature, args, kwargs, make)
                 self._memory.keep(place, (self._state.number, found_by), entry)
+                self._latest.forget()  # which may be the one that had to leave
                 stages.end()
                 self._seconds.update(stages.seconds)  # which adds them up
             return entry

@@ -94,6 +94,11 @@ class Entry:
         """Whether the call, or regions of it, run compiled."""
         return self.executor is not None or self.driven is not None
 
+    @property
+    def plain_run(self) -> Call | None:
+        """What returns the result of the call itself, from its leaves alone."""
+        return self.run if type(self.run) is Call and not self.differentiable else None
+
     def note_capture(self, program: Program) -> None:
         """Note how the call was captured."""
         self.notes["captured by"] = program.method

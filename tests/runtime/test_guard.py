@@ -179,6 +179,19 @@ def test_a_change_is_noticed(change, expected):
     assert watching.changed() == expected, "asking must not make it forget"
 
 
+def test_a_change_is_noticed_after_many_looks_and_when_it_is_undone():
+    net = Net()
+    watching = guard(net)
+    for _ in range(3):
+        assert watching.changed() == 0
+    scale, net.scale = net.scale, 3.0
+    assert watching.changed() == STRUCTURE
+    net.scale = scale
+    assert watching.changed() == 0
+    del net.scale
+    assert watching.changed() == STRUCTURE
+
+
 def test_using_a_module_changes_nothing():
     net = Net().eval()
     watching = guard(net)

@@ -20,7 +20,8 @@ class TensorState {
         storage_(storage_of(tensor)),
         start_(start_of(tensor)),
         version_(counts_writes ? version_of(tensor) : 0),
-        sample_(counts_writes ? sample_of(tensor) : 0),
+        sampled_bytes_(counts_writes ? sampled_bytes_of(tensor) : 0),
+        sample_(sample()),
         requires_grad_(tensor.requires_grad()),
         dtype_(tensor.scalar_type()),
         device_(tensor.device()),
@@ -33,14 +34,15 @@ class TensorState {
       return kStructure;
     }
     const bool equal = start_of(tensor) == start_ && tensor.requires_grad() == requires_grad_ &&
-                       strides_of(tensor) == strides_ && storage_of(tensor) == storage_ &&
+                       strides_of(tensor) == strides_ && is_same_storage(tensor) &&
                        !(counts_writes_ && is_written(tensor));
     return equal ? kNothing : kWeights;
   }
 
  private:
+  // Of a tensor whose memory and layout are the same.
   bool is_written(const at::Tensor& tensor) const {
-    return version_of(tensor) != version_ || sample_of(tensor) != sample_;
+    return version_of(tensor) != version_ || sample() != sample_;
   }
 
   // Held weakly: the memory of replaced weights is freed, but another storage cannot take the
@@ -50,6 +52,11 @@ class TensorState {
   static Storage storage_of(const at::Tensor& tensor) {
     if (!tensor.has_storage()) return Storage(c10::intrusive_ptr<c10::StorageImpl>());
     return tensor.storage().getWeakStorageImpl();
+  }
+  // Without counting references, which would write to the storage of every tensor.
+  bool is_same_storage(const at::Tensor& tensor) const {
+    const auto* now = tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+    return now == storage_._unsafe_get_target();
   }
   static const void* start_of(const at::Tensor& tensor) {
     return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
@@ -70,21 +77,22 @@ class TensorState {
     const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
     return version.enabled() ? version.current_version() : 0;
   }
+  static size_t sampled_bytes_of(const at::Tensor& tensor) {
+    const bool is_readable =
+        is_dense(tensor) && tensor.is_cpu() && tensor.has_storage() && tensor.is_contiguous();
+    return is_readable ? tensor.nbytes() : 0;
+  }
   // Four words spread over the elements. Versions do not count writes through tensor.data, through
   // NumPy, or to inference tensors; those that fill a weight anew, as nearly all do, show here.
-  static uint64_t sample_of(const at::Tensor& tensor) {
-    if (!is_dense(tensor) || !tensor.is_cpu() || !tensor.has_storage() || !tensor.is_contiguous()) {
-      return 0;
-    }
-    const size_t bytes = tensor.nbytes();
-    const auto* start = static_cast<const char*>(tensor.const_data_ptr());
+  uint64_t sample() const {
+    const auto* start = static_cast<const char*>(start_);
     uint64_t sample = 0, word = 0;
-    if (bytes < sizeof(word)) {
-      std::memcpy(&sample, start, bytes);
+    if (sampled_bytes_ < sizeof(word)) {
+      if (sampled_bytes_ > 0) std::memcpy(&sample, start, sampled_bytes_);
       return sample;
     }
     for (size_t i = 0; i < 4; ++i) {
-      std::memcpy(&word, start + (bytes - sizeof(word)) * i / 3, sizeof(word));
+      std::memcpy(&word, start + (sampled_bytes_ - sizeof(word)) * i / 3, sizeof(word));
       sample = sample * 0x9e3779b97f4a7c15u + word;  // Knuth's multiplicative hashing
     }
     return sample;
@@ -94,6 +102,7 @@ class TensorState {
   Storage storage_;
   const void* start_;
   uint32_t version_;
+  size_t sampled_bytes_;
   uint64_t sample_;
   bool requires_grad_;
   at::ScalarType dtype_;

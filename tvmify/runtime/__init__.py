@@ -4,6 +4,7 @@
 from tvmify.runtime.native import (  # isort: skip
     Call,
     Guard,
+    LatestCall,
     cpu_features,
     flatten,
     with_method_renamed,
@@ -35,6 +36,7 @@ __all__ = [
     "GraphedCall",
     "Graphs",
     "Guard",
+    "LatestCall",
     "PackedWeights",
     "Watched",
     "attach",

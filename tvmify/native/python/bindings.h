@@ -16,11 +16,16 @@ using Owned = std::unique_ptr<PyObject, Release>;
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
+// Whether the module that a Guard watches is not what it was.
+bool is_guard(PyObject* object);
+bool has_changed(PyObject* guard);
+
 // with_method_renamed(module, old_name, new_name), see renaming.cpp.
 PyObject* with_method_renamed(PyObject* module, PyObject* args);
 
 // Add the classes to the module; on failure a Python exception is set and false returned.
 bool add_guard(PyObject* module);
 bool add_call(PyObject* module);
+bool add_latest_call(PyObject* module);
 
 }  // namespace tvmify::python

@@ -4,7 +4,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <new>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,12 +16,12 @@
 namespace tvmify::python {
 namespace {
 
-struct Slot {
-  PyObject *dict, *name, *value;
-};
-struct Size {
+// Dicts of the module, and of its parameters, buffers and submodules, each with what is in it.
+struct Dict {
   PyObject* dict;
-  Py_ssize_t size;
+  std::vector<std::pair<PyObject*, PyObject*>> slots;  // names and values
+  Py_ssize_t size = -1;                                // any
+  uint64_t version = 0;                                // when all was seen to be there, or 0
 };
 struct Watched {
   PyObject* object;
@@ -31,8 +33,7 @@ struct Watched {
 
 // All Python objects in here are owned by the guard.
 struct Guard {
-  PyObject_HEAD std::vector<Slot> slots;
-  std::vector<Size> sizes;
+  PyObject_HEAD std::vector<Dict> dicts;
   std::vector<Watched> tensors;
 
   static Guard* from(PyObject* self) { return reinterpret_cast<Guard*>(self); }
@@ -41,27 +42,28 @@ struct Guard {
 int traverse(PyObject* self, visitproc visit, void* arg) {
   // A guard hangs on the module whose dicts it holds: that cycle is the garbage collector's.
   Py_VISIT(Py_TYPE(self));
-  for (const Slot& slot : Guard::from(self)->slots) {
-    Py_VISIT(slot.dict);
-    Py_VISIT(slot.name);
-    Py_VISIT(slot.value);
+  for (const Dict& dict : Guard::from(self)->dicts) {
+    Py_VISIT(dict.dict);
+    for (const auto& [name, value] : dict.slots) {
+      Py_VISIT(name);
+      Py_VISIT(value);
+    }
   }
-  for (const Size& size : Guard::from(self)->sizes) Py_VISIT(size.dict);
   for (const Watched& watched : Guard::from(self)->tensors) Py_VISIT(watched.object);
   return 0;
 }
 
 int clear(PyObject* self) {
   // Moved out first: releasing an object may run Python code that comes back here.
-  const auto slots = std::exchange(Guard::from(self)->slots, {});
-  const auto sizes = std::exchange(Guard::from(self)->sizes, {});
+  const auto dicts = std::exchange(Guard::from(self)->dicts, {});
   const auto tensors = std::exchange(Guard::from(self)->tensors, {});
-  for (const Slot& slot : slots) {
-    Py_DECREF(slot.dict);
-    Py_DECREF(slot.name);
-    Py_DECREF(slot.value);
+  for (const Dict& dict : dicts) {
+    Py_DECREF(dict.dict);
+    for (const auto& [name, value] : dict.slots) {
+      Py_DECREF(name);
+      Py_DECREF(value);
+    }
   }
-  for (const Size& size : sizes) Py_DECREF(size.dict);
   for (const Watched& watched : tensors) Py_DECREF(watched.object);
   return 0;
 }
@@ -71,8 +73,7 @@ void dealloc(PyObject* self) {
   clear(self);
   PyTypeObject* type = Py_TYPE(self);
   Guard* guard = Guard::from(self);
-  guard->slots.~vector();
-  guard->sizes.~vector();
+  guard->dicts.~vector();
   guard->tensors.~vector();
   type->tp_free(self);
   Py_DECREF(type);
@@ -85,20 +86,34 @@ void take_apart(PyObject* tuple, const char* format, Parts... parts) {
   if (!PyArg_ParseTuple(tuple, format, parts...)) throw python_error();
 }
 
-void add_slots(Guard& guard, PyObject* slots) {
+// Finds the place of a dict among those of a guard.
+class Places {
+ public:
+  explicit Places(Guard& guard) : dicts_(guard.dicts) {}
+
+  Dict& operator[](PyObject* dict) {
+    const auto [found, is_new] = places_.try_emplace(dict, dicts_.size());
+    if (is_new) dicts_.push_back({Py_NewRef(dict), {}});
+    return dicts_[found->second];
+  }
+
+ private:
+  std::vector<Dict>& dicts_;
+  std::unordered_map<PyObject*, size_t> places_;
+};
+
+void add_dicts(Guard& guard, PyObject* slots, PyObject* sizes) {
+  Places places(guard);
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(slots); ++i) {
     PyObject *dict, *name, *value;
     take_apart(PyList_GET_ITEM(slots, i), "O!OO", &PyDict_Type, &dict, &name, &value);
-    guard.slots.push_back({Py_NewRef(dict), Py_NewRef(name), Py_NewRef(value)});
+    places[dict].slots.emplace_back(Py_NewRef(name), Py_NewRef(value));
   }
-}
-
-void add_sizes(Guard& guard, PyObject* sizes) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(sizes); ++i) {
     PyObject* dict;
     Py_ssize_t size;
     take_apart(PyList_GET_ITEM(sizes, i), "O!n", &PyDict_Type, &dict, &size);
-    guard.sizes.push_back({Py_NewRef(dict), size});
+    places[dict].size = size;
   }
 }
 
@@ -124,26 +139,43 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Owned self(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   Guard* guard = Guard::from(self.get());
-  new (&guard->slots) std::vector<Slot>();
-  new (&guard->sizes) std::vector<Size>();
+  new (&guard->dicts) std::vector<Dict>();
   new (&guard->tensors) std::vector<Watched>();
-  add_slots(*guard, slots);
-  add_sizes(*guard, sizes);
+  add_dicts(*guard, slots, sizes);
   add_tensors(*guard, tensors, true);
   if (written != nullptr) add_tensors(*guard, written, false);
   return self.release();
   END_HANDLE_TH_ERRORS
 }
 
-Change compare(const Guard& guard) {
-  for (const Size& size : guard.sizes) {
-    if (PyDict_GET_SIZE(size.dict) != size.size) return kStructure;
-  }
-  for (const Slot& slot : guard.slots) {
-    if (PyDict_GetItemWithError(slot.dict, slot.name) != slot.value) {
+// A number that no other dict has had, nor this one before it was last written to. 0 where CPython
+// keeps none any more (PEP 699).
+uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  static_cast<void>(dict);
+  return 0;
+#endif
+}
+
+bool is_unchanged(const Dict& dict) {
+  if (dict.size >= 0 && PyDict_GET_SIZE(dict.dict) != dict.size) return false;
+  for (const auto& [name, value] : dict.slots) {
+    if (PyDict_GetItemWithError(dict.dict, name) != value) {
       if (PyErr_Occurred()) throw python_error();
-      return kStructure;
+      return false;
     }
+  }
+  return true;
+}
+
+Change compare(Guard& guard) {
+  for (Dict& dict : guard.dicts) {
+    const uint64_t version = version_of(dict.dict);
+    if (version != 0 && version == dict.version) continue;
+    if (!is_unchanged(dict)) return kStructure;
+    dict.version = version;
   }
   Change change = kNothing;
   for (const Watched& watched : guard.tensors) {
@@ -188,10 +220,18 @@ PyType_Slot slots[] = {
 PyType_Spec spec = {"tvmify._C.Guard", sizeof(Guard), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                     slots};
 
+// Of the module, which lives as long as the process.
+PyTypeObject* guard_type = nullptr;
+
 }  // namespace
+
+bool is_guard(PyObject* object) { return Py_IS_TYPE(object, guard_type); }
+
+bool has_changed(PyObject* guard) { return compare(*Guard::from(guard)) != kNothing; }
 
 bool add_guard(PyObject* module) {
   const Owned type(PyType_FromSpec(&spec));
+  guard_type = reinterpret_cast<PyTypeObject*>(type.get());
   return type != nullptr && PyModule_AddObjectRef(module, "Guard", type.get()) == 0;
 }
 

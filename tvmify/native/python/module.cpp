@@ -37,6 +37,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit__C() {
   using namespace tvmify::python;
   Owned module(PyModule_Create(&definition));
-  if (module == nullptr || !add_guard(module.get()) || !add_call(module.get())) return nullptr;
+  if (module == nullptr) return nullptr;
+  for (const auto add : {add_guard, add_call, add_latest_call}) {
+    if (!add(module.get())) return nullptr;
+  }
   return module.release();
 }

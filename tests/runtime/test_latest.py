@@ -1,0 +1,135 @@
+"""The last call is made again only while it is the same call of the same module."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from tvmify.runtime import Guard, LatestCall, flatten
+
+MODULE: dict[str, Any] = {"scale": 2.0}
+X = torch.ones(3)
+
+
+class Run:
+    """Stands for a `Call`: counts, and returns what it was made with."""
+
+    def __init__(self, result: object) -> None:
+        self.result, self.calls = result, 0
+
+    def __call__(self, leaves: tuple[Any, ...]) -> object:
+        self.calls += 1
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def latest_of(run: Run, members: dict[str, Any]) -> LatestCall:
+    latest = LatestCall()
+    guard = Guard([(members, name, value) for name, value in members.items()], [], [X])
+    latest.keep(latest.generation, guard, flatten((X,), {})[1], run)
+    return latest
+
+
+def test_nothing_is_known_at_first():
+    assert LatestCall()((X,), {}) is NotImplemented
+
+
+def test_the_same_call_is_made_again():
+    run = Run("result")
+    latest = latest_of(run, dict(MODULE))
+    assert [latest((torch.zeros(3),), {}) for _ in range(3)] == ["result"] * 3
+    assert run.calls == latest.hits == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ((torch.ones(4),), {}),
+        ((torch.ones(3, dtype=torch.float64),), {}),
+        ((X, X), {}),
+        ((X,), {"flag": True}),
+        ((object(),), {}),
+        ((), {"x": X}),
+    ],
+    ids=lambda call: str(call)[:40],
+)
+def test_another_call_is_not(call: tuple[tuple[Any, ...], dict[str, Any]]):
+    run = Run("result")
+    assert latest_of(run, dict(MODULE))(*call) is NotImplemented
+    assert run.calls == 0
+
+
+def test_nor_is_one_in_another_mode():
+    latest = latest_of(Run("result"), dict(MODULE))
+    with torch.inference_mode():
+        assert latest((X,), {}) is NotImplemented
+    assert latest((X,), {}) == "result"
+
+
+def test_nor_is_one_of_a_changed_module():
+    members = dict(MODULE)
+    latest = latest_of(Run("result"), members)
+    assert latest((X,), {}) == "result"
+    members["scale"] = 3.0
+    assert latest((X,), {}) is NotImplemented
+    members["scale"] = MODULE["scale"]
+    assert latest((X,), {}) == "result"
+
+
+def test_a_key_that_is_not_bytes_is_that_of_no_call():
+    latest = LatestCall()
+    latest.keep(0, Guard([], [], []), None, Run("result"))
+    assert latest((object(),), {}) is NotImplemented
+
+
+def test_what_was_found_before_something_was_forgotten_is_not_kept():
+    latest = latest_of(Run("result"), dict(MODULE))
+    generation = latest.generation
+    latest.forget()
+    assert latest((X,), {}) is NotImplemented
+    latest.keep(generation, Guard([], [], []), flatten((X,), {})[1], Run("stale"))
+    assert latest((X,), {}) is NotImplemented
+
+
+def test_a_call_for_eager_is_not_counted():
+    latest = latest_of(Run(NotImplemented), dict(MODULE))
+    assert latest((X,), {}) is NotImplemented
+    assert latest.hits == 0
+
+
+def test_an_error_reaches_the_caller():
+    latest = latest_of(Run(ValueError("out of range")), dict(MODULE))
+    with pytest.raises(ValueError, match="out of range"):
+        latest((X,), {})
+    assert latest.hits == 0
+
+
+def test_only_guards_are_kept():
+    with pytest.raises(TypeError, match="expected a Guard, got a int"):
+        LatestCall().keep(0, 3, b"", Run("result"))  # type: ignore[arg-type]
+
+
+def test_forgetting_frees_what_was_kept():
+    run = Run("result")
+    latest = latest_of(run, dict(MODULE))
+    alive = weakref.ref(run)
+    del run
+    assert alive() is not None
+    latest.forget()
+    assert alive() is None
+
+
+def test_a_cycle_through_it_is_garbage():
+    run = Run("result")
+    members = dict(MODULE)
+    latest = latest_of(run, members)
+    members["latest"] = run.latest = latest  # type: ignore[attr-defined]
+    alive = weakref.ref(run)
+    del run, latest, members
+    gc.collect()
+    assert alive() is None
