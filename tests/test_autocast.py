@@ -63,6 +63,13 @@ class Regions(nn.Module):
         return y, exact + 1, half
 
 
+class Einsum(nn.Module):
+    """PyTorch has no policy for it, but for the products that it is made of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("ij,kj->ik", x, x)
+
+
 class Asking(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_cpu_enabled():
@@ -86,7 +93,7 @@ def test_every_policy(wrap: Any, autocast: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda module: module, Starred], ids=["scripted", "exported"])
-@pytest.mark.parametrize("module", [Mixed, Regions])
+@pytest.mark.parametrize("module", [Mixed, Regions, Einsum])
 def test_inference_mode(module: type[nn.Module], wrap: Any) -> None:
     """Casts are other operators there, and weights may be made there or outside."""
     for made_inside in (False, True):

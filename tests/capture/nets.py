@@ -316,10 +316,12 @@ class Cached(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = {"cpu": torch.rand(4), "a.b": torch.rand(4), "a%2eb": torch.rand(4)}
+        names = ("cpu", "a.b", "a%2eb", 'said "so"\n')
+        self.cache = {name: torch.rand(4) for name in names}
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.cache["cpu"] + self.cache["a.b"] - 2 * self.cache["a%2eb"]
+        cache = self.cache
+        return x * cache["cpu"] + cache["a.b"] - 2 * cache["a%2eb"] + cache['said "so"\n']
 
 
 class CachedByDevice(Cached):
@@ -328,3 +330,14 @@ class CachedByDevice(Cached):
     def forward(self, x: Tensor) -> Tensor:
         cache = {**self.cache}
         return x * cache[str(x.device)] + cache["a.b"] - 2 * cache["a%2eb"]
+
+
+class CachedByNumber(nn.Module):
+    """The key 1 is not the key "1"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = {1: torch.rand(4), "1": torch.rand(4)}
+
+    def forward(self, x: Tensor, *keys: int) -> Tensor:
+        return x * self.cache[1] - self.cache["1"]

@@ -353,9 +353,16 @@ def test_a_tiny_transformer_is_exported_with_a_reason() -> None:
 def test_keys_of_tensors_may_be_names_of_methods(net: type[nets.Cached], method: str) -> None:
     module = net().eval()
     program = _check(module, (torch.rand(3, 4),), {}, method)
-    assert len(program.weights) == 3
     for name in program.weights:
         assert any(resolve(module, name) is tensor for tensor in module.cache.values())
+    assert len(program.weights) == (4 if net is nets.Cached else 3)
     run = tvmify(module, cache=False, strict=True)
     x = torch.rand(3, 4)
     torch.testing.assert_close(run(x), net.forward(module, x))
+
+
+def test_keys_of_tensors_may_be_alike_as_text() -> None:
+    module = nets.CachedByNumber().eval()
+    program = _check(module, (torch.rand(3, 4), 1), {}, "export")
+    names = {name: resolve(module, name) for name in program.weights}
+    assert [names[name] is module.cache[1] for name in sorted(names)] == [True, False]

@@ -278,3 +278,122 @@ def test_operands_of_one_place_one_head_or_one_element():
             return F.scaled_dot_product_attention(q, q, q)
 
         check(program, x)
+
+
+# ------------------------------------------------------------------------------------- odd masks
+
+LEAST = torch.finfo(torch.float32).min
+
+
+def is_fused(artifact: Artifact) -> bool:
+    return "attention" in artifact.report["kernels"].values()
+
+
+def qkv() -> list[Tensor]:
+    return [torch.randn(BATCH, HEADS, PLACES, SIZE) for _ in range(3)]
+
+
+def attend(masked: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda q, k, v, mask: masked(q @ k.transpose(-1, -2), mask).softmax(-1) @ v
+
+
+def added(scores: Tensor, mask: Tensor) -> Tensor:
+    return scores + mask
+
+
+def filled(number: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda scores, mask: scores.masked_fill(mask, number)
+
+
+def masks(shape: tuple[int, ...]) -> dict[str, tuple[Callable[..., Tensor], Tensor]]:
+    hidden = torch.rand(shape) > 0.6
+    return {
+        "added": (added, torch.randn(shape)),
+        "hidden": (filled(-math.inf), hidden),
+        "filled": (filled(-1.0), hidden),
+        "all hidden": (filled(-math.inf), torch.ones_like(hidden)),
+    }
+
+
+@pytest.mark.parametrize("kind", masks(()))
+@pytest.mark.parametrize("shape", [(), (PLACES,), (1, PLACES), (HEADS, 1, 1)], ids=str)
+def test_masks_of_few_axes(shape: tuple[int, ...], kind: str):
+    masked, mask = masks(shape)[kind]
+    assert is_fused(check(Program(attend(masked)), *qkv(), mask))
+
+
+@pytest.mark.parametrize("kind", masks(()))
+@pytest.mark.parametrize("shape", [(), (PLACES,), (PLACES, PLACES), (HEADS, 1, 1)], ids=str)
+def test_masks_of_batches(shape: tuple[int, ...], kind: str):
+    masked, mask = masks(shape)[kind]
+    assert is_fused(check(Program(attend(masked)), *(x[0] for x in qkv()), mask))
+
+
+def test_a_mask_of_keys_that_is_expanded():
+    shown = torch.rand(PLACES) > 0.4
+
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        mask = mask.expand(PLACES, PLACES)
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+    assert is_fused(check(Program(program), *qkv(), shown))
+
+
+@pytest.mark.parametrize("queries", [1, PLACES])
+@pytest.mark.parametrize("number", [-1e9, -1e30, LEAST, -math.inf, 1e30, 3e38, math.nan])
+def test_numbers_that_hide(number: float, queries: int):
+    """A query that sees no key sees all of them alike, if what hides them is finite."""
+    query, *others = qkv()
+    query = query[:, :, :queries]
+    hidden = torch.tensor([False, True]).view(2, 1, 1, 1).expand(2, 1, queries, PLACES).clone()
+    hidden[0, 0, :, 3:] = True
+    check(Program(attend(filled(number))), query, *others, hidden)
+    if number < 0:
+        bias = torch.zeros(hidden.shape).masked_fill(hidden, number)
+        check(Program(attend(added)), query, *others, bias)
+        sdpa = Program(F.scaled_dot_product_attention)
+        check(sdpa, query, *others, bias)
+
+
+@pytest.mark.parametrize("queries", [1, PLACES])
+@pytest.mark.parametrize("number", [1e38, math.inf, math.nan])
+def test_what_is_hidden_may_be_anything(number: float, queries: int):
+    """As in a cache of keys and values that nobody has written to yet."""
+    query, key, value = qkv()
+    value = value.clone()
+    value[0, 0, 3] = number
+    hidden = torch.zeros(PLACES, dtype=torch.bool)
+    hidden[3] = True
+    for fill in (-math.inf, LEAST):
+        check(Program(attend(filled(fill))), query[:, :, :queries], key, value, hidden)
+
+
+FILLS = {
+    "an integer": torch.tensor(0),
+    "a flag": torch.tensor(True),
+    "half precision": torch.tensor(-65504.0, dtype=torch.float16),
+    "beyond float32": torch.tensor(-1e39, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("kind", FILLS)
+def test_a_number_is_rounded_to_the_dtype_of_scores(kind: str):
+    shown = torch.rand(PLACES, PLACES) > 0.4
+    shown[2] = False
+    number = FILLS[kind]
+    program = Program(attend(lambda scores, mask: torch.where(mask, scores, number)))
+    assert is_fused(check(program, *qkv(), shown))
+
+
+def test_scores_that_a_mask_makes_float64():
+    q, k, v = qkv()
+    mask = torch.randn(PLACES, PLACES, dtype=torch.float64)
+    assert not is_fused(check(Program(attend(added)), q, k, v.double(), mask))
+    number = torch.full((1,), -5.0, dtype=torch.float64)
+    program = Program(attend(lambda scores, mask: torch.where(mask > 0, scores, number)))
+    assert not is_fused(check(program, q, k, v.double(), mask))
+
+
+def test_heads_without_elements():
+    q, k, v = qkv()
+    check(Program(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), q[..., :0], k[..., :0], v)

@@ -173,7 +173,7 @@ def _spell(
     if mode is None:
         return  # it makes a tensor out of nothing, and autocast casts what there is
     call = _Call(node)
-    with mode, torch.no_grad():
+    with mode, torch.inference_mode(False), torch.no_grad():
         with_casts = _run(call, values, setting)
         if _does(call, values, setting, with_casts.calls):
             return

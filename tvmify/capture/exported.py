@@ -19,6 +19,7 @@ from tvmify.capture.exporting import (
     tensor_identity,
 )
 from tvmify.capture.fx_fingerprint import fingerprint
+from tvmify.capture.nested import refuse_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.recorded_call import RecordedCall
 from tvmify.capture.state import resolve, tensor_names
@@ -65,6 +66,7 @@ class TracedProgram(Program):
                 names.setdefault(tensor_identity(tensor), name)
             for part in module.modules():
                 make_buffers(part)  # else recording would write to them for real
+            refuse_nested_tensors(module)
             watch = partial(_watched, callable_)
         else:
             module, watch = FunctionModule(callable_), _unwatched

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tvmify.capture.nested import refuse_nested_tensor
 from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
 from tvmify.errors import UnsupportedOperator
 
@@ -249,6 +250,7 @@ PRIMITIVE_OVERLOADS: dict[str, Callable[..., Any]] = {
         tensor, None, None, non_blocking, copy
     ),
     "aten::split": lambda tensor, sizes, dim: list(torch.split(tensor, sizes, dim)),
+    "aten::_nested_tensor_from_mask": refuse_nested_tensor,
 }
 
 #: Kinds for which the dispatcher has an operator too, but Python's answer is what is wanted: a

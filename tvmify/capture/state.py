@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
@@ -108,8 +109,10 @@ def key_part(key: object) -> str:
     """Return the part of a dotted name that stands for a key, which may be ``"cpu"`` or ``"a.b"``.
 
     PyTorch makes modules that have attributes of these names; no method of a module is called so.
+    And the key 1 is not the key ``"1"``.
     """
-    return f"[{str(key).replace('%', '%25').replace('.', '%2e')}]"
+    quoted = quote(str(key), safe="").replace(".", "%2e")
+    return f"[{quoted}]" if isinstance(key, str) else f"[%{quoted}]"
 
 
 def resolve(root: Any, name: str) -> Any:

@@ -21,6 +21,7 @@ from tvm import relax
 
 from tvmify.compiler import operators
 from tvmify.compiler.converters.registry import is_for_gpu
+from tvmify.compiler.spelt_attention import EMPTY
 
 #: The function in the native library.
 FUNCTION = "tvmify.aten"
@@ -41,6 +42,8 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        return False
+    if EMPTY in node.meta:  # its arguments do not say all
         return False
     results = _leaves(node.meta.get("val"))
     return bool(results) and all(

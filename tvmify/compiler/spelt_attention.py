@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import torch
@@ -76,7 +76,13 @@ def recognise_attention(program: ExportedProgram) -> None:
         if scores is None or dim not in (-1, len(_shape(softmax)) - 1):
             continue
         leads = {_shape(x)[:-2] for x in (scores.query, scores.turned_key, value, softmax, node)}
-        if len(leads) != 1 or _dtype(value) not in _DTYPES or len(_shape(node)) < 3:
+        if len(leads) != 1 or len(_shape(node)) < 3:
+            continue
+        # A mask or a number may have made the scores float64.
+        if (
+            not _dtype(scores.query) == _dtype(softmax) == _dtype(node)
+            or _dtype(node) not in _DTYPES
+        ):
             continue
         with graph.inserting_before(node):
             if is_turned:
@@ -180,6 +186,8 @@ def _scores(program: ExportedProgram, node: object) -> _Scores | None:
 def _filled(program: ExportedProgram, node: fx.Node) -> _Scores | None:
     """Read scores some of which were replaced by a number."""
     condition, *branches = node.args
+    if _dtype(node) not in _DTYPES:
+        return None
     for branch, x in zip(branches, reversed(branches), strict=True):
         number = constant_of(program, branch)
         if number is None or number.numel() != 1:
@@ -187,12 +195,14 @@ def _filled(program: ExportedProgram, node: fx.Node) -> _Scores | None:
         inner = _scores(program, x)
         if inner is None or _shape(x) != _shape(node):
             return None
-        fill = number.item()
+        fill = number.to(_dtype(node)).item()
+        if isnan(fill):
+            return None
         # Of two masks, each hides as well what the other shows, if both put the same there.
         if inner.is_masked and not inner.fill == fill == -inf:
             return None
         hides = x is branches[1]
-        least = fill <= torch.finfo(number.dtype).min
+        least = fill <= torch.finfo(_dtype(node)).min
         if least and is_causal(program, condition, *_shape(node)[-2:], hides=hides):
             return replace(inner, causal=True, fill=fill)
         return replace(inner, mask=condition, hides=hides, fill=fill) if not inner.mask else None

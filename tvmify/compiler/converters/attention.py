@@ -35,7 +35,8 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     shape = importer.shape(node)
     # Of one axis the extent may be of batches or of heads; batches are found where they lie.
     is_grouped = bool(node.kwargs.get("enable_gqa", False))
-    lead = (*shape[:-2], 1) if len(shape) == 3 and not is_grouped else (1, 1, *shape[:-2])
+    is_of_batches = len(shape) == 3 and not is_grouped
+    lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
     batch, heads = (math.prod(lead[:-1]), lead[-1])
     dtype = multiplier(node.meta["val"].dtype)
 
@@ -57,7 +58,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
                 importer, mask, importer.shape(query)[-2], importer.shape(key)[-2]
             )
             causal = causal or above
-        bias = None if mask is None else _mask(importer, mask, dtype, lead)
+        bias = None if mask is None else _mask(importer, mask, dtype, lead, is_of_batches)
     empty = node.meta.get(EMPTY, 0.0)
     call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty, fill=fill)
     return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
@@ -70,17 +71,21 @@ def _reshaped(importer: Importer, x: relax.Expr, shape: list[int]) -> relax.Expr
 
 
 def _mask(
-    importer: Importer, mask: fx.Node, dtype: torch.dtype, lead: tuple[int, ...]
+    importer: Importer,
+    mask: fx.Node,
+    dtype: torch.dtype,
+    lead: tuple[int, ...],
+    is_of_batches: bool,
 ) -> relax.Expr:
     """Return a mask with four axes, each of which may be 1."""
     is_bool = mask.meta["val"].dtype is torch.bool
     tensor = importer.tensor(mask) if is_bool else importer.tensor(mask, dtype)
-    *outer, queries, keys = importer.shape(mask)
-    if len(lead) == 2:
+    shape = importer.shape(mask)
+    *outer, queries, keys = [1] * (2 - len(shape)) + list(shape)
+    if is_of_batches:
         outer.append(1)
-    outer = [1, 1, *outer][-max(2, len(lead)) :]
+    outer = [1] * (len(lead) - len(outer)) + outer
     if any(extent != 1 for extent in outer[:-1]) and len(lead) > 4:
-        outer = [1] * (len(lead) - len(outer)) + outer
         full = [*lead[:-1], outer[-1], queries, keys]
         tensor = importer.emit(relax.op.broadcast_to(tensor, full))
         outer = full[:-2]

@@ -206,6 +206,8 @@ def _placed(view: torch.Tensor, count: int) -> Operand | None:
         Number of elements of that tensor.
     """
     batch, heads, length, size = view.shape
+    if not view.numel():
+        return None
     width, rest = divmod(count, batch * length)
     # How far apart the heads are; strides along an axis of one element say nothing.
     apart = view.stride(1) if heads > 1 else size

@@ -137,23 +137,32 @@ class Attention:
         if self.mask is not None:
             value = self.mask.value(tensors["mask"], *at)
             if self.mask.dtype != "bool":
-                score = score + value * tirx.const(exponent_scale(self.dtype), self.dtype)
+                score = score + self._in_units(value)
             elif self.fill is None:
                 score = score + T.Select(value, tirx.const(0, self.dtype), lowest)
             else:
-                fill = tirx.const(_in_units(self.fill, self.dtype), self.dtype)
+                limit = self._largest if math.isfinite(self.fill) else math.inf
+                fill = self.fill * exponent_scale(self.dtype)
+                fill = tirx.const(max(-limit, min(fill, limit)), self.dtype)
                 score = T.Select(value, score, fill)
         return T.Select(at[3] <= at[2], score, lowest) if self.causal else score
+
+    def _in_units(self, value: Expr) -> Expr:
+        """Return what is added to a score in its units, in which the least of numbers is finite.
+
+        As a number it hides a key from those who see another one, and shows all if it hides all.
+        """
+        least = tirx.const(-self._largest, self.dtype)
+        scaled = value * tirx.const(exponent_scale(self.dtype), self.dtype)
+        return T.Select(value >= least, tirx.max(scaled, least), scaled)
+
+    @property
+    def _largest(self) -> float:
+        return float(np.finfo(self.dtype).max)
 
     def has_few_queries(self, machine: Microarchitecture) -> bool:
         """Whether a vector of queries would be mostly empty."""
         return self.query.length * 4 <= machine.lanes(bits_of(self.dtype))
-
-
-def _in_units(fill: float, dtype: str) -> float:
-    """Return `fill` in units of `exponent_scale`, in which the least of numbers stays finite."""
-    scaled = fill * exponent_scale(dtype)
-    return max(scaled, float(np.finfo(dtype).min)) if math.isfinite(fill) else scaled
 
 
 def prepared(mask: Mask, attention: Attention, machine: Microarchitecture) -> Mask:

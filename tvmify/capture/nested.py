@@ -1,0 +1,45 @@
+"""What ``nn.TransformerEncoder`` computes of padded places, which it hides from ``torch.export``.
+
+In evaluation mode without gradients it packs sequences that are padded on the right into a nested
+tensor, and puts zeros into padded places at the end. While ``torch.export`` records it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from tvmify.errors import CaptureError
+
+
+def refuse_nested_tensor(*_: Any) -> NoReturn:
+    """Stand for the operator that makes one."""
+    raise CaptureError(
+        "nn.TransformerEncoder makes a nested tensor of sequences that are padded on the right",
+        "Make it with enable_nested_tensor=False; places that are padded are no zeros then.",
+    )
+
+
+def refuse_nested_tensors(module: nn.Module) -> None:
+    """Make the encoders in a twin that is to be recorded raise where they would make one."""
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
+            part.forward = partial(_checked, part, part.forward)
+
+
+def _checked(
+    encoder: nn.TransformerEncoder,
+    forward: Callable[..., Any],
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> Any:
+    padded = src_key_padding_mask is not None and mask is None and src.dim() == 3
+    if padded and not encoder.layers[0].training:
+        refuse_nested_tensor()
+    return forward(src, mask, src_key_padding_mask, is_causal)
