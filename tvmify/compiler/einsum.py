@@ -21,9 +21,8 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
         # By the key, as the operator itself is what this function stands for meanwhile.
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         return torch.ops.aten.einsum.default._op_dk(key, equation, operands, **options)
-    (left, right), out = named
+    left, right, out, sizes = named
     a, b = operands
-    sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
     batch = [letter for letter in out if letter in left and letter in right]
     summed = [letter for letter in left if letter in right and letter not in out]
     rows = [letter for letter in out if letter in left and letter not in right]
@@ -44,8 +43,10 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
     return _turned(_shaped(product, [sizes[letter] for letter in made]), "".join(made), out)
 
 
-def _letters(equation: str, operands: Sequence[torch.Tensor]) -> tuple[tuple[str, str], str] | None:
-    """Return the letters of both operands and of the result, with some for each ``...``.
+def _letters(
+    equation: str, operands: Sequence[torch.Tensor]
+) -> tuple[str, str, str, dict[str, int]] | None:
+    """Return the letters of both operands and of the result, with some for each ``...``, and sizes.
 
     None if there are not two operands and a result, a letter is summed or repeated in one of them,
     or an axis of one element is broadcast.
@@ -64,12 +65,10 @@ def _letters(equation: str, operands: Sequence[torch.Tensor]) -> tuple[tuple[str
     out = out.replace("...", shared)
     once = all(len(set(letters)) == len(letters) for letters in (left, right, out))
     alone = (set(left) ^ set(right)) - set(out)
-    extents = [
-        *zip(left, operands[0].shape, strict=True),
-        *zip(right, operands[1].shape, strict=True),
-    ]
-    is_product = once and not alone and set(out) <= {*left, *right}
-    return ((left, right), out) if is_product and len(dict(extents)) == len(set(extents)) else None
+    extents = set(zip(left + right, operands[0].shape + operands[1].shape, strict=True))
+    sizes = dict(extents)
+    is_product = once and not alone and set(out) <= {*left, *right} and len(sizes) == len(extents)
+    return (left, right, out, sizes) if is_product else None
 
 
 # Neither leaves an operator where nothing changes, which would hide attention from those who look

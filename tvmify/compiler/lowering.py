@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import split_host_device_mods
 
+from tvmify.compiler.passes.share_evenly import ShareEvenly
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
 from tvmify.compiler.schedule.prefetch import FETCHES
@@ -128,6 +129,7 @@ def _to_instructions() -> list[tvm.transform.Pass]:
     return [
         tirx.transform.FP8StorageLegalize(),
         tirx.transform.BF16StorageLegalize(),
+        ShareEvenly(),
         ShuffleLoads(),
         SumsOnStack(),
         finalize_host_passes(),

@@ -199,13 +199,16 @@ def _filled(program: ExportedProgram, node: fx.Node) -> _Scores | None:
         if isnan(fill):
             return None
         # Of two masks, each hides as well what the other shows, if both put the same there.
-        if inner.is_masked and not inner.fill == fill == -inf:
+        both_hide = inner.fill == fill == -inf
+        if inner.is_masked and not both_hide:
             return None
         hides = x is branches[1]
-        least = fill <= torch.finfo(_dtype(node)).min
-        if least and is_causal(program, condition, *_shape(node)[-2:], hides=hides):
+        is_least = fill <= torch.finfo(_dtype(node)).min
+        if is_least and is_causal(program, condition, *_shape(node)[-2:], hides=hides):
             return replace(inner, causal=True, fill=fill)
-        return replace(inner, mask=condition, hides=hides, fill=fill) if not inner.mask else None
+        if inner.mask is not None:
+            return None
+        return replace(inner, mask=condition, hides=hides, fill=fill)
     return None
 
 

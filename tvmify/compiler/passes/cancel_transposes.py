@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.views import RESHAPES
 from tvmify.compiler.schedule.reshape import common_axes
 
 _UNARY = (
@@ -24,7 +25,6 @@ _UNARY = (
 ).split()
 _BINARY = "add subtract multiply divide maximum minimum power".split()
 _PERMUTE = tvm.ir.Op.get("relax.permute_dims")
-_RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
 
 
 @tvm.transform.module_pass(opt_level=0, name="CancelTransposes")
@@ -68,7 +68,7 @@ class _Joiner(PyExprMutator):
         axes = _permutation(call)
         if axes is None:
             shape = _shape(call)
-            if before is None or before.op not in _RESHAPES:
+            if before is None or before.op not in RESHAPES:
                 return x if _shape(x) == shape else call
             x = before.args[0]
             return x if _shape(x) == shape else relax.op.reshape(x, shape)
@@ -126,7 +126,7 @@ class _Joiner(PyExprMutator):
 
 
 def _is_move(x: relax.Expr | None) -> bool:
-    return isinstance(x, relax.Call) and x.op in (_PERMUTE, *_RESHAPES)
+    return isinstance(x, relax.Call) and x.op in (_PERMUTE, *RESHAPES)
 
 
 def _signature(move: relax.Call) -> tuple[list[int], list[int], list[int] | None]:

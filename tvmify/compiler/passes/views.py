@@ -12,7 +12,8 @@ from tvm.ir import Expr
 _PERMUTE, _SLICE, _SPLIT = (
     tvm.ir.Op.get(f"relax.{name}") for name in ("permute_dims", "strided_slice", "split")
 )
-_RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
+#: They move no element.
+RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
 
 
 def views(x: Expr, value: Callable[[Expr], Expr | None]) -> Iterator[tuple[Expr, torch.Tensor]]:
@@ -60,7 +61,7 @@ def _before(
         return split.args[0], lambda t: t.narrow(axis, first, extents[call.index][axis])
     if not isinstance(call, relax.Call):
         return None
-    if call.op in _RESHAPES:
+    if call.op in RESHAPES:
         return call.args[0], lambda t: t.view(shape_of(x))
     if call.op == _PERMUTE:
         axes = reversed(range(len(shape_of(x)))) if call.attrs.axes is None else call.attrs.axes

@@ -16,6 +16,10 @@ using Owned = std::unique_ptr<PyObject, Release>;
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
+// Returns a new tuple of the leaves of a call to which `flatten` gives this key, or null for any
+// other call. Throws python_error.
+PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key);
+
 // Whether the module that a Guard watches is not what it was.
 bool is_guard(PyObject* object);
 bool has_changed(PyObject* guard);

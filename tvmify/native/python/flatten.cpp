@@ -44,6 +44,9 @@ class Key {
   PyObject* to_python() const {
     return PyBytes_FromStringAndSize(bytes_.data(), static_cast<Py_ssize_t>(bytes_.size()));
   }
+  bool operator==(std::string_view other) const {
+    return std::string_view(bytes_.data(), bytes_.size()) == other;
+  }
 
  private:
   c10::SmallVector<char, 512> bytes_;
@@ -130,19 +133,18 @@ class Walk {
     }
   }
 
-  PyObject* result(bool is_observed) const {
-    Owned leaves(PyTuple_New(static_cast<Py_ssize_t>(leaves_.size())));
+  // Whether the key tells the call from all others.
+  bool is_keyed() const { return is_keyed_; }
+  const Key& key() const { return key_; }
+
+  // Returns a new tuple of the leaves.
+  PyObject* leaves() const {
+    PyObject* leaves = PyTuple_New(static_cast<Py_ssize_t>(leaves_.size()));
     if (leaves == nullptr) throw python_error();
     for (size_t i = 0; i < leaves_.size(); ++i) {
-      PyTuple_SET_ITEM(leaves.get(), static_cast<Py_ssize_t>(i), Py_NewRef(leaves_[i]));
+      PyTuple_SET_ITEM(leaves, static_cast<Py_ssize_t>(i), Py_NewRef(leaves_[i]));
     }
-    Owned key(is_keyed_ && !is_observed ? key_.to_python() : Py_NewRef(Py_None));
-    if (key == nullptr) throw python_error();
-    Owned pair(PyTuple_New(2));
-    if (pair == nullptr) throw python_error();
-    PyTuple_SET_ITEM(pair.get(), 0, leaves.release());
-    PyTuple_SET_ITEM(pair.get(), 1, key.release());
-    return pair.release();
+    return leaves;
   }
 
  private:
@@ -259,8 +261,26 @@ PyObject* flatten(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   Walk walk(c10::GradMode::is_enabled());
   walk.visit(arguments[0]);
   walk.visit(arguments[1]);
-  return walk.result(is_observed());
+  Owned leaves(walk.leaves());
+  Owned key(walk.is_keyed() && !is_observed() ? walk.key().to_python() : Py_NewRef(Py_None));
+  if (key == nullptr) throw python_error();
+  PyObject* pair = PyTuple_New(2);
+  if (pair == nullptr) throw python_error();
+  PyTuple_SET_ITEM(pair, 0, leaves.release());
+  PyTuple_SET_ITEM(pair, 1, key.release());
+  return pair;
   END_HANDLE_TH_ERRORS
+}
+
+PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key) {
+  TORCH_CHECK_TYPE(PyTuple_CheckExact(args) && PyDict_CheckExact(kwargs),
+                   "the arguments of a call are a tuple and a dict");
+  if (!PyBytes_CheckExact(key) || is_observed()) return nullptr;
+  Walk walk(c10::GradMode::is_enabled());
+  walk.visit(args);
+  walk.visit(kwargs);
+  const std::string_view known(PyBytes_AS_STRING(key), static_cast<size_t>(PyBytes_GET_SIZE(key)));
+  return walk.is_keyed() && walk.key() == known ? walk.leaves() : nullptr;
 }
 
 }  // namespace tvmify::python

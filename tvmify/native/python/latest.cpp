@@ -9,7 +9,6 @@
 // clang-format on
 #include <torch/csrc/Exceptions.h>
 
-#include <cstring>
 #include <utility>
 
 #include "bindings.h"
@@ -33,14 +32,6 @@ struct LatestCall {
   void replace(Known next) { std::swap(known, next); }
 };
 
-// What `flatten` cannot describe has another kind of key, or None: it is the same as nothing.
-bool is_same(PyObject* key, PyObject* other) {
-  return PyBytes_CheckExact(key) && PyBytes_CheckExact(other) &&
-         PyBytes_GET_SIZE(key) == PyBytes_GET_SIZE(other) &&
-         std::memcmp(PyBytes_AS_STRING(key), PyBytes_AS_STRING(other),
-                     static_cast<size_t>(PyBytes_GET_SIZE(key))) == 0;
-}
-
 PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(PyVectorcall_NARGS(flags) == 2 && names == nullptr,
@@ -48,13 +39,13 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
   LatestCall* latest = LatestCall::from(self);
   const Known& known = latest->known;
   if (known.run == nullptr) Py_RETURN_NOTIMPLEMENTED;
-  const Owned flat(flatten(nullptr, args, 2));
-  if (flat == nullptr) return nullptr;
-  if (!is_same(PyTuple_GET_ITEM(flat.get(), 1), known.key.get())) Py_RETURN_NOTIMPLEMENTED;
-  if (has_changed(known.guard.get())) Py_RETURN_NOTIMPLEMENTED;
-  const Owned run(Py_NewRef(known.run.get()));  // another thread may replace it meanwhile
-  PyObject* leaves = PyTuple_GET_ITEM(flat.get(), 0);
-  PyObject* result = PyObject_Vectorcall(run.get(), &leaves, 1, nullptr);
+  const Owned leaves(leaves_of_same_call(args[0], args[1], known.key.get()));
+  if (leaves == nullptr) Py_RETURN_NOTIMPLEMENTED;
+  // What follows may run Python code, or let other threads run, and they may replace both.
+  const Owned guard(Py_NewRef(known.guard.get())), run(Py_NewRef(known.run.get()));
+  if (has_changed(guard.get())) Py_RETURN_NOTIMPLEMENTED;
+  PyObject* argument = leaves.get();
+  PyObject* result = PyObject_Vectorcall(run.get(), &argument, 1, nullptr);
   if (result != nullptr && result != Py_NotImplemented) ++latest->hits;
   return result;
   END_HANDLE_TH_ERRORS
