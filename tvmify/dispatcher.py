@@ -135,7 +135,7 @@ class Dispatcher:
         NotCompiled
             With ``strict=True``, when the call cannot run compiled.
         """
-        # If it is the last one again: all of the above in native code, without the rest of this.
+        # Mostly it is the last call again, which native code finds and runs by itself.
         if (result := self._latest(args, kwargs)) is not NotImplemented:
             return result
         leaves, entry = self._find(args, kwargs)

@@ -92,6 +92,11 @@ def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
     return artifact
 
 
+def is_fused(artifact: Artifact) -> bool:
+    """Whether the program has attention as one kernel."""
+    return "attention" in artifact.report["kernels"].values()
+
+
 def check_each(functions: dict[str, Callable[..., Any]], *args: Any) -> Artifact:
     """Check many small functions of the same arguments in one program."""
     return check(lambda *given: {name: f(*given) for name, f in functions.items()}, *args)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.compiler.programs import executed, target
+from tests.compiler.programs import executed, is_fused, target
 from tests.tolerances import assert_close_to_reference
 from tvmify import tvmify
 from tvmify.artifact import Artifact
@@ -31,10 +31,6 @@ def checked(module: nn.Module, *args: Any) -> Artifact:
     assert not artifact.report["bridged"]
     assert artifact.report["unscheduled"] == 0
     return artifact
-
-
-def is_fused(artifact: Artifact) -> bool:
-    return "attention" in artifact.report["kernels"].values()
 
 
 class Attention(nn.Module):

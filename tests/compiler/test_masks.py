@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from tests.compiler.programs import Program, check, compiled, executed
+from tests.compiler.programs import Program, check, compiled, executed, is_fused
 from tests.tolerances import assert_close_to_reference
 from tvmify.compiler import masks
 from tvmify.compiler.decompositions import decompose
@@ -132,10 +132,6 @@ def test_padding_beside_a_causal_mask(sizes: tuple[int, ...]):
 
 
 FILLS = [float("-inf"), lowest, -1e9, -1e4]
-
-
-def is_fused(artifact: Any) -> bool:
-    return "attention" in artifact.report["kernels"].values()
 
 
 @pytest.mark.parametrize("fill", FILLS)

@@ -78,11 +78,9 @@ def recognise_attention(program: ExportedProgram) -> None:
         leads = {_shape(x)[:-2] for x in (scores.query, scores.turned_key, value, softmax, node)}
         if len(leads) != 1 or len(_shape(node)) < 3:
             continue
-        # A mask or a number may have made the scores float64.
-        if (
-            not _dtype(scores.query) == _dtype(softmax) == _dtype(node)
-            or _dtype(node) not in _DTYPES
-        ):
+        # More than one if a mask or a number has made the scores float64.
+        dtypes = {_dtype(x) for x in (scores.query, softmax, node)}
+        if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
             continue
         with graph.inserting_before(node):
             if is_turned:

@@ -20,16 +20,14 @@ PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count
 // other call. Throws python_error.
 PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key);
 
-// Whether the module that a Guard watches is not what it was.
 bool is_guard(PyObject* object);
+// Whether the module that a Guard watches is not what it was.
 bool has_changed(PyObject* guard);
 
 // with_method_renamed(module, old_name, new_name), see renaming.cpp.
 PyObject* with_method_renamed(PyObject* module, PyObject* args);
 
-// Add the classes to the module; on failure a Python exception is set and false returned.
-bool add_guard(PyObject* module);
-bool add_call(PyObject* module);
-bool add_latest_call(PyObject* module);
+// The classes of the module.
+extern PyType_Spec guard_spec, call_spec, latest_call_spec;
 
 }  // namespace tvmify::python

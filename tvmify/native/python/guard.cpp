@@ -217,22 +217,13 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec spec = {"tvmify._C.Guard", sizeof(Guard), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-                    slots};
-
-// Of the module, which lives as long as the process.
-PyTypeObject* guard_type = nullptr;
-
 }  // namespace
 
-bool is_guard(PyObject* object) { return Py_IS_TYPE(object, guard_type); }
+bool is_guard(PyObject* object) { return Py_TYPE(object)->tp_dealloc == dealloc; }
 
 bool has_changed(PyObject* guard) { return compare(*Guard::from(guard)) != kNothing; }
 
-bool add_guard(PyObject* module) {
-  const Owned type(PyType_FromSpec(&spec));
-  guard_type = reinterpret_cast<PyTypeObject*>(type.get());
-  return type != nullptr && PyModule_AddObjectRef(module, "Guard", type.get()) == 0;
-}
+PyType_Spec guard_spec = {"tvmify._C.Guard", sizeof(Guard), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
 }  // namespace tvmify::python

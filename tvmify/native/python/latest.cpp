@@ -132,14 +132,10 @@ PyType_Slot slots[] = {
     {0, nullptr},
 };
 
-PyType_Spec spec = {"tvmify._C.LatestCall", sizeof(LatestCall), 0,
-                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-
 }  // namespace
 
-bool add_latest_call(PyObject* module) {
-  const Owned type(PyType_FromSpec(&spec));
-  return type != nullptr && PyModule_AddObjectRef(module, "LatestCall", type.get()) == 0;
-}
+PyType_Spec latest_call_spec = {
+    "tvmify._C.LatestCall", sizeof(LatestCall), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
 
 }  // namespace tvmify::python

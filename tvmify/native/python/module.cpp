@@ -38,8 +38,10 @@ PyMODINIT_FUNC PyInit__C() {
   using namespace tvmify::python;
   Owned module(PyModule_Create(&definition));
   if (module == nullptr) return nullptr;
-  for (const auto add : {add_guard, add_call, add_latest_call}) {
-    if (!add(module.get())) return nullptr;
+  for (PyType_Spec* spec : {&guard_spec, &call_spec, &latest_call_spec}) {
+    const Owned type(PyType_FromSpec(spec));
+    auto* const added = reinterpret_cast<PyTypeObject*>(type.get());
+    if (added == nullptr || PyModule_AddType(module.get(), added) < 0) return nullptr;
   }
   return module.release();
 }
