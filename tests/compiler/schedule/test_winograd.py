@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from tests.compiler.schedule.kernels import (
 from tvmify.compiler.schedule import choice, conv2d
 from tvmify.compiler.schedule.cook_toom import row, transforms
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rewriting import rewrite_body, uses
 from tvmify.compiler.schedule.windows import Window
 
 op = relax.op
@@ -209,3 +211,34 @@ def test_neon_multiplies_and_adds_vectors():
     built, _, _ = _build((1, 16, 16, 32), 32, "winograd F4", NEON)
     assert built.rules == {"winograd"}, built.report
     assert "fmla\tv" in built.assembly()
+
+
+def test_inputs_that_other_cores_transformed_are_fetched_ahead():
+    """By each tile those of the next one, also where that is of another block or point."""
+    built, _, _ = _build((1, 14, 14, 128), 64, "winograd F2 shared")
+    loops, fetched = [], []
+
+    def visit(stmt):
+        if isinstance(stmt, tirx.For):
+            loops.append(stmt)
+        if isinstance(stmt, tirx.Evaluate) and "prefetch" in str(stmt.value.op):
+            fetched.append(stmt.value.args[0].args[0])
+
+    rewrite_body(built.kernel(), visit)
+    (data,) = (load for load in fetched if "data" in load.source.name)
+    nest = [loop for loop in loops if any(uses(i, [loop.loop_var]) for i in data.indices)]
+    points, blocks, groups = (
+        int(n) for n in (data.source.shape[3], 128 // 64, data.source.shape[2])
+    )
+    found, wanted = [], []
+    analyzer = sym.Analyzer()
+    for p, o, g in product(range(points), range(blocks), range(groups)):
+        wanted.append([0, 0, g, p, 0, o * 64])
+        places = iter((p, o, g))
+        for loop in nest:  # the last one is along the block, others are of one iteration
+            place = 0 if int(loop.extent) == 1 else next(places, 0)
+            analyzer.bind(loop.loop_var, tirx.const(place, "int64"), allow_override=True)
+        found.append([int(analyzer.simplify(i)) for i in data.indices])
+    assert found == wanted[1:] + wanted[:1]
+    own, _, _ = _build((1, 14, 14, 128), 64, "winograd F2")
+    assert "address_of(winograd_data" not in own.kernel().script()

@@ -144,7 +144,7 @@ class Matmul(Rule):
                 together,
                 [-5],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
-                rows=gated is None and column_tiles * columns <= _WIDE * row_tiles * rows,
+                rows=[-5] * (gated is None and column_tiles * columns <= _WIDE * row_tiles * rows),
             )
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)

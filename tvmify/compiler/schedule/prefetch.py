@@ -9,7 +9,7 @@ and the processor's own prefetcher stops at the end of every page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from tvm.tirx import Stmt
 from tvmify.compiler.schedule.microarchitecture import bits_of
 from tvmify.compiler.schedule.rewriting import rewrite_body, uses
 
-#: Annotation of the loop along a block of the reduction: the cache to fetch into, whether to fetch
-#: rows too, tiles that the block meets, and which iteration variables number them.
+#: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
+#: block meets, how many iteration variables number them, these, and those of the rows to fetch.
 _PREFETCH = "tvmify.prefetch"
 #: Attribute of a function that has such loops.
 FETCHES = "tvmify.fetches_ahead"
@@ -42,7 +42,7 @@ def fetch_ahead(
     tiles: int,
     numbers: list[int],
     nearby: bool = False,
-    rows: bool = False,
+    rows: Sequence[int] = (),
 ) -> None:
     """Ask `insert_prefetches` to fetch ahead in this loop.
 
@@ -58,14 +58,17 @@ def fetch_ahead(
         Whether all weights stay in the second cache from call to call. A lone tile reads them from
         there as they are.
     rows
-        Whether to fetch what the next tile, if there is one, reads of the other operand, too. Half
-        of what a core reads of an activation for the first time, another core wrote, unless both
-        kernels share out the same rows; it costs 0.16 ns a byte, a third of the time of small
-        products (the 14 × 14 images of MobileNetV2, measured).
+        Where what the next tile reads of the other operand is to be fetched, too: which iteration
+        variables number tiles by what they read of it, in the order of their loops. Half of what a
+        core reads of an activation for the first time, another core wrote, unless both kernels
+        share out the same rows; it costs 0.16 ns a byte, a third of the time of small products (the
+        14 × 14 images of MobileNetV2, measured).
     """
     if tiles > 1 or not nearby:
         cache = _FIRST_CACHE if nearby else _SECOND_CACHE
-        sch.annotate(loop, _PREFETCH, [cache, rows and tiles > 1, tiles, *numbers])
+        if tiles == 1:
+            rows = ()
+        sch.annotate(loop, _PREFETCH, [cache, tiles, len(numbers), *numbers, *rows])
 
 
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -97,10 +100,11 @@ def prefetches(
 
 def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     marks = loop.annotations[_PREFETCH]
-    cache, has_rows, tiles, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
+    cache, tiles, count, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
+    numbers, following = numbers[:count], numbers[count:]
     tile = _Tile.in_loop(loop)
-    if has_rows:
-        yield from _next_rows(tile, numbers[-1])
+    if following:
+        yield from _next_rows(tile, following)
     panel, start = tile.panel.source, tile.start(tile.panel)
     columns, step = int(panel.shape[-1]), tile.step
     if tiles == 1:
@@ -114,7 +118,7 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     yield from prefetches(panel, _after(start, distance), share * tile.taken, cache)
 
 
-def _next_rows(tile: _Tile, number: int) -> Iterator[Stmt]:
+def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:
     """Fetch rows of the next tile: all steps together pass over one row after the other.
 
     Where a row ends within an iteration, the first elements of the next one are not fetched.
@@ -125,7 +129,7 @@ def _next_rows(tile: _Tile, number: int) -> Iterator[Stmt]:
     position = tile.step * rows
     rest = int(left.source.shape[-1]) - tile.steps
     distance = position + position // tile.steps * rest
-    start = tile.start(left, following=number)
+    start = tile.start(left, tile.following(numbers))
     yield from prefetches(left.source, _after(start, distance), rows * tile.taken)
 
 
@@ -201,16 +205,29 @@ class _Tile(NamedTuple):
         # A compact weight lies in several places.
         return lanes.min.same_as(self.lane.var) or not isinstance(lanes.extent, tirx.IntImm)
 
-    def start(self, region: TensorRegion, following: int | None = None) -> list[Expr]:
+    def following(self, numbers: Sequence[int]) -> list[tuple[tirx.IterVar, Expr]]:
+        """Return the iteration variables with their values in the tile that is next.
+
+        `numbers` says which variables number tiles, in the order of their loops.
+        """
+        variables = list(self.variables)
+        number = _flat([variables[i] for i in numbers]) + 1
+        for i in reversed(numbers):
+            variable, _ = variables[i]
+            variables[i] = variable, number % variable.dom.extent
+            number = number // variable.dom.extent
+        return variables
+
+    def start(
+        self, region: TensorRegion, variables: list[tuple[tirx.IterVar, Expr]] | None = None
+    ) -> list[Expr]:
         """Return the index of the first element that a block of the reduction reads of it.
 
-        `following` is the number of an iteration variable, for the block that comes after this one
-        along it.
+        `variables` are those of another tile.
         """
         analyzer = sym.Analyzer()
-        for variable, value in self.variables[: -len(self.reduced)]:
-            is_next = following is not None and variable.same_as(self.variables[following][0])
-            analyzer.bind(variable.var, analyzer.simplify(value + 1 if is_next else value))
+        for variable, value in (variables or self.variables)[: -len(self.reduced)]:
+            analyzer.bind(variable.var, analyzer.simplify(value))
         for variable, _ in self.reduced:
             analyzer.bind(variable.var, tirx.const(0, "int64"))
         return [analyzer.simplify(axis.min) for axis in region.region]

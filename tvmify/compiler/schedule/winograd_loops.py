@@ -54,6 +54,9 @@ from tvmify.compiler.schedule.winograd import (
 #: Which iteration variable of the products numbers the groups of tiles, which all meet a block of
 #: weights.
 _GROUP = -4
+#: Those that say what a product reads of the inputs, in the order of their loops: point, block of
+#: inputs, group of tiles.
+_READ = (-6, -5, _GROUP)
 
 
 class WinogradConvolution(Rule):
@@ -101,7 +104,7 @@ class WinogradConvolution(Rule):
         sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
         _in_registers(sch, sch.get_sblock(RESULT))
         _in_registers(sch, sch.get_sblock(UP), by_columns=True)
-        _schedule_sums(sch, channels, machine, weights)
+        _schedule_sums(sch, channels, machine, weights, bool(shared))
         _schedule_data(sch, None if shared else chunk, lanes, machine, work)
         padding = find(sch, PAD)
         if padding is not None and shared:
@@ -129,9 +132,12 @@ def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False
 
 
 def _schedule_sums(
-    sch: s_tir.Schedule, channels: LoopRV, machine: Microarchitecture, weights: int
+    sch: s_tir.Schedule, channels: LoopRV, machine: Microarchitecture, weights: int, shared: bool
 ) -> None:
-    """Add products up in registers, block after block of input channels."""
+    """Add products up in registers, block after block of input channels.
+
+    Where inputs are `shared`, other cores have transformed most of them, and they come from there.
+    """
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
     sch.compute_at(sums, channels, preserve_unit_loops=True)
     several = len(sch.get(sums).iter_vars) > 7
@@ -142,7 +148,7 @@ def _schedule_sums(
         sch.reorder(point, block, group, row, lane)
     sch.compute_at(partial, group, preserve_unit_loops=True)
     along = keep_in_registers(sch, partial, sums, machine)
-    fetch_ahead(sch, along, groups, [_GROUP], machine.keeps(weights))
+    fetch_ahead(sch, along, groups, [_GROUP], machine.keeps(weights), rows=_READ if shared else ())
     if several:
         initial = sch.decompose_reduction(sums, block)
         vectorize(sch, sch.get_loops(initial)[-1], machine.lanes())
