@@ -138,6 +138,62 @@ class Baddbmm(Spelt):
         return self.out(parted(torch.bmm(scores.softmax(-1), v)))
 
 
+class Bart(Spelt):
+    """Batches and heads are apart for the mask alone."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = torch.bmm(q * self.scale, k.transpose(1, 2))
+        scores = scores.view(b, 4, t, t) + (1.0 - padding) * -1e4
+        weights = F.softmax(scores.view(b * 4, t, t), dim=-1)
+        return self.out(parted(torch.bmm(self.dropout(weights), v)))
+
+
+class Fairseq(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = torch.bmm(q, k.transpose(1, 2)).view(b, 4, t, t)
+        scores = scores.masked_fill(padding == 0, float("-inf")).view(b * 4, t, t)
+        return self.out(parted(torch.bmm(scores.softmax(-1), v)))
+
+
+class Bloom(Spelt):
+    """A mask where batches and heads are on one axis, and one where they are not."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
+        alibi = torch.arange(t, dtype=x.dtype).repeat(b * 4, 1, 1)
+        scores = alibi.baddbmm(q, k.transpose(1, 2), beta=1.0, alpha=self.scale)
+        scores = scores.view(b, 4, t, t) + (1.0 - padding) * -1e4
+        weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
+        return self.out(parted(torch.bmm(weights.view(b * 4, t, t), v)))
+
+
+class Swin(Spelt):
+    """A mask for each window, a bias for each head."""
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q * self.scale) @ k.transpose(-2, -1) + self.bias  # type: ignore[operator]
+        windows = (torch.arange(2 * n).view(2, 1, n) - torch.arange(n).view(n, 1)) % 3 * 10.0
+        scores = scores.view(b // 2, 2, 4, n, n) + windows.unsqueeze(1).unsqueeze(0)
+        weights = scores.view(-1, 4, n, n).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
+
+
+class CausalBias(Spelt):
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        b, t, c = x.shape
+        q, k, v = [part.view(b, t, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)]
+        scores = q @ k.transpose(-2, -1) * self.scale + self.bias[:, :, :t, :t]  # type: ignore[index]
+        scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, float("-inf"))
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
+
+
 class Einsum(Spelt):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.shape
@@ -193,6 +249,11 @@ SPELLINGS: tuple[type[Spelt], ...] = (
     NeoX,
     Bmm,
     Baddbmm,
+    Bart,
+    Fairseq,
+    Bloom,
+    Swin,
+    CausalBias,
     Einsum,
     EinsumOfHeads,
     Image,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import inf, isnan, nan
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 
 from tvmify.compiler.constants import constant_of
@@ -22,6 +22,7 @@ EMPTY = "tvmify.empty"
 FILL = "tvmify.fill"
 
 _MATMULS = (aten.matmul.default, aten.bmm.default)
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 #: With a number: TorchScript has overloads of their own for that.
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
@@ -30,10 +31,14 @@ _DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class _Scores:
-    """``query turned_key scale``, masked.
+    """``query keyᵀ scale``, masked.
 
     Attributes
     ----------
+    query, key, mask
+        Their leading axes are those of one shape. A model may view its scores in several, as with
+        batches and heads on one axis or on two: it is that of most axes, since masks are often the
+        same along one of them.
     mask
         What is added; with `fill`, where scores are shown, or hidden if `hides`.
     causal
@@ -43,7 +48,7 @@ class _Scores:
     """
 
     query: fx.Node
-    turned_key: fx.Node
+    key: fx.Node
     scale: float = 1.0
     mask: fx.Node | None = None
     hides: bool = False
@@ -54,6 +59,10 @@ class _Scores:
     def is_masked(self) -> bool:
         return self.mask is not None or self.causal
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *_shape(self.query)[:-1], _shape(self.key)[-2]
+
 
 def recognise_attention(program: ExportedProgram) -> None:
     """Replace, in place, what computes attention by one node of PyTorch's own operator for it.
@@ -61,77 +70,197 @@ def recognise_attention(program: ExportedProgram) -> None:
     Left alone is what shows its scores or weights to others, and what broadcasts its operands.
     """
     graph = program.graph
-    products = [graph.find_nodes(op="call_function", target=target) for target in _MATMULS]
-    for node in chain(*products):
-        weights, value = node.args
-        softmax = _softmax(weights)
-        is_turned = softmax is None
-        if is_turned:  # value weightsᵀ, which is (weights valueᵀ)ᵀ: images have places last
-            value, weights = node.args
-            softmax = _softmax(_swapped(_through_copies(weights)))
-        if softmax is None:
-            continue
-        source, dim, _ = softmax.args
-        scores = _scores(program, source)
-        if scores is None or dim not in (-1, len(_shape(softmax)) - 1):
-            continue
-        leads = {_shape(x)[:-2] for x in (scores.query, scores.turned_key, value, softmax, node)}
-        if len(leads) != 1 or len(_shape(node)) < 3:
-            continue
-        # More than one if a mask or a number has made the scores float64.
-        dtypes = {_dtype(x) for x in (scores.query, softmax, node)}
-        if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
-            continue
-        with graph.inserting_before(node):
-            if is_turned:
-                value = _transposed(value)
-            result = _fused(node, value, scores)
-            if is_turned:
-                result = _transposed(result)
-        node.replace_all_uses_with(result)
+    recogniser = _Recogniser(program)
+    for product in [node for node in graph.nodes if node.target in _MATMULS]:
+        with graph.inserting_before(product):
+            result = recogniser.attention(product)
+        if result is not None:
+            product.replace_all_uses_with(result)
     graph.eliminate_dead_code()
 
 
-def _fused(node: fx.Node, value: fx.Node, scores: _Scores) -> fx.Node:
-    """Return attention that weighs `value`; `node` says where the model does."""
-    mask = _shown(scores)
-    options = {"is_causal": scores.causal, "scale": scores.scale}
-    operands = [scores.query, _transposed(scores.turned_key), value]
-    if mask is not None and len(_shape(mask)) > 2:
-        operands.append(mask)
-        mask = None
-    # Before a view joined batches and heads, operands are found where projections left them.
-    apart = [source for x in operands if (source := _apart(x)) is not None]
-    is_apart = len(apart) == len(operands) and len({_shape(x)[:2] for x in apart}) == 1
-    query, key, value, *masks = apart if is_apart else operands
-    arguments = (query, key, value, masks[0] if masks else mask)
-    result = query.meta["val"].new_empty(*_shape(query)[:-1], _shape(value)[-1])
-    operator = aten.scaled_dot_product_attention.default
-    fused = node.graph.call_function(operator, arguments, options)
-    fused.meta = {**node.meta, "val": result, EMPTY: nan, FILL: scores.fill}
-    if not is_apart:
-        return fused
-    joined = [*_shape(scores.query)[:-1], _shape(value)[-1]]
-    view = node.graph.call_function(aten.view.default, (fused, joined))
-    view.meta = {**node.meta, "val": result.view(joined)}
-    return view
+class _Recogniser:
+    """Reads a graph backwards from its products, in their order."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.made: dict[tuple[Any, ...], fx.Node] = {}
+
+    def attention(self, product: fx.Node) -> fx.Node | None:
+        """Return what stands for a product of weights and values, if it is one."""
+        weights, value = product.args
+        softmax = _softmax(weights)
+        is_turned = softmax is None
+        if is_turned:  # value weightsᵀ, which is (weights valueᵀ)ᵀ: images have places last
+            value, weights = product.args
+            softmax = _softmax(_swapped(_through_copies(weights)))
+        if softmax is None:
+            return None
+        source, dim, _ = softmax.args
+        scores = self.scores(source)
+        if scores is None or dim not in (-1, len(_shape(softmax)) - 1):
+            return None
+        if len({_shape(x)[:-2] for x in (weights, value, product)}) != 1:
+            return None
+        # More than one if a mask or a number has made the scores float64.
+        dtypes = {_dtype(x) for x in (scores.query, softmax, product)}
+        if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
+            return None
+        if is_turned:
+            value = self.transposed(value)
+        result = self.fused(product, self.viewed(value, scores.shape[:-2]), scores)
+        result = self.viewed(result, _shape(product)[:-2])
+        return self.transposed(result) if is_turned else result
+
+    def fused(self, product: fx.Node, value: fx.Node, scores: _Scores) -> fx.Node:
+        """Return attention that weighs `value`, in the place of a product."""
+        mask = scores.mask
+        if mask is not None and scores.hides:
+            mask = self.call(aten.logical_not.default, mask)
+        operands = [scores.query, scores.key, value]
+        if mask is not None and len(_shape(mask)) > 2:
+            operands.append(mask)
+            mask = None
+        # Before a view joined batches and heads, operands are found where projections left them.
+        apart = [source for x in operands if (source := _apart(x)) is not None]
+        is_apart = len(apart) == len(operands) and len({_shape(x)[:2] for x in apart}) == 1
+        query, key, value, *masks = apart if is_apart else operands
+        arguments = (query, key, value, masks[0] if masks else mask)
+        options = {"is_causal": scores.causal, "scale": scores.scale}
+        operator = aten.scaled_dot_product_attention.default
+        fused = product.graph.call_function(operator, arguments, options)
+        result = query.meta["val"].new_empty(*_shape(query)[:-1], _shape(value)[-1])
+        fused.meta = {**product.meta, "val": result, EMPTY: nan, FILL: scores.fill}
+        return self.viewed(fused, scores.shape[:-2])
+
+    def scores(self, node: object) -> _Scores | None:
+        """Read a chain backwards; None if it is none, or others read a part of it."""
+        node = _through_copies(node)
+        if node is None:
+            return None
+        if node.target in _MATMULS:
+            query, turned = node.args
+            if len(_shape(node)) < 3 or _shape(query)[:-2] != _shape(turned)[:-2]:
+                return None
+            query, scale = _unscaled(query)
+            return _Scores(query, self.transposed(turned), scale)
+        if node.target in _VIEWS:
+            inner = self.scores(node.args[0])
+            return None if inner is None else self.taken_apart(inner, _shape(node))
+        if node.target in (*_PRODUCTS, *_QUOTIENTS):
+            factor = _factor(node)
+            inner = self.scores(node.args[0]) if factor else None
+            # A factor after the mask would scale the mask as well.
+            if inner is None or inner.is_masked:
+                return None
+            return replace(inner, scale=inner.scale * factor)
+        if node.target is aten.add.Tensor and not node.kwargs:
+            for x, mask in (node.args, node.args[::-1]):
+                inner = self.scores(x) if isinstance(mask, fx.Node) else None
+                if inner is not None:
+                    return self.added(inner, mask, node) if _shape(x) == _shape(node) else None
+        if node.target is aten.where.self:
+            return self.filled(node)
+        return None
+
+    def taken_apart(self, scores: _Scores, shape: tuple[int, ...]) -> _Scores | None:
+        """Return scores with the axes of a view of them, if those are more."""
+        if shape[-2:] != scores.shape[-2:]:
+            return None
+        if len(shape) <= len(scores.shape):
+            return scores
+        mask = scores.mask
+        if mask is not None:
+            mask = self.broadcast(mask, scores.shape, shape)
+            if mask is None:
+                return None
+        query, key = (self.viewed(x, shape[:-2]) for x in (scores.query, scores.key))
+        return replace(scores, query=query, key=key, mask=mask)
+
+    def added(self, scores: _Scores, mask: fx.Node, node: fx.Node) -> _Scores | None:
+        """Return scores to which `node` adds a mask."""
+        # What was filled would not be that number any more.
+        if _dtype(mask) != _dtype(node) or scores.causal or scores.fill is not None:
+            return None
+        own = self.broadcast(mask, _shape(node), scores.shape)
+        if own is not None and scores.mask is not None:
+            own = self.call(aten.add.Tensor, scores.mask, own)
+        return None if own is None else replace(scores, mask=own)
+
+    def filled(self, node: fx.Node) -> _Scores | None:
+        """Read scores some of which were replaced by a number."""
+        condition, *branches = node.args
+        if _dtype(node) not in _DTYPES:
+            return None
+        for branch, x in zip(branches, reversed(branches), strict=True):
+            number = constant_of(self.program, branch)
+            if number is None or number.numel() != 1:
+                continue
+            inner = self.scores(x)
+            if inner is None or _shape(x) != _shape(node):
+                return None
+            fill = number.to(_dtype(node)).item()
+            if isnan(fill):
+                return None
+            # What is masked already, by numbers that were added or by -∞, can only be hidden.
+            if inner.is_masked and (fill != -inf or inner.fill not in (None, -inf)):
+                return None
+            hides = x is branches[1]
+            is_least = fill <= torch.finfo(_dtype(node)).min
+            if is_least and is_causal(self.program, condition, *_shape(node)[-2:], hides=hides):
+                return replace(inner, causal=True, fill=fill if inner.mask is None else inner.fill)
+            if inner.mask is not None:
+                return None
+            mask = self.broadcast(condition, _shape(node), inner.shape)
+            return None if mask is None else replace(inner, mask=mask, hides=hides, fill=fill)
+        return None
+
+    def broadcast(
+        self, mask: fx.Node, shape: tuple[int, ...], view: tuple[int, ...]
+    ) -> fx.Node | None:
+        """Return what broadcasts to the view of a shape as a mask does to the shape.
+
+        None if an axis of the view is one along which the mask is the same, and another one too.
+        """
+        if shape == view:
+            return mask
+        expanded = torch.empty(_shape(mask), device="meta").expand(shape)
+        try:
+            strides = expanded.view(view).stride()
+        except RuntimeError:
+            return None
+        return self.reshaped(
+            mask, tuple(n if stride else 1 for n, stride in zip(view, strides, strict=True))
+        )
+
+    def transposed(self, x: fx.Node) -> fx.Node:
+        """Return `x` with its last two axes swapped; what it is the transposed of, if it is one."""
+        source = _swapped(x)
+        return self.call(aten.transpose.int, x, -2, -1) if source is None else source
+
+    def viewed(self, x: fx.Node, lead: tuple[int, ...]) -> fx.Node:
+        """Return `x` with other leading axes than its own."""
+        return self.reshaped(x, (*lead, *_shape(x)[-2:]))
+
+    def reshaped(self, x: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+        return x if _shape(x) == shape else self.call(aten.reshape.default, x, shape)
+
+    def call(self, operator: OpOverload, *args: Any) -> fx.Node:
+        """Return a node that calls an operator: layers that share a mask share what it becomes."""
+        made = (operator, *args)
+        if made not in self.made:
+            node = args[0].graph.call_function(operator, args)
+            node.meta = {"val": operator(*fx.node.map_arg(args, lambda x: x.meta["val"]))}
+            self.made[made] = node
+        return self.made[made]
 
 
 def _apart(x: fx.Node) -> fx.Node | None:
     """Return what has batches and heads on an axis each, of which `x` has one for both."""
-    source = x.args[0] if x.target is aten.view.default else None
+    source = x.args[0] if x.target in _VIEWS else None
     if not isinstance(source, fx.Node) or (len(_shape(x)), len(_shape(source))) != (3, 4):
         return None
     return source if _shape(source)[2:] == _shape(x)[1:] else None
-
-
-def _transposed(x: fx.Node) -> fx.Node:
-    """Return `x` with its last two axes swapped; what it is the transposed of, if it is one."""
-    source = _swapped(x)
-    if source is None:
-        source = x.graph.call_function(aten.transpose.int, (x, -2, -1))
-        source.meta = {"val": x.meta["val"].transpose(-2, -1)}
-    return source
 
 
 def _swapped(x: fx.Node | None) -> fx.Node | None:
@@ -151,74 +280,12 @@ def _swapped(x: fx.Node | None) -> fx.Node | None:
 def _softmax(weights: object) -> fx.Node | None:
     """Return the node that normalizes weights, if nobody else reads them."""
     node = _through_copies(weights)
+    while node is not None and node.target in _VIEWS:
+        source = node.args[0]
+        if _shape(source)[-2:] != _shape(node)[-2:]:
+            return None
+        node = _through_copies(source)
     return node if node is not None and node.target is aten._softmax.default else None
-
-
-def _scores(program: ExportedProgram, node: object) -> _Scores | None:
-    """Read a chain backwards; None if it is none, or others read a part of it."""
-    node = _through_copies(node)
-    if node is None:
-        return None
-    if node.target in _MATMULS:
-        query, turned = node.args
-        query, scale = _unscaled(query)
-        return _Scores(query, turned, scale)
-    if node.target in (*_PRODUCTS, *_QUOTIENTS):
-        factor = _factor(node)
-        inner = _scores(program, node.args[0]) if factor else None
-        # A factor after the mask would scale the mask as well.
-        if inner is None or inner.is_masked:
-            return None
-        return replace(inner, scale=inner.scale * factor)
-    if node.target is aten.add.Tensor and not node.kwargs:
-        for x, mask in (node.args, node.args[::-1]):
-            inner = _scores(program, x) if isinstance(mask, fx.Node) else None
-            if inner is None or inner.is_masked or _shape(x) != _shape(node):
-                continue
-            return replace(inner, mask=mask) if _dtype(mask) == _dtype(node) else None
-    if node.target is aten.where.self:
-        return _filled(program, node)
-    return None
-
-
-def _filled(program: ExportedProgram, node: fx.Node) -> _Scores | None:
-    """Read scores some of which were replaced by a number."""
-    condition, *branches = node.args
-    if _dtype(node) not in _DTYPES:
-        return None
-    for branch, x in zip(branches, reversed(branches), strict=True):
-        number = constant_of(program, branch)
-        if number is None or number.numel() != 1:
-            continue
-        inner = _scores(program, x)
-        if inner is None or _shape(x) != _shape(node):
-            return None
-        fill = number.to(_dtype(node)).item()
-        if isnan(fill):
-            return None
-        # Of two masks, each hides as well what the other shows, if both put the same there.
-        both_hide = inner.fill == fill == -inf
-        if inner.is_masked and not both_hide:
-            return None
-        hides = x is branches[1]
-        is_least = fill <= torch.finfo(_dtype(node)).min
-        if is_least and is_causal(program, condition, *_shape(node)[-2:], hides=hides):
-            return replace(inner, causal=True, fill=fill)
-        if inner.mask is not None:
-            return None
-        return replace(inner, mask=condition, hides=hides, fill=fill)
-    return None
-
-
-def _shown(scores: _Scores) -> fx.Node | None:
-    """Return the mask as the operator takes it, for which true is what is shown."""
-    mask = scores.mask
-    if mask is None or not scores.hides:
-        return mask
-    graph = mask.graph
-    shown = graph.call_function(aten.logical_not.default, (mask,))
-    shown.meta = {"val": torch.logical_not(mask.meta["val"])}
-    return shown
 
 
 def _unscaled(x: fx.Node) -> tuple[fx.Node, float]:
