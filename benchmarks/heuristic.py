@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -191,8 +192,9 @@ def _report(wanted: dict[Shape, str], records: dict[str, Record]) -> None:
     if missing:
         console.print(f"{missing} shapes are not measured")
     for percent, goal in GOALS.items():
-        within = sum(lost <= percent / 100 for lost, _ in rows) / max(1, len(rows))
-        console.print(f"{within:.0%} of {len(rows)} within {percent} % (goal {goal:.0%})")
+        within = sum(lost <= percent / 100 for lost, _ in rows)
+        goal_count = ceil(goal * len(rows))
+        console.print(f"{within} of {len(rows)} within {percent} % (goal: {goal_count})")
 
 
 def _path(folder: Path, shape: Shape, name: str) -> Path:

@@ -157,8 +157,11 @@ class _Recogniser:
         if node.target is aten.add.Tensor and not node.kwargs:
             for x, mask in (node.args, node.args[::-1]):
                 inner = self.scores(x) if isinstance(mask, fx.Node) else None
-                if inner is not None:
-                    return self.added(inner, mask, node) if _shape(x) == _shape(node) else None
+                if inner is None or _shape(x) != _shape(node):
+                    continue
+                masked = self.added(inner, mask, node)
+                if masked is not None:
+                    return masked
         if node.target is aten.where.self:
             return self.filled(node)
         return None
