@@ -5,6 +5,9 @@ prefetcher sees a new block only when the first tile of rows reads it, and that 
 steps before it ask for the lines, spread evenly over all of them. A lone tile, which reads each
 weight once, asks for what it reads some steps later: nothing else would hide the way from memory,
 and the processor's own prefetcher stops at the end of every page.
+
+Of the other operand, what the next tile reads is fetched where that pays: another core may have
+written it, and cores are as far apart as the host of a virtual machine puts them.
 """
 
 from __future__ import annotations

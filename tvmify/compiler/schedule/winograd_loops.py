@@ -8,7 +8,8 @@ element-wise chain that follows. Loops, outside in:
   group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are
   read once a chunk.
 - *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
-  then channels → chunk (parallel) → as above. Each thread reads weights of its own.
+  then channels → chunk (parallel) → as above. Each thread reads weights of its own, and inputs
+  most of which others have transformed, so that it fetches those of the next group meanwhile.
 
 oneDNN's two schedules (``jit_avx512_core_f32_wino_conv_4x3``) differ in the same way.
 """
@@ -134,10 +135,7 @@ def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False
 def _schedule_sums(
     sch: s_tir.Schedule, channels: LoopRV, machine: Microarchitecture, weights: int, shared: bool
 ) -> None:
-    """Add products up in registers, block after block of input channels.
-
-    Where inputs are `shared`, other cores have transformed most of them, and they come from there.
-    """
+    """Add products up in registers, block after block of input channels."""
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
     sch.compute_at(sums, channels, preserve_unit_loops=True)
     several = len(sch.get(sums).iter_vars) > 7
