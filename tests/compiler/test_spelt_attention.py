@@ -454,3 +454,37 @@ def test_scores_that_a_mask_makes_float64():
 def test_heads_without_elements():
     q, k, v = qkv()
     check(Program(lambda q, k, v: (q @ k.mT).softmax(-1) @ v), q[..., :0], k[..., :0], v)
+
+
+# ------------------------------------------------------------------------- views of the scores
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_vector_of_values_behind_a_view(is_turned: bool):
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.transpose(1, 2)).view(5, 6).softmax(-1)
+        return v @ weights.t() if is_turned else weights @ v
+
+    artifact = check(Program(program), torch.randn(1, 5, 8), torch.randn(1, 6, 8), torch.randn(6))
+    assert not is_fused(artifact)
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (4, 0, 5), (4, 5, 0)])
+def test_views_of_no_scores(batch: int, queries: int, keys: int):
+    def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        scores = (q @ k.transpose(1, 2)).view(batch // 4, 4, queries, keys)
+        return (scores.view(batch, queries, keys) + mask).softmax(-1) @ v
+
+    sizes = [(batch, queries, 8), (batch, keys, 8), (batch, keys, 8), (1, queries, keys)]
+    check(Program(program), *(torch.randn(size) for size in sizes))
+
+
+def test_a_causal_mask_before_a_view_is_none_in_memory():
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.full((PLACES, PLACES), -math.inf).triu(1)
+        scores = (q @ k.transpose(1, 2) + mask).view(BATCH, HEADS, PLACES, PLACES)
+        return scores.softmax(-1).view(BATCH * HEADS, PLACES, PLACES) @ v
+
+    artifact = check(Program(program), *(x.flatten(0, 1) for x in qkv()))
+    assert is_fused(artifact)
+    assert not [name for name in artifact.report["kernels"] if "mask" in name]

@@ -28,6 +28,7 @@ _FOUND: WeakKeyDictionary[fx.Node, dict[Hashable, bool]] = WeakKeyDictionary()
 #: What leaves the last two axes alone if their extents stay.
 _RESHAPES = (
     aten.alias.default,
+    aten.reshape.default,
     aten.squeeze.dims,
     aten.unsqueeze.default,
     aten.view.default,

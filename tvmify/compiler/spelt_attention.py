@@ -102,6 +102,8 @@ class _Recogniser:
             return None
         if len({_shape(x)[:-2] for x in (weights, value, product)}) != 1:
             return None
+        if len(_shape(value)) < 2:  # a vector has no leading axes either
+            return None
         # More than one if a mask or a number has made the scores float64.
         dtypes = {_dtype(x) for x in (scores.query, softmax, product)}
         if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
@@ -141,6 +143,8 @@ class _Recogniser:
         if node.target in _MATMULS:
             query, turned = node.args
             if len(_shape(node)) < 3 or _shape(query)[:-2] != _shape(turned)[:-2]:
+                return None
+            if 0 in _shape(node):  # views of nothing say nothing about axes
                 return None
             query, scale = _unscaled(query)
             return _Scores(query, self.transposed(turned), scale)
@@ -223,7 +227,8 @@ class _Recogniser:
     ) -> fx.Node | None:
         """Return what broadcasts to the view of a shape as a mask does to the shape.
 
-        None if an axis of the view is one along which the mask is the same, and another one too.
+        None if an axis of the view joins one along which the mask is the same, which has stride 0
+        when it is expanded, with one along which it is not. Torch has no view of such a mask.
         """
         if shape == view:
             return mask
