@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tvm import tirx
+from tvm.ir import IRModule
+from tvm.s_tir.dlight.base import ApplyDefaultSchedule
 from tvm.target import Target
 
 from tvmify.compiler import intrinsics
@@ -24,14 +27,14 @@ from tvmify.compiler.schedule.last_block import shorten_last_blocks
 from tvmify.compiler.schedule.legalizing import RULE
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
-from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.rule import Attempt, Outcome, Rule
 from tvmify.compiler.schedule.shuffles import mark_shuffles
 from tvmify.compiler.schedule.tails import split_tails
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tvm.ir import Call, IRModule
+    from tvm.ir import Call
     from tvm.relax import BlockBuilder, Expr
 
 #: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
@@ -59,6 +62,9 @@ RULES: tuple[Rule, ...] = (
     Elementwise(),
 )
 
+#: The attribute by which dlight knows what is scheduled.
+_CLAIM = "tirx.is_scheduled"
+
 
 def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
     """Schedule every PrimFunc of a module.
@@ -73,33 +79,27 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
         failed: …)"``.
     """
     intrinsics.register()
-    report: dict[str, str] = {}
-    scheduled = {}
+    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    # dlight passes over what claims to be scheduled; without a rule's name, nobody has done it.
+    tried = {v: f.without_attr(_CLAIM) for v, f in functions.items() if RULE not in f.attrs}
+    outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
     with target:
-        for variable, function in ir_mod.functions_items():
-            if isinstance(function, tirx.PrimFunc):
-                result, report[variable.name_hint] = _schedule_one(function, target)
-                scheduled[variable] = result
-    for variable, function in scheduled.items():
-        ir_mod.update_func(variable, function)
+        apply_rules = ApplyDefaultSchedule(*(Attempt(rule, outcomes) for rule in RULES))
+        scheduled = apply_rules(IRModule(tried))
+    report: dict[str, str] = {}
+    for variable, function in functions.items():
+        if variable not in tried:
+            report[variable.name_hint] = str(function.attrs[RULE])
+            continue
+        outcome = outcomes[tried[variable]]
+        report[variable.name_hint] = str(outcome)
+        if outcome.rule is not None:
+            ir_mod.update_func(variable, _finished(scheduled[variable]))
     return ir_mod, report
 
 
-def _schedule_one(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
-    if RULE in function.attrs:
-        return function, str(function.attrs[RULE])
-    failures = []
-    for rule in RULES:
-        try:
-            schedule_ = rule.apply(function, target, False)
-        except Exception as error:  # TVM's errors share no narrower class
-            message = str(error).strip().splitlines()
-            failures.append(f"{rule.name} failed: {message[-1] if message else repr(error)}")
-            continue
-        if schedule_ is not None:
-            # Tails come last: they put conditions around the blocks that the others look for.
-            result = insert_prefetches(shorten_last_blocks(schedule_.mod["main"]))
-            result = mark_shuffles(split_tails(split_pieces(result)))
-            result = result.with_attr("tirx.is_scheduled", True)
-            return result, rule.name + (f" ({'; '.join(failures)})" if failures else "")
-    return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")
+def _finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Do to a scheduled function what no schedule can."""
+    # Tails come last: they put conditions around the blocks that the others look for.
+    result = insert_prefetches(shorten_last_blocks(function))
+    return mark_shuffles(split_tails(split_pieces(result)))

@@ -1,0 +1,81 @@
+"""How rules take turns: who had a function, who failed, and what is not even tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, s_tir, tirx
+
+from tests.compiler.schedule.kernels import NATIVE, build, random
+from tvmify.compiler import schedule as rules
+from tvmify.compiler.schedule.elementwise import Elementwise
+from tvmify.compiler.schedule.legalizing import scheduled_as
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.rule import Rule
+
+
+class Noting(Rule):
+    """Has no business with any function; notes which it was offered."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.seen: list[tirx.PrimFunc] = []
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Take nothing."""
+        self.seen.append(sch.mod["main"])
+        return None
+
+
+class Failing(Rule):
+    """Takes every function, and spoils it before it fails."""
+
+    name = "failing"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Raise an error of more than one line."""
+        for loop in sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0]):
+            sch.unroll(loop)
+        raise ValueError("what a rule draws\nno such loop")
+
+
+def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    return relax.op.add(x, x)
+
+
+def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
+    x = random(6, 40)
+    plain = build(doubled, [x])
+    monkeypatch.setattr(rules, "RULES", (Failing(), Noting(), Elementwise()))
+    built = build(doubled, [x])
+    assert built.rules == {"elementwise (failing failed: no such loop)"}
+    tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
+    np.testing.assert_array_equal(built.run([x]), x + x)
+
+
+def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules, "RULES", (Failing(), Noting(), Failing()))
+    built = build(doubled, [random(6, 40)])
+    assert built.rules == {
+        "unscheduled (failing failed: no such loop; failing failed: no such loop)"
+    }
+    assert "tirx.is_scheduled" not in built.kernel().attrs
+
+
+def test_what_is_scheduled_says_so():
+    assert build(doubled, [random(6, 40)]).kernel().attrs["tirx.is_scheduled"]
+
+
+def test_what_brings_its_rule_along_is_not_tried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules, "RULES", ())
+    kernel = build(doubled, [random(6, 40)]).kernel()
+    own = kernel.with_attr(scheduled_as("by hand"))
+    claims = kernel.with_attr("tirx.is_scheduled", True)
+    monkeypatch.setattr(rules, "RULES", (noting := Noting(),))
+    ir_mod = tvm.IRModule({"own": own, "claims": claims})
+    after, report = rules.schedule(ir_mod, NATIVE)
+    assert report == {"own": "by hand", "claims": "unscheduled"}
+    assert len(noting.seen) == 1
+    tvm.ir.assert_structural_equal(after["own"], own)
