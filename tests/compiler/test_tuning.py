@@ -37,14 +37,33 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(96, 160), nn.ReLU(), nn.Linear(160, 40))
 
 
-def tuned(module: nn.Module, database: Measurements, stopwatch: Stopwatch, **options) -> Artifact:
-    args = (torch.randn(24, 96),)
+def tuned(
+    module: nn.Module,
+    database: Measurements,
+    stopwatch: Stopwatch,
+    args: tuple[torch.Tensor, ...] | None = None,
+    **options,
+) -> Artifact:
+    args = args or (torch.randn(24, 96),)
     with torch.no_grad():
         exported = torch.export.export(module, args, strict=False)
         tuning = Tuning(stopwatch, database, **options)
         artifact = compile(exported, target(), tuning=tuning)
         assert_close_to_reference(executed(artifact, module, *args), module, args)
     return artifact
+
+
+class Attention(nn.Module):
+    """One projection for queries, keys and values, as in GPT-2, and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(64, 192)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        parts = self.project(x).view(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4)
+        result = nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask)
+        return result.transpose(1, 2).flatten(2)
 
 
 def test_winners_are_obeyed():
@@ -132,3 +151,23 @@ def test_what_cannot_be_measured_is_as_the_rules_have_it():
     report = tuned(mlp(), database, fails).report["tuning"]
     assert set(report["failed"].values()) == {"out of memory"}
     assert (report["workloads"], report["measured"], len(database)) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=str)
+@pytest.mark.parametrize("queries", [40, 6])
+def test_attention(dtype, queries):
+    mask = torch.randn(1, 1, queries, queries)
+    args = torch.randn(2, queries, 64), mask if dtype == torch.float32 else mask > -1
+    stopwatch, database, module = Stopwatch(), Measurements(None, "cpu"), Attention()
+    artifact = tuned(module, database, stopwatch, args)
+    report = artifact.report["tuning"]
+    assert not report["failed"]
+    (workload,) = (name for name in report["changed"] if name.startswith("attention"))
+    assert workload.endswith(f"mask 1x1x{queries}x{queries} {str(dtype)[6:]}")
+    # The three lie in one tensor, of which each sees heads of its own.
+    shapes = [*[(2, queries, 12, 16)] * 3, (1, 1, queries, queries)]
+    artifacts = stopwatch.measured[stopwatch.shapes.index(shapes)]
+    assert len({candidate.library for candidate in artifacts}) == len(artifacts) > 1
+    assert all("attention" in candidate.report["kernels"].values() for candidate in artifacts)
+    by_rule = tuned(module, Measurements(None, "cpu"), Stopwatch(), args, limit=-1.0)
+    assert artifact.library != by_rule.library

@@ -23,11 +23,14 @@ class Sample:
         For each operand whether it depends on weights alone, so that it is packed beforehand.
     body
         Emits it, and returns the result.
+    multiply_adds
+        How many it takes; None: as many as a matrix product of these sizes.
     """
 
     types: Sequence[relax.TensorType]
     weights: tuple[bool, ...]
     body: Callable[[relax.BlockBuilder, list[relax.Var]], relax.Expr]
+    multiply_adds: float | None = None
 
     @classmethod
     def of(cls, call: relax.Call, weights: tuple[bool, ...]) -> Sample:
@@ -41,6 +44,8 @@ class Sample:
     @property
     def work(self) -> float:
         """About how many multiply-adds it takes: exactly those, if it is a matrix product."""
+        if self.multiply_adds is not None:
+            return self.multiply_adds
         return math.sqrt(math.prod(float(math.prod(_shape(ty))) for ty in self.types))
 
     def tensors(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

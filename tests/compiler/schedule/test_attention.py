@@ -23,6 +23,8 @@ from tests.compiler.schedule.kernels import (
 from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import attention as rule
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand
+from tvmify.compiler.schedule.attention_plans import Plan, Rows, Tiles, candidates
+from tvmify.compiler.schedule.choice import Choices
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 
@@ -47,22 +49,37 @@ def describe(
     )
 
 
-def run(about: Attention, arrays: list[Array], target: tvm.target.Target = NATIVE) -> Array:
+def by_rule(about: Attention, machine: Microarchitecture) -> Plan:
+    return candidates(about, machine)[0]
+
+
+def run(
+    about: Attention,
+    arrays: list[Array],
+    target: tvm.target.Target = NATIVE,
+    plan: Plan | None = None,
+) -> Array:
     """Build the kernel and call it; lays the mask out as the kernel wants it."""
     intrinsics.register()
     machine = Microarchitecture.of(target)
+    plan = plan or by_rule(about, machine)
     if about.mask is not None:
-        wanted = rule.prepared(about.mask, about, machine)
+        wanted = rule.prepared(about.mask, about, plan)
         if wanted != about.mask:
             padding = wanted.shape[3] - about.mask.shape[2]
             turned = arrays[3].swapaxes(2, 3)
             arrays = [*arrays[:3], np.pad(turned, [(0, 0)] * 3 + [(0, padding)])]
         about = replace(about, mask=wanted)
-    function = rule.kernel(about, machine).with_attr("global_symbol", "main")
+    function = rule.kernel(about, plan, machine).with_attr("global_symbol", "main")
     built = tvm.compile(tvm.IRModule({"main": function}), target=target)
     out = tvm.runtime.tensor(np.full(about.out, 7, about.dtype))
     built["main"](*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays), out)
     return out.numpy()
+
+
+def kernel(about: Attention, target: tvm.target.Target = NATIVE) -> tvm.tirx.PrimFunc:
+    machine = Microarchitecture.of(target)
+    return rule.kernel(about, by_rule(about, machine), machine)
 
 
 def expected(about: Attention, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
@@ -86,10 +103,15 @@ def operands(about: Attention) -> list[Array]:
     return [random(*shape, seed=i) for i, shape in enumerate(shapes)]
 
 
-def check(about: Attention, arrays: list[Array], target: tvm.target.Target = NATIVE) -> None:
+def check(
+    about: Attention,
+    arrays: list[Array],
+    target: tvm.target.Target = NATIVE,
+    plan: Plan | None = None,
+) -> None:
     with np.errstate(invalid="ignore"):
         want = expected(about, *arrays)
-    got = run(about, arrays, target)
+    got = run(about, arrays, target, plan)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
     finite = np.isfinite(want)
     assert np.abs(got - want)[finite].max() <= 3e-6 * np.abs(want[finite]).max()
@@ -117,6 +139,40 @@ def check(about: Attention, arrays: list[Array], target: tvm.target.Target = NAT
 )
 def test_sizes(about: Attention, target: tvm.target.Target):
     check(about, operands(about), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "about",
+    [
+        describe(2, 19, 20),
+        describe(7, 90, 20, value_size=37, shared=2, causal=True),
+        describe(150, 1400, 24, value_size=8, heads=1),
+        describe(300, 300, 64, heads=1, mask=Mask((2, 1, 300, 300), "float32")),
+    ],
+    ids=lambda about: f"{about.query.length}-{about.key.length}-{about.size}",
+)
+def test_alternatives(about: Attention, target: tvm.target.Target):
+    arrays = operands(about)
+    if about.mask is not None:
+        arrays.append(random(*about.mask.shape, seed=5))
+    plans = candidates(about, Microarchitecture.of(target))
+    assert len({str(plan) for plan in plans}) == len(plans)
+    for plan in plans[: Choices().most]:
+        check(about, arrays, target, plan)
+
+
+def test_which_alternatives_there_are():
+    machine = Microarchitecture.of(AVX2)
+    assert candidates(describe(1, 65, 64), machine) == [Rows()]
+    few = candidates(describe(2, 65, 64), machine)
+    assert few[0] == Rows() and isinstance(few[1], Tiles)
+    vector = candidates(describe(8, 65, 64), machine)
+    assert isinstance(vector[0], Tiles) and vector[1] == Rows()
+    own, *others = candidates(describe(480, 4000, 64), machine)
+    assert isinstance(own, Tiles) and Rows() not in others
+    for feature in ("width", "groups", "block"):
+        assert any(getattr(plan, feature) != getattr(own, feature) for plan in others)
 
 
 @pytest.mark.parametrize("queries", [19, 2])
@@ -186,7 +242,7 @@ def test_double_precision():
 
 
 def test_no_scores_of_all_queries_against_all_keys():
-    function = rule.kernel(describe(4000, 4000, 64), Microarchitecture.of(NATIVE))
+    function = kernel(describe(4000, 4000, 64))
     shapes = re.findall(r"alloc_buffer\(\((.*?)\)", function.script())
     sizes = [math.prod(int(re.sub(r"\D", "", n)) for n in s.split(",") if n) for s in shapes]
     assert sizes and max(sizes) <= 32 * 1024
@@ -196,22 +252,21 @@ def test_no_scores_of_all_queries_against_all_keys():
     ("places", "keys", "queries"), [(480, 4000, 48), (480, 100, 16), (64, 4000, 32)]
 )
 def test_many_queries_share_what_is_read_of_distant_keys(places: int, keys: int, queries: int):
-    script = rule.kernel(describe(places, keys, 64), Microarchitecture.of(AVX2)).script()
+    script = kernel(describe(places, keys, 64), AVX2).script()
     (tasks,) = re.findall(r"T\.parallel\((\d+)\)", script)
     assert int(tasks) == 2 * 4 * places // queries
 
 
 def test_parallel_only_when_worth_it():
-    machine = Microarchitecture.of(NATIVE)
-    assert has_parallel_loop(rule.kernel(describe(256, 256, 64), machine))
-    assert not has_parallel_loop(rule.kernel(describe(4, 4, 8), machine))
+    assert has_parallel_loop(kernel(describe(256, 256, 64)))
+    assert not has_parallel_loop(kernel(describe(4, 4, 8)))
 
 
 @pytest.mark.parametrize("queries", [64, 1])
 def test_neon_multiplies_vectors(queries: int):
     about = describe(queries, 64, 32)
     intrinsics.register()
-    function = rule.kernel(about, Microarchitecture.of(NEON)).with_attr("global_symbol", "main")
+    function = kernel(about, NEON).with_attr("global_symbol", "main")
     module = tvm.compile(tvm.IRModule({"main": function}), target=NEON).mod
     text = "".join(part.inspect_source("s") for part in [module, *module.imports])
     assert ".4s" in text and "fmla" in text

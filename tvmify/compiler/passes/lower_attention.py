@@ -12,13 +12,14 @@ from dataclasses import replace
 
 import torch
 import tvm
-from tvm import relax, te
+from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler.passes.call_attention import Turned, call_kernel
 from tvmify.compiler.passes.rewriting import rewrite_main
 from tvmify.compiler.passes.views import shape_of, views
-from tvmify.compiler.schedule.attention import Attention, Mask, Operand, kernel, prepared
+from tvmify.compiler.schedule.attention import Attention, Mask, Operand
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: Name of the call that stands for attention until this pass.
@@ -155,32 +156,12 @@ class _Lowering(AttentionLowering):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.machine = Microarchitecture.current()
-        self.prepared: dict[tuple[Expr, Mask], Expr] = {}
+        self.turned: Turned = {}
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         if mask is not None:
-            mask, described = self.mask(mask, about)
-            tensors, about = [*tensors, mask], replace(about, mask=described)
-        function = self.builder_.add_func(kernel(about, self.machine), "attention")
-        return relax.call_tir(function, tensors, relax.TensorType(about.out, about.dtype))
-
-    def mask(self, mask: Expr, about: Attention) -> tuple[Expr, Mask]:
-        """Return a mask as the kernel wants it, and its description."""
-        given = Mask(shape_of(mask), str(mask.ty.dtype))
-        wanted = prepared(given, about, self.machine)
-        if wanted == given:
-            return mask, given
-        if (mask, wanted) not in self.prepared:  # all layers of a model share one
-
-            def turn(x: te.Tensor) -> te.Tensor:
-                last = given.shape[2] - 1
-                return te.compute(
-                    wanted.shape, lambda b, h, k, q: x[b, h, te.min(q, last), k], name="turned"
-                )
-
-            copy = self.builder_.call_te(turn, mask, primfunc_name_hint="turn_mask")
-            self.prepared[mask, wanted] = self.builder_.emit(copy)
-        return self.prepared[mask, wanted], wanted
+            about = replace(about, mask=Mask(shape_of(mask), str(mask.ty.dtype)))
+        return call_kernel(self.builder_, tensors, about, mask, self.machine, self.turned)
 
 
 def stands_for_attention(call: Expr) -> bool:

@@ -9,7 +9,9 @@ TVM's primitives reaches from a tensor expression.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tvm import tirx
@@ -17,10 +19,19 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmify.compiler.schedule import attention_rows, attention_tiles
+from tvmify.compiler.schedule import (
+    attention_plans,
+    attention_rows,
+    attention_tiles,
+    choice,
+)
+from tvmify.compiler.schedule.attention_plans import Plan, Rows
 from tvmify.compiler.schedule.legalizing import scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.powers import exponent_scale
+
+if TYPE_CHECKING:
+    from tvmify.compiler.sample import Sample
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,11 @@ class Operand:
     heads_first: bool = False
     first: int = 0
     step: int = 1
+
+    def __str__(self) -> str:
+        order = " heads first" if self.heads_first else ""
+        whose = f" from {self.first} by {self.step}" if (self.first, self.step) != (0, 1) else ""
+        return f"{'x'.join(map(str, self.shape))}{order}{whose}"
 
     @property
     def length(self) -> int:
@@ -67,6 +83,9 @@ class Mask:
     shape: tuple[int, int, int, int]
     dtype: str
     turned: bool = False
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
 
     def value(self, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr) -> Expr:
         """Read the element for a score."""
@@ -107,6 +126,15 @@ class Attention:
     empty: float = 0.0
     fill: float | None = None
     dtype: str = "float32"
+
+    def __str__(self) -> str:
+        """Return what decides how fast it is: not by how much scores are scaled."""
+        heads = f"{self.batch}x{self.heads}{f'/{self.shared}' * (self.shared > 1)}"
+        operands = f"{self.query}, {self.key}, {self.value}"
+        mask = f" mask {self.mask}{' filled' * (self.fill is not None)}" if self.mask else ""
+        causal = " causal" * self.causal
+        sizes = f"{self.size} {self.value_size}"
+        return f"attention {heads} {sizes} {self.dtype} of {operands}{mask}{causal}"
 
     @property
     def out(self) -> tuple[int, int, int, int]:
@@ -165,20 +193,30 @@ class Attention:
         return self.query.length * 4 <= machine.lanes(bits_of(self.dtype))
 
 
-def prepared(mask: Mask, attention: Attention, machine: Microarchitecture) -> Mask:
+def choose(attention: Attention, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:
+    """Choose how to compute it.
+
+    Parameters
+    ----------
+    attention
+        With the mask as it is given.
+    sample
+        Returns what candidates are measured by.
+    """
+    return choice.choose(str(attention), attention_plans.candidates(attention, machine), sample)
+
+
+def prepared(mask: Mask, attention: Attention, plan: Plan) -> Mask:
     """Describe the mask that the kernel takes: another one is to be copied into its layout."""
     batch, heads, queries, keys = mask.shape
-    if attention.has_few_queries(machine) or queries == 1:
+    if isinstance(plan, Rows) or queries == 1:
         return mask
-    padded = attention_tiles.padded_queries(attention, machine)
+    padded = -(-attention.query.length // plan.queries) * plan.queries  # whole tasks
     return Mask((batch, heads, keys, padded), mask.dtype, turned=True)
 
 
-def kernel(attention: Attention, machine: Microarchitecture) -> tirx.PrimFunc:
+def kernel(attention: Attention, plan: Plan, machine: Microarchitecture) -> tirx.PrimFunc:
     """Return the function of query, key, value, mask (if there is one) and result."""
-    emit = attention_tiles.emit
-    if attention.has_few_queries(machine):
-        emit = attention_rows.emit
     operands = {"query": attention.query, "key": attention.key, "value": attention.value}
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_attr(scheduled_as("attention"))
@@ -190,5 +228,8 @@ def kernel(attention: Attention, machine: Microarchitecture) -> tirx.PrimFunc:
             mask = T.buffer(attention.mask.shape, attention.mask.dtype)
             tensors["mask"] = T.arg("mask", mask)
         tensors["out"] = T.arg("out", T.buffer(attention.out, attention.dtype))
-        emit(attention, tensors, machine)
+        if isinstance(plan, Rows):
+            attention_rows.emit(attention, tensors, machine)
+        else:
+            attention_tiles.emit(attention, tensors, plan, machine)
     return builder.get()
