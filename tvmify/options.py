@@ -60,8 +60,8 @@ class CompileOptions:
         eager PyTorch or 1.5e-6 of the largest output. ``"strict"``: at most 2 times eager's, which
         rules out the Winograd convolutions and compact weights and costs some speed.
     tune
-        None: kernels are chosen by rule. ``"quick"``: candidates for each kernel are timed for
-        some milliseconds, once per workload and processor.
+        None: kernels are chosen by rule. ``"quick"``: candidates for each product, convolution,
+        attention and pool are timed for some milliseconds, once per workload and processor.
     compare
         After a build, time the compiled code against eager PyTorch on the inputs of the call, for
         about 0.2 s, and use the faster. False, or ``strict``, always uses compiled code.

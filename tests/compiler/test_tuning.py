@@ -171,3 +171,27 @@ def test_attention(dtype, queries):
     assert all("attention" in candidate.report["kernels"].values() for candidate in artifacts)
     by_rule = tuned(module, Measurements(None, "cpu"), Stopwatch(), args, limit=-1.0)
     assert artifact.library != by_rule.library
+
+
+def test_windows():
+    module = nn.Sequential(
+        nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        nn.MaxPool2d(3, 2, padding=1),
+        nn.Conv2d(16, 24, 1),
+        nn.AvgPool2d(2),
+    )
+    stopwatch = Stopwatch()
+    args = (torch.randn(1, 16, 40, 40),)
+    report = tuned(module, Measurements(None, "cpu"), stopwatch, args).report["tuning"]
+    assert not report["failed"]
+    for kind in ("depthwise", "max_pool2d", "avg_pool2d"):
+        (winner,) = (report["changed"][name] for name in report["changed"] if kind in name)
+        assert winner.endswith("rows")
+    image = (1, 40, 40, 16)
+    # The products of a pixel with 16 channels are more than those with a window of 3 × 3.
+    assert stopwatch.shapes == [
+        [(1, 20, 20, 16), (24, 1, 1, 16)],
+        [image, (16, 3, 3, 1)],
+        [image],
+        [(1, 20, 20, 24)],
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import tvm
@@ -39,7 +39,10 @@ class Sample:
         def again(_: relax.BlockBuilder, operands: list[relax.Var]) -> relax.Expr:
             return relax.Call(call.op, operands, call.attrs, call.ty_args)
 
-        return cls([*(argument.ty for argument in call.args), call.ty], weights, again)
+        sample = cls([*(argument.ty for argument in call.args), call.ty], weights, again)
+        # Each of a convolution's groups sees as many times fewer channels.
+        groups = int(getattr(call.attrs, "groups", 1))
+        return replace(sample, multiply_adds=sample.work / math.sqrt(groups))
 
     @property
     def work(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import tvm
@@ -27,6 +29,7 @@ class Network:
         again: bool = False,
         accuracy: str = "default",
         target: tvm.target.Target = NATIVE,
+        measured: Mapping[str, str] | None = None,
     ) -> None:
         self.inputs = [random(*image)]
         self.weights = [
@@ -48,7 +51,8 @@ class Network:
                 result = self.describe(builder, *variables)
                 result = builder.emit_output(relax.Tuple([builder.emit(result)]))
             builder.emit_func_output(result)
-        with choice.choosing(choice.Choices(accuracy)):
+        self.choices = choice.Choices(accuracy, measured or {})
+        with choice.choosing(self.choices):
             fused = pipeline.fuse(pipeline.lower(builder.finalize(), target), target)
             self.ir_mod, report = schedule(fused, target)
         self.rules = sorted(rule for name, rule in report.items() if "pack" not in name)
@@ -115,6 +119,17 @@ def test_two_convolutions_are_one_kernel(image, channels, size, stride, padding,
     assert network.rules.count(JOINED) == 1
     assert not {"matmul", "depthwise"} & set(network.rules)
     check(network)
+
+
+def test_however_the_second_is_cut_by_itself():
+    shape = (1, 16, 24, 24), 96
+    asked = Network(*shape).choices.asked
+    (workload,) = (name for name in asked if name.startswith("depthwise"))
+    assert len(asked[workload]) >= 4
+    for name in asked[workload]:
+        network = Network(*shape, measured={workload: name})
+        assert JOINED in network.rules
+        check(network)
 
 
 def test_a_wide_image_that_is_read_again_stays():

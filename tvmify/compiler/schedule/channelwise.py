@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from tvm import s_tir, te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.loops import (
@@ -24,13 +25,56 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window, pad
 
-#: Annotation of the tile: the window's `Window.numbers`.
-WINDOW = "tvmify.window"
+#: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
+WINDOW, ROWS = "tvmify.window", "tvmify.rows"
 #: Output rows that one task computes: the rows that the window overlaps are padded once for them.
-#: An estimate, as few as leave a small image several tasks.
+#: An estimate, as few as leave a small image several tasks; half and twice as many are measured if
+#: asked for.
 _ROWS_PER_TASK = 8
 #: Windows of more places than this, 5 × 5, stay loops: their code would not fit the cache.
 UNROLLED_WINDOW = 25
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut: pixels of a row in registers, and output rows that a task computes."""
+
+    pixels: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.pixels} pixels bands of {self.rows} rows"
+
+
+def choose(
+    operator: str,
+    image: Sequence[int],
+    out: Sequence[int],
+    window: Window,
+    dtype: str,
+    registers: int,
+) -> Cut:
+    """Choose how the work is cut, with so many registers for results."""
+    workload = f"{operator} {list(image)} {list(out)} {window} {dtype}"
+    return choice.choose(workload, cuts(out[1], out[2], registers))
+
+
+def cuts(height: int, width: int, registers: int) -> list[Cut]:
+    """Return the cuts worth trying, the one that is chosen without a measurement first."""
+    ranked = ranked_pixels(width, registers)
+    own = Cut(ranked[0], min(height, _ROWS_PER_TASK))
+    # The best with more or fewer tiles to a row, and one that leaves many registers.
+    others = tiles.alternatives(ranked, lambda count: -(-width // count))
+    unlike = [*others, *[count for count in ranked if count <= own.pixels // 2][:1]]
+    heights = [min(height, _ROWS_PER_TASK * 2), max(1, own.rows // 2)]
+    found = [replace(own, pixels=count) for count in unlike]
+    return list(dict.fromkeys([own, *found, *(replace(own, rows=rows) for rows in heights)]))
+
+
+def ranked_pixels(width: int, registers: int) -> list[int]:
+    """Order the numbers of pixels that a row of the tile may have, the best first."""
+    # A few pixels hide the latency of the arithmetic; wider tiles read each weight less often.
+    return sorted(range(1, max(4, registers) + 1), key=lambda p: (-(-width // p) * (p + 1), -p))
 
 
 def slide(
@@ -44,7 +88,7 @@ def slide(
     border: float,
     combine: Callable[..., Expr],
     finish: Callable[[Expr, tirx.Var, tirx.Var], Expr],
-    held: int = 0,
+    cut: Cut,
 ) -> te.Tensor:
     """Describe a window over each channel of an NHWC image.
 
@@ -58,13 +102,13 @@ def slide(
         Called as ``combine(pixel, channel_block, ry, rx, lane)``: the reduction of one result.
     finish
         Called as ``finish(result, y, x)``: what is stored.
-    held
-        Registers that a kernel needs besides its results.
+    cut
+        See `choose`.
     """
     n, height, width, channels = out
     lanes = tiles.lanes_for(channels, machine, element_bits)
     blocks = -(-channels // lanes)
-    across = pixels(width, machine.accumulators - held)
+    across = cut.pixels
     tiled = -(-width // across)
     padded = pad(image, window, (height, tiled * across), names[0], border, blocks * lanes)
     ry = te.reduce_axis((0, window.size[0]), "ry")
@@ -76,18 +120,13 @@ def slide(
         return combine(pixel, block, ry, rx, lane)
 
     shape = (n, height, blocks, tiled, across, lanes)
-    results = te.compute(shape, tile, name=names[1], attrs={WINDOW: window.numbers})
+    attributes = {WINDOW: window.numbers, ROWS: cut.rows}
+    results = te.compute(shape, tile, name=names[1], attrs=attributes)
 
     def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
         return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
 
     return te.compute(out, store, name=names[2])
-
-
-def pixels(width: int, registers: int) -> int:
-    """Choose how many pixels a row of the tile has."""
-    # A few pixels hide the latency of the arithmetic; wider tiles read each weight less often.
-    return min(range(1, max(4, registers) + 1), key=lambda p: (-(-width // p) * (p + 1), -p))
 
 
 class Channelwise(Rule):
@@ -105,10 +144,10 @@ class Channelwise(Rule):
         store, rest = fuse_epilogue(sch, store_name)
         anchor = sch.get_sblock(anchor_name)
         sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        height, across, lanes = sizes[1], sizes[4], sizes[5]
+        across, lanes, rows = sizes[4], sizes[5], int(sch.get(anchor).annotations[ROWS])
         work = float(prod(sizes))
         b, y, x, c = sch.get_loops(store)
-        yo, yi = sch.split(y, [None, min(height, _ROWS_PER_TASK)])
+        yo, yi = sch.split(y, [None, rows])
         xo, xi = sch.split(x, [None, across])
         co, ci = sch.split(c, [None, lanes])
         sch.reorder(b, yo, co, yi, xo, xi, ci)

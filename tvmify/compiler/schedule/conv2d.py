@@ -56,7 +56,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     window = Window.of(attributes, kernel[1:3])
     machine = Microarchitecture.current()
     if kernel[3] == 1 and groups == image[3] and kernel[0] == groups:
-        template, pack = depthwise.template(out, window, dtype, machine)
+        template, pack = depthwise.template(image, out, window, dtype, machine)
         packs, hint = (pack,), "depthwise_conv2d"
     elif window.is_pointwise and groups == 1:
         pixels = [*out[:3], image[3]]

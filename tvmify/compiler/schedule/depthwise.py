@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule import tiles
-from tvmify.compiler.schedule.channelwise import Channelwise, slide
+from tvmify.compiler.schedule.channelwise import Channelwise, choose, slide
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window
@@ -21,14 +21,21 @@ Template = tuple[Callable[[te.Tensor, te.Tensor], te.Tensor], Callable[[te.Tenso
 
 
 def template(
-    out: tuple[int, ...], window: Window, dtype: str, machine: Microarchitecture
+    image: Sequence[int],
+    out: tuple[int, ...],
+    window: Window,
+    dtype: str,
+    machine: Microarchitecture,
 ) -> Template:
-    """Return the kernel, which takes an image and packed weights, and the packing of OHWI weights.
+    """Return the kernel, which takes the image and packed weights, and the packing of OHWI weights.
 
     Packed weights are ``[channels / lanes, height, width, lanes]``, padded with zeros.
     """
     channels, sums = out[-1], accumulator(dtype)
     lanes = tiles.lanes_for(channels, machine, bits_of(sums))
+    # The weights of the window stay in registers as well.
+    held = min(window.size[0] * window.size[1], machine.vector_registers // 2)
+    cut = choose("depthwise", image, out, window, dtype, machine.accumulators - held)
 
     def pack(weight: te.Tensor) -> te.Tensor:
         def element(block: tirx.Var, y: tirx.Var, x: tirx.Var, lane: tirx.Var) -> Expr:
@@ -55,8 +62,7 @@ def template(
             border=0.0,
             combine=combine,
             finish=lambda result, y, x: result.astype(dtype),
-            # The weights of the window stay in registers as well.
-            held=min(window.size[0] * window.size[1], machine.vector_registers // 2),
+            cut=cut,
         )
 
     return kernel, pack

@@ -26,7 +26,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import depthwise, product, tiles
 from tvmify.compiler.schedule.chain import Chain
-from tvmify.compiler.schedule.channelwise import UNROLLED_WINDOW, WINDOW, pixels
+from tvmify.compiler.schedule.channelwise import UNROLLED_WINDOW, WINDOW, ranked_pixels
 from tvmify.compiler.schedule.emission import block, registers, scratch, tasks
 from tvmify.compiler.schedule.epilogue import inline_producers
 from tvmify.compiler.schedule.guards import names_of
@@ -314,7 +314,7 @@ class _Task:
         about, lanes, window = self.about, self.about.lanes, self.about.window
         width = about.out[2]
         held = min(prod(window.size), about.machine.vector_registers // 2)
-        across = min(pixels(width, about.machine.accumulators - held), width)
+        across = min(ranked_pixels(width, about.machine.accumulators - held)[0], width)
         weights, out = (self.arguments[v] for v in (about.second.weights, about.second.result))
         channels = self.panel * self.vectors + vector
         with self.along(width, across) as start, block("filter"):

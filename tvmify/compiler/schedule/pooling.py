@@ -8,13 +8,14 @@ from collections.abc import Callable
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
-from tvmify.compiler.schedule.channelwise import Channelwise, slide
+from tvmify.compiler.schedule.channelwise import Channelwise, Cut, choose, slide
 from tvmify.compiler.schedule.legalizing import accumulator, plain
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window
 
 _BLOCKS = ("pool_pad", "pool_tile", "pool_store")
-#: Pixels of a tile of maxima, at most.
+#: Pixels of a tile of maxima, at most: LLVM takes seconds for a wider tile of such that keep NaN,
+#: which is no faster.
 _MAXIMA = 8
 
 
@@ -22,7 +23,9 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.nn.max_pool2d``; NaN is greater than any number, as in PyTorch."""
     dtype = str(call.ty.dtype)
 
-    def describe(window: Window, machine: Microarchitecture) -> Callable[[te.Tensor], te.Tensor]:
+    def describe(
+        window: Window, cut: Cut, machine: Microarchitecture
+    ) -> Callable[[te.Tensor], te.Tensor]:
         greatest = te.comm_reducer(_greater, lambda kind: _lowest(str(kind)), name="greatest")
         return lambda image: slide(
             image,
@@ -34,11 +37,10 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
             border=float(_lowest(dtype).value),
             combine=lambda pixel, block, ry, rx, lane: greatest(pixel, axis=[ry, rx]),
             finish=lambda result, y, x: result,
-            # LLVM takes seconds for a wider tile of maxima that keep NaN, which is no faster.
-            held=max(0, machine.accumulators - _MAXIMA),
+            cut=cut,
         )
 
-    return _legalize(builder, call, describe, "max_pool2d")
+    return _legalize(builder, call, describe, "max_pool2d", most=_MAXIMA)
 
 
 def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -47,7 +49,9 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
     sums = accumulator(dtype)
     image = [int(size) for size in call.args[0].ty.shape]
 
-    def describe(window: Window, machine: Microarchitecture) -> Callable[[te.Tensor], te.Tensor]:
+    def describe(
+        window: Window, cut: Cut, machine: Microarchitecture
+    ) -> Callable[[te.Tensor], te.Tensor]:
         def divide(result: Expr, y: tirx.Var, x: tirx.Var) -> Expr:
             rows = _count(y, 0, window, image[1], bool(call.attrs.count_include_pad))
             columns = _count(x, 1, window, image[2], bool(call.attrs.count_include_pad))
@@ -63,6 +67,7 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
             border=0.0,
             combine=lambda pixel, block, ry, rx, lane: te.sum(pixel.astype(sums), axis=[ry, rx]),
             finish=divide,
+            cut=cut,
         )
 
     return _legalize(builder, call, describe, "avg_pool2d")
@@ -71,19 +76,27 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
 def _legalize(
     builder: relax.BlockBuilder,
     call: Call,
-    describe: Callable[[Window, Microarchitecture], Callable[[te.Tensor], te.Tensor]],
+    describe: Callable[[Window, Cut, Microarchitecture], Callable[[te.Tensor], te.Tensor]],
     hint: str,
+    most: int | None = None,
 ) -> Expr:
     attributes = call.attrs
     image = call.args[0]
     if (attributes.layout, attributes.out_layout) != ("NHWC", "NHWC") or 0 in _out(call):
         return plain(builder, call)
-    if not str(call.ty.dtype).startswith(("float", "bfloat")):
+    dtype, machine = str(call.ty.dtype), Microarchitecture.current()
+    if not dtype.startswith(("float", "bfloat")):
         return plain(builder, call)
     window = Window.of(attributes, [int(size) for size in attributes.pool_size])
-    template = describe(window, Microarchitecture.current())
+    shape = [int(size) for size in image.ty.shape]
+    whole = " with padding" if bool(attributes.count_include_pad) else ""
+    registers = min(most or machine.accumulators, machine.accumulators)
+    cut = choose(f"{hint}{whole}", shape, _out(call), window, dtype, registers)
     return builder.call_te(
-        template, image, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+        describe(window, cut, machine),
+        image,
+        primfunc_name_hint=hint,
+        primfunc_attrs={"op_pattern": 4},
     )
 
 
