@@ -32,7 +32,8 @@ class Noting(Rule):
 class Failing(Rule):
     """Takes every function, and spoils it before it fails."""
 
-    name = "failing"
+    def __init__(self, name: str = "failing") -> None:
+        self.name = name
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Raise an error of more than one line."""
@@ -56,11 +57,9 @@ def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "RULES", (Failing(), Noting(), Failing()))
+    monkeypatch.setattr(rules, "RULES", (Failing("one"), Noting(), Failing("two")))
     built = build(doubled, [random(6, 40)])
-    assert built.rules == {
-        "unscheduled (failing failed: no such loop; failing failed: no such loop)"
-    }
+    assert built.rules == {"unscheduled (one failed: no such loop; two failed: no such loop)"}
     assert "tirx.is_scheduled" not in built.kernel().attrs
 
 

@@ -11,9 +11,9 @@ from tvm.target import Target
 from tvm_ffi import structural_walk
 
 from tvmify.compiler.cuda.products import ROW_PRODUCT
-from tvmify.compiler.messages import first_line
 from tvmify.compiler.schedule.loops import find
 from tvmify.compiler.schedule.rewriting import uses
+from tvmify.compiler.schedule.rule import apply_in_turn
 
 #: Elements that a thread reads and writes at once, and threads of a block.
 _LANES, _THREADS = 4, 256
@@ -77,13 +77,34 @@ class RowProduct(ScheduleRule):
         return gpu.GEMV().apply(func, target, tunable) if is_one else None
 
 
+class OneKernel(ScheduleRule):
+    """A rule less what it cuts into parts that leave each other something in global memory.
+
+    TVM would take that from a pool of its own, which knows nothing of streams.
+    """
+
+    def __init__(self, rule: ScheduleRule) -> None:
+        self.rule = rule
+
+    def apply(
+        self, func: tirx.PrimFunc, target: Target, tunable: bool
+    ) -> s_tir.Schedule | list[s_tir.Schedule] | None:
+        """Schedule as the rule does."""
+        found = self.rule.apply(func, target, tunable)
+        if isinstance(found, s_tir.Schedule):
+            buffers = found.mod["main"].body.block.alloc_buffers
+            if any(str(buffer.scope()) == "global" for buffer in buffers):
+                raise ValueError("its parts need memory between them")
+        return found
+
+
 #: Products of more than a row, and convolutions, are `tvmify.compiler.cuda.libraries`'s.
 RULES: dict[str, ScheduleRule] = {
-    "elementwise": Elementwise(),
-    "row product": RowProduct(),
-    "reduction": gpu.Reduction(),
-    "general reduction": gpu.GeneralReduction(),
-    "fallback": gpu.Fallback(),
+    "elementwise": OneKernel(Elementwise()),
+    "row product": OneKernel(RowProduct()),
+    "reduction": OneKernel(gpu.Reduction()),
+    "general reduction": OneKernel(gpu.GeneralReduction()),
+    "fallback": OneKernel(gpu.Fallback()),
 }
 
 
@@ -98,37 +119,9 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
         For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``, and after it
         which rules failed.
     """
-    report: dict[str, str] = {}
-    scheduled = {}
-    with target:
-        for variable, function in ir_mod.functions_items():
-            if isinstance(function, tirx.PrimFunc):
-                scheduled[variable], report[variable.name_hint] = _scheduled(function, target)
-    for variable, function in scheduled.items():
-        ir_mod.update_func(variable, function)
-    return ir_mod, report
-
-
-def _scheduled(function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
-    failures = []
-    for name, rule in RULES.items():
-        try:
-            found = rule.apply(function, target, False)
-        except Exception as error:  # TVM's errors share no narrower class
-            failures.append(f"{name} failed: {first_line(error)}")
-            continue
-        if isinstance(found, s_tir.Schedule):
-            result = found.mod["main"].with_attr("tirx.is_scheduled", True)
-            if _needs_workspace(result):
-                failures.append(f"{name} needs memory between kernels")
-                continue
-            return result, name + (f" ({'; '.join(failures)})" if failures else "")
-    return function, "unscheduled" + (f" ({'; '.join(failures)})" if failures else "")
-
-
-def _needs_workspace(function: tirx.PrimFunc) -> bool:
-    """Whether parts of a function leave each other something in global memory.
-
-    TVM would take that from a pool of its own, which knows nothing of streams.
-    """
-    return any(str(buffer.scope()) == "global" for buffer in function.body.block.alloc_buffers)
+    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    scheduled, outcomes = apply_in_turn(RULES, functions, target)
+    for variable, outcome in outcomes.items():
+        if outcome.rule is not None:
+            ir_mod.update_func(variable, scheduled[variable])
+    return ir_mod, {variable.name_hint: str(outcome) for variable, outcome in outcomes.items()}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.ir import IRModule
-from tvm.s_tir.dlight.base import ApplyDefaultSchedule
 from tvm.target import Target
 
 from tvmify.compiler import intrinsics
@@ -27,14 +24,14 @@ from tvmify.compiler.schedule.last_block import shorten_last_blocks
 from tvmify.compiler.schedule.legalizing import RULE
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
-from tvmify.compiler.schedule.rule import Attempt, Outcome, Rule
+from tvmify.compiler.schedule.rule import Rule, apply_in_turn
 from tvmify.compiler.schedule.shuffles import mark_shuffles
 from tvmify.compiler.schedule.tails import split_tails
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tvm.ir import Call
+    from tvm.ir import Call, IRModule
     from tvm.relax import BlockBuilder, Expr
 
 #: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
@@ -62,9 +59,6 @@ RULES: tuple[Rule, ...] = (
     Elementwise(),
 )
 
-#: The attribute by which dlight knows what is scheduled.
-_CLAIM = "tirx.is_scheduled"
-
 
 def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
     """Schedule every PrimFunc of a module.
@@ -80,21 +74,15 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
     """
     intrinsics.register()
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    # dlight passes over what claims to be scheduled; without a rule's name, nobody has done it.
-    tried = {v: f.without_attr(_CLAIM) for v, f in functions.items() if RULE not in f.attrs}
-    outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
-    with target:
-        apply_rules = ApplyDefaultSchedule(*(Attempt(rule, outcomes) for rule in RULES))
-        scheduled = apply_rules(IRModule(tried))
-    report: dict[str, str] = {}
-    for variable, function in functions.items():
-        if variable not in tried:
-            report[variable.name_hint] = str(function.attrs[RULE])
-            continue
-        outcome = outcomes[tried[variable]]
-        report[variable.name_hint] = str(outcome)
+    others = {v: f for v, f in functions.items() if RULE not in f.attrs}
+    scheduled, outcomes = apply_in_turn({rule.name: rule for rule in RULES}, others, target)
+    for variable, outcome in outcomes.items():
         if outcome.rule is not None:
             ir_mod.update_func(variable, _finished(scheduled[variable]))
+    report = {
+        variable.name_hint: str(outcomes.get(variable) or function.attrs[RULE])
+        for variable, function in functions.items()
+    }
     return ir_mod, report
 
 

@@ -1,15 +1,20 @@
-"""What every schedule rule is, in the manner of TVM's dlight."""
+"""What every schedule rule is, in the manner of TVM's dlight, and how rules take turns."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.ir import GlobalVar, IRModule
+from tvm.s_tir.dlight.base import ApplyDefaultSchedule, ScheduleRule
 from tvm.target import Target
 
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+#: The attribute by which dlight knows what is scheduled.
+_CLAIM = "tirx.is_scheduled"
 
 
 class Rule(ScheduleRule):
@@ -44,15 +49,17 @@ class Outcome:
         return (self.rule or "unscheduled") + f" ({'; '.join(self.failures)})" * bool(self.failures)
 
 
-class Attempt(ScheduleRule):
+class _Attempt(ScheduleRule):
     """A rule as dlight's ``ApplyDefaultSchedule`` is to try it.
 
     That tells nobody which rule had which function, and an error would end it: both are noted
     here.
     """
 
-    def __init__(self, rule: Rule, outcomes: defaultdict[tirx.PrimFunc, Outcome]) -> None:
-        self.rule, self.outcomes = rule, outcomes
+    def __init__(
+        self, name: str, rule: ScheduleRule, outcomes: defaultdict[tirx.PrimFunc, Outcome]
+    ) -> None:
+        self.name, self.rule, self.outcomes = name, rule, outcomes
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a function, or return None: another rule is to try it."""
@@ -62,9 +69,36 @@ class Attempt(ScheduleRule):
         except Exception as error:  # TVM's errors share no narrower class
             message = str(error).strip().splitlines()
             outcome.failures.append(
-                f"{self.rule.name} failed: {message[-1] if message else repr(error)}"
+                f"{self.name} failed: {message[-1] if message else repr(error)}"
             )
             return None
-        if schedule is not None:
-            outcome.rule = self.rule.name
+        if not isinstance(schedule, s_tir.Schedule):
+            return None
+        outcome.rule = self.name
         return schedule
+
+
+def apply_in_turn(
+    rules: Mapping[str, ScheduleRule], functions: Mapping[GlobalVar, tirx.PrimFunc], target: Target
+) -> tuple[IRModule, dict[GlobalVar, Outcome]]:
+    """Schedule functions, each by the first rule that takes it.
+
+    Parameters
+    ----------
+    rules
+        By the names that outcomes have of them.
+
+    Returns
+    -------
+    ir_mod
+        The functions, scheduled where their outcome has a rule.
+    outcomes
+        What became of each.
+    """
+    # dlight passes over what claims to be scheduled.
+    tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
+    outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
+    attempts = [_Attempt(name, rule, outcomes) for name, rule in rules.items()]
+    with target:
+        scheduled = ApplyDefaultSchedule(*attempts)(IRModule(tried))
+    return scheduled, {variable: outcomes[f] for variable, f in tried.items()}
