@@ -35,6 +35,18 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+class _Pixels(nn.Module):
+    """What a convolution makes of an image, added up over the pixels; its channels are last."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, 40, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.convolution(x).relu()
+        return x.sum((2, 3)) + x.var((2, 3))
+
+
 class Layers(nn.Module):
     """Several layers side by side, each with arguments of its own."""
 
@@ -245,6 +257,51 @@ def test_every_layer_obeys_the_policy(cases: Any, accuracy: str, monkeypatch: py
 def _small_windows() -> dict[str, Case]:
     """The layers that Winograd's algorithm is for."""
     return {name: case for name, case in _convolutions().items() if "conv 3, " in name}
+
+
+@cache
+def _sums() -> dict[str, Case]:
+    """Layers that add up many numbers, or few of them in places that torch adds up by itself."""
+    torch.manual_seed(0)
+    net = resnet18()
+    convolutions = (pair for pair in net.named_modules() if isinstance(pair[1], nn.Conv2d))
+    name = next(name for name, layer in convolutions if layer.in_channels == 64)
+    many = _inputs(net, [name], torch.randn(1, 3, 224, 224))[name]
+    assert many.shape == (1, 64, 56, 56)
+    line, volume = (
+        many[0, :24, :3, :20].reshape(1, 24, 60),
+        many[:, :, :20, :20].view(1, 16, 4, 20, 20),
+    )
+    rows = many[0, :8, 0].repeat(1, 2)[None, :, :64].contiguous()
+    cases: dict[str, Case] = {
+        "variance across memory": (Program(lambda x: x.var((1, 2))), (many,)),
+        "deviation across memory": (Program(lambda x: x.std((1, 2))), (many,)),
+        "variance of all": (Program(lambda x: x.var((0, 1, 2, 3))), (many[:, :16].clone(),)),
+        "layer norm of an image": (Program(lambda x: F.layer_norm(x, x.shape[1:])), (many,)),
+        "mean of columns": (Program(lambda x: x.flatten(0, 2).mean(0)), (many,)),
+        "sum of 12544 pixels": (nn.Sequential(nn.Upsample(scale_factor=2), _Pixels(64)), (many,)),
+    }
+    for hidden in (512, 1100):
+        both = {"batch_first": True, "bidirectional": True}
+        cases[f"lstm of {hidden}"] = (Recurrent(nn.LSTM(64, hidden, **both)), (rows,))
+        cases[f"gru of {hidden}"] = (Recurrent(nn.GRU(64, hidden, **both)), (rows,))
+    for seed in range(6):  # each of these was over the limit with some of the seeds alone
+        torch.manual_seed(seed)
+        cases |= {
+            f"transposed line, {seed}": (nn.ConvTranspose1d(24, 8, 3, 1, 1, dilation=2), (line,)),
+            f"grouped line, {seed}": (nn.Conv1d(24, 8, 4, 2, 1, groups=2, bias=False), (line,)),
+            f"transposed volume, {seed}": (nn.ConvTranspose3d(16, 8, 3, 2, 1), (volume,)),
+            f"2 by 2, {seed}": (nn.Conv2d(64, 8, 2, 2, groups=2, bias=False), (many,)),
+        }
+    return cases
+
+
+@pytest.mark.parametrize("accuracy", POLICY)
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+def test_sums_obey_the_policy_however_long(accuracy: str):
+    report = _hold_to_the_policy(_sums, accuracy).report
+    assert not report["bridged"]
+    assert set(report["kernels"].values()) >= {"reduction", "column reduction", "lstm", "gru"}
 
 
 @pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])

@@ -105,9 +105,9 @@ def _compile(
         from tvmify.compiler.schedule import choice
 
         tvm_target = pipeline.tvm_target(target)
-        with tvm_target:
+        choices = choice.Choices(accuracy)
+        with tvm_target, choice.choosing(choices):
             imported = import_program(decomposed, unpacked)
-    choices = choice.Choices(accuracy)
     report: dict[str, object] = {}
     if tuning is not None:
         with stages("tune"):

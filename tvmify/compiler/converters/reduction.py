@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 
 from tvmify.compiler.converters import loops
 from tvmify.compiler.converters.registry import call_loop, converts, dtype_of, is_for_gpu
+from tvmify.compiler.schedule import choice
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.errors import UnsupportedOperator
 
@@ -109,10 +110,13 @@ def truth(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("var.correction", "var.dim", "var_mean.correction")
 def variance(importer: Importer, node: fx.Node) -> Any:
-    """The mean first, then the squares of the deviations: one pass would cancel digits."""
+    """The mean first, then the squares of the deviations: one pass would cancel digits.
+
+    All of it in float64 where accuracy is to be strict, as in torch.
+    """
     with_mean = "var_mean" in str(node.target)
     dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
-    x = importer.tensor(node.args[0], dtype)
+    x = importer.tensor(node.args[0], torch.float64 if choice.is_strict() else dtype)
     axes = _axes(importer, node)
     correction = node.kwargs.get("correction", 1)
     if str(node.target).endswith(".dim"):
@@ -129,6 +133,11 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     deviation = importer.emit(relax.op.subtract(x, mean))
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
     result = relax.op.divide(squares, relax.const(float(count - correction), dtype_of(x)))
+    if dtype_of(x) != str(dtype).removeprefix("torch."):
+        result, mean = (
+            importer.emit(relax.op.astype(importer.emit(value), str(dtype).removeprefix("torch.")))
+            for value in (result, mean)
+        )
     if not with_mean:
         return result
     return importer.emit(result), mean if keep else importer.emit(relax.op.squeeze(mean, axes))

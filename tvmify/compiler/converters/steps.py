@@ -2,9 +2,10 @@
 
 What does not depend on the step before, the projection of all inputs, is a matrix product outside.
 A step goes through the hidden units in tiles: for each, the sums of all gates over the previous
-state stay in registers (a few rows of the batch at a time), and the activations and the new state
-follow from there. So a step is one pass over the recurrent weights, which lie in the order of that
-pass: ``[tiles, previous state, gates, tile]``. Tiles are shared out among threads in each step.
+state stay in registers (a few rows of the batch at a time; those of a long state, and all where
+accuracy is to be strict, are sums of blocks), and the activations and the new state follow from
+there. So a step is one pass over the recurrent weights, which lie in the order of that pass:
+``[tiles, previous state, gates, tile]``. Tiles are shared out among threads in each step.
 """
 
 # pyright: basic, reportInvalidTypeForm=false
@@ -17,6 +18,7 @@ from tvm.script import tirx as T
 
 from tvmify.compiler.schedule.legalizing import scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.plans import longest_sum, split_evenly
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Plan:
         Of a tile of hidden units; `padded` is a multiple of their product.
     rows
         Of the batch that are computed together.
+    depth
+        Of the previous state, whose products are one sum. The last block may be shorter.
     fork
         Whether a step is long enough to share out.
     """
@@ -44,6 +48,7 @@ class Plan:
     lanes: int
     vectors: int
     rows: int
+    depth: int
     fork: bool
 
     @classmethod
@@ -64,7 +69,9 @@ class Plan:
         rows = min(batch, max(1, machine.accumulators // (gates * vectors)))
         work = batch * gates * hidden * padded
         fork = machine.worth_threads(work, gates * hidden * padded * bits_of(dtype) // 8)
-        return cls(steps, batch, hidden, gates, dtype, padded, lanes, vectors, rows, fork)
+        depth = split_evenly(hidden, longest_sum(hidden))
+        extents = steps, batch, hidden, gates
+        return cls(*extents, dtype, padded, lanes, vectors, rows, depth, fork)
 
     @property
     def tile(self) -> int:
@@ -81,7 +88,7 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of an LSTM; gates in torch's order: input, forget, cell, output."""
     steps, batch, hidden, padded = plan.steps, plan.batch, plan.hidden, plan.padded
     dtype, lanes, vectors, tile, rows = plan.dtype, plan.lanes, plan.vectors, plan.tile, plan.rows
-    tiles, blocks = padded // tile, -(-batch // rows)
+    tiles, blocks, depth = padded // tile, -(-batch // rows), plan.depth
     shared = T.parallel if plan.fork else T.serial
     last, sign = (steps - 1, -1) if reverse else (0, 1)
 
@@ -115,7 +122,7 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                                         g,
                                         part // blocks * tile + v * lanes + i,
                                     ]
-                    for k in T.serial(hidden):
+                    for k in T.serial(depth):
                         for r in T.unroll(rows):
                             for g in T.unroll(4):
                                 for v in T.unroll(vectors):
@@ -128,6 +135,40 @@ def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                                                 k,
                                             ]
                                             * weights[part // blocks, k, g, v * lanes + i]
+                                        )
+                    for block in T.serial(-(-hidden // depth) - 1):
+                        next_sums = T.alloc_buffer((rows, 4, tile), dtype, scope="local")
+                        for r in T.unroll(rows):
+                            for g in T.unroll(4):
+                                for v in T.unroll(vectors):
+                                    for i in T.vectorized(lanes):
+                                        next_sums[r, g, v * lanes + i] = 0.0
+                        for k in T.serial(T.min(depth, hidden - (block + 1) * depth)):
+                            for r in T.unroll(rows):
+                                for g in T.unroll(4):
+                                    for v in T.unroll(vectors):
+                                        for i in T.vectorized(lanes):
+                                            next_sums[r, g, v * lanes + i] = (
+                                                next_sums[r, g, v * lanes + i]
+                                                + previous[
+                                                    step % 2,
+                                                    T.min(part % blocks * rows + r, batch - 1),
+                                                    (block + 1) * depth + k,
+                                                ]
+                                                * weights[
+                                                    part // blocks,
+                                                    (block + 1) * depth + k,
+                                                    g,
+                                                    v * lanes + i,
+                                                ]
+                                            )
+                        for r in T.unroll(rows):
+                            for g in T.unroll(4):
+                                for v in T.unroll(vectors):
+                                    for i in T.vectorized(lanes):
+                                        sums[r, g, v * lanes + i] = (
+                                            sums[r, g, v * lanes + i]
+                                            + next_sums[r, g, v * lanes + i]
                                         )
                     for r in T.unroll(rows):
                         for v in T.unroll(vectors):
@@ -169,7 +210,7 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of a GRU; gates in torch's order: reset, update, new."""
     steps, batch, hidden, padded = plan.steps, plan.batch, plan.hidden, plan.padded
     dtype, lanes, vectors, tile, rows = plan.dtype, plan.lanes, plan.vectors, plan.tile, plan.rows
-    tiles, blocks = padded // tile, -(-batch // rows)
+    tiles, blocks, depth = padded // tile, -(-batch // rows), plan.depth
     shared = T.parallel if plan.fork else T.serial
     last, sign = (steps - 1, -1) if reverse else (0, 1)
 
@@ -205,7 +246,7 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                                             part // blocks * tile + v * lanes + i,
                                         ],
                                     )
-                    for k in T.serial(hidden):
+                    for k in T.serial(depth):
                         for r in T.unroll(rows):
                             for g in T.unroll(3):
                                 for v in T.unroll(vectors):
@@ -218,6 +259,40 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                                                 k,
                                             ]
                                             * weights[part // blocks, k, g, v * lanes + i]
+                                        )
+                    for block in T.serial(-(-hidden // depth) - 1):
+                        next_sums = T.alloc_buffer((rows, 3, tile), dtype, scope="local")
+                        for r in T.unroll(rows):
+                            for g in T.unroll(3):
+                                for v in T.unroll(vectors):
+                                    for i in T.vectorized(lanes):
+                                        next_sums[r, g, v * lanes + i] = 0.0
+                        for k in T.serial(T.min(depth, hidden - (block + 1) * depth)):
+                            for r in T.unroll(rows):
+                                for g in T.unroll(3):
+                                    for v in T.unroll(vectors):
+                                        for i in T.vectorized(lanes):
+                                            next_sums[r, g, v * lanes + i] = (
+                                                next_sums[r, g, v * lanes + i]
+                                                + previous[
+                                                    step % 2,
+                                                    T.min(part % blocks * rows + r, batch - 1),
+                                                    (block + 1) * depth + k,
+                                                ]
+                                                * weights[
+                                                    part // blocks,
+                                                    (block + 1) * depth + k,
+                                                    g,
+                                                    v * lanes + i,
+                                                ]
+                                            )
+                        for r in T.unroll(rows):
+                            for g in T.unroll(3):
+                                for v in T.unroll(vectors):
+                                    for i in T.vectorized(lanes):
+                                        sums[r, g, v * lanes + i] = (
+                                            sums[r, g, v * lanes + i]
+                                            + next_sums[r, g, v * lanes + i]
                                         )
                     for r in T.unroll(rows):
                         for v in T.unroll(vectors):

@@ -28,8 +28,8 @@ CUDA = Backend(
     legalizers={
         **KEEP_NAN,
         "relax.reshape": reshape.legalize,
-        "relax.sum": reduction.legalize,
-        "relax.mean": reduction.legalize,
+        "relax.sum": reduction.legalize_whole,
+        "relax.mean": reduction.legalize_whole,
     },
     after_fusing=(),
     schedule=schedule,

@@ -113,7 +113,9 @@ class Direct:
         several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= _FEW_TASKS
         most = tiled._longest(machine) if several else self.in_channels
         if choice.is_strict():
-            most = min(most, max(plans.LONGEST_STRICT_SUM // prod(self.window.size), 2))
+            places = prod(self.window.size)
+            longest = plans.longest_sum(places * self.in_channels)
+            most = min(most, max(longest // places, 2))
         block = _block(self.in_channels, most, self.side)
         image = prod(self.image[1:]) * self.element
         kernel = (self.groups, self.out_channels, *self.window.size, self.in_channels)

@@ -12,7 +12,7 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 #: One sum over more elements than this is less exact than the accuracy policy wants, and with
 #: ``accuracy="strict"`` one over more than the other. There a matrix product of less
 #: depth has shorter blocks, down to the third: for few rows, eager adds up in many lanes at once.
-_LONGEST_SUM, LONGEST_STRICT_SUM, _SHORTEST_STRICT_SUM = 1024, 96, 16
+_LONGEST_SUM, _LONGEST_STRICT_SUM, _SHORTEST_STRICT_SUM = 1024, 96, 16
 #: Blocks that are all of one length are so many times shorter than they might be, at most: each
 #: costs loads and stores.
 _EVEN = 3
@@ -143,7 +143,7 @@ def _plans(
     if not work.packed:  # the right-hand side is copied as a whole for each block
         counts = {min(counts, key=lambda count: abs(count * panels - _TASKS[0]))}
     for block in {-(-row_tiles // min(count, row_tiles)) for count in counts}:
-        longest = _longest_strict_sum(work.depth) if choice.is_strict() else _LONGEST_SUM
+        longest = longest_sum(work.depth)
         parts = _NEARBY_PANELS if machine.keeps(weights) else _PANELS
         if tile.rows <= _FEW_ROWS:
             parts = _FEW_ROWS_PANELS
@@ -192,12 +192,15 @@ def nanoseconds(
     return time + forks * _FORK
 
 
-def _longest_strict_sum(depth: int) -> int:
-    """Return over how many elements one sum may be where accuracy is strict.
+def longest_sum(depth: int) -> int:
+    """Return over how many elements one sum may be, where there are so many to add up.
 
-    With blocks as long as there are blocks, errors are least; twice that costs fewer of them.
+    With blocks as long as there are blocks, errors are least; twice that costs fewer of them, and
+    is what strict accuracy asks for.
     """
-    return min(max(2 * isqrt(depth), _SHORTEST_STRICT_SUM), LONGEST_STRICT_SUM)
+    if not choice.is_strict():
+        return _LONGEST_SUM
+    return min(max(2 * isqrt(depth), _SHORTEST_STRICT_SUM), _LONGEST_STRICT_SUM)
 
 
 def split_evenly(length: int, longest: int) -> int:
