@@ -23,6 +23,7 @@ from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.threads import recording_here
 from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
+from tvmify.recurrent_shapes import recurrent_shapes
 from tvmify.silence import silenced
 
 _DECORATE_AROUND = (
@@ -90,6 +91,7 @@ def export(
         quiet(),
         uncached_autocast(),
         refusing_seeds(),
+        recurrent_shapes(),
         torch.no_grad(),
     ):
         try:

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch._export.utils import (
+    _collect_all_valid_cia_ops_for_aten_namespace,
+    _special_op_to_preserve_cia,
+)
 from torch.export import ExportedProgram, exported_program
 
 from tvmify.compiler.constants import fold_constants
@@ -16,6 +20,7 @@ from tvmify.compiler.fast_paths import multi_head_attention, transformer_encoder
 from tvmify.compiler.refusals import refuse_other_devices
 from tvmify.compiler.sharing import Sharing, sharing
 from tvmify.compiler.spelt_attention import recognise_attention
+from tvmify.recurrent_shapes import recurrent_shapes
 
 aten = torch.ops.aten
 
@@ -116,13 +121,14 @@ def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
     composite, table = _tables()
     # What `ExportedProgram.run_decompositions` does with a table, but for looking through all
     # operators of torch for those that may be kept: that takes longer than a small program does.
-    program = exported_program._decompose_exported_program(
-        program,
-        cia_to_decomp=dict(composite),
-        python_decomp_table=dict(table),
-        joint_loss_index=None,
-        decompose_custom_triton_ops=False,
-    )
+    with recurrent_shapes():
+        program = exported_program._decompose_exported_program(
+            program,
+            cia_to_decomp=dict(composite),
+            python_decomp_table=dict(table),
+            joint_loss_index=None,
+            decompose_custom_triton_ops=False,
+        )
     for node in program.graph.find_nodes(op="call_function", target=CHECK):
         program.graph.erase_node(node)
     return program
@@ -131,7 +137,9 @@ def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
 @functools.cache
 def _tables() -> tuple[_Table, _Table]:
     """Return our rules for operators that PyTorch composes of others, and those for the rest."""
-    table = torch.export.default_decompositions()
+    # The part for ATen alone: reading the whole asks for the operators of every library, which
+    # takes a tenth of a second each time, and none of them is ours.
+    table = torch.export.default_decompositions().decomp_table
     ours = {*WHOLE, *RAISING, *filter(_is_random, table)}
     for operator in ours:
         table.pop(operator, None)
@@ -145,10 +153,12 @@ def _tables() -> tuple[_Table, _Table]:
     for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
         operator = getattr(aten.linspace, name)
         table[operator] = functools.partial(_of_floats, table[operator])
-    split = exported_program._split_decomp_table_to_cia_and_python_decomp
-    composite, rest = split(table.materialize())
+    composite = _collect_all_valid_cia_ops_for_aten_namespace()
     # Without a rule, PyTorch composes them as it does in eager.
-    return {operator: rule for operator, rule in composite.items() if operator in ours}, rest
+    return (
+        {each: table.get(each, _special_op_to_preserve_cia) for each in ours & composite},
+        {each: rule for each, rule in table.items() if each not in composite},
+    )
 
 
 def _is_random(operator: torch._ops.OperatorBase) -> bool:

@@ -1,0 +1,106 @@
+"""Shapes of recurrent layers' results, while they are recorded and decomposed.
+
+Such a layer stays one operator, of which only the shapes of the results are asked. To find them,
+torch computes all steps of all layers without elements, some twenty operators each, and does so
+twice for one program: a second for 64 steps of two layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+
+aten = torch.ops.aten
+_here = threading.local()
+
+
+@contextmanager
+def recurrent_shapes() -> Iterator[None]:
+    """Let ``aten.lstm`` and ``aten.gru`` make nothing but shapes, in this thread.
+
+    Others may trace meanwhile, and mean to break such a layer up.
+    """
+    _install()
+    before = getattr(_here, "depth", 0)
+    _here.depth = before + 1
+    try:
+        yield
+    finally:
+        _here.depth = before
+
+
+@functools.cache
+def _install() -> None:
+    """Replace torch's rules in both places where it looks for one: while it records, and later."""
+    from torch._decomp import decomposition_table  # imports much, as who records has done
+
+    for operator in (aten.lstm.input, aten.gru.input):
+        for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
+            operator.py_kernels[key] = _shapes_or(operator.py_kernels[key])
+        operator._dispatch_cache.clear()  # it remembers the rule
+        decomposition_table[operator] = _shapes_or(decomposition_table[operator])
+
+
+def _shapes_or(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)
+    def either(*arguments: Any) -> Any:
+        is_here = getattr(_here, "depth", 0) > 0
+        if not is_here or not _is_plain(*arguments):
+            return rule(*arguments)
+        return _shapes(*arguments)
+
+    return either
+
+
+def _is_plain(
+    x: torch.Tensor,
+    initial: Any,
+    weights: Any,
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> bool:
+    """Whether nothing can fail, and nothing is random: else torch's own rule says so."""
+    states = [initial] if isinstance(initial, torch.Tensor) else list(initial)
+    if x.dim() != 3 or (train and dropout > 0) or _has_symbols(x, *states):
+        return False
+    batch, directions = x.shape[0 if batch_first else 1], 2 if both else 1
+    hidden = states[-1].shape[-1]
+    gates = 3 if len(states) == 1 else 4
+    of_one = [[gates * hidden, 0], [gates * hidden, hidden]]
+    of_one += [[gates * hidden]] * 2 if has_biases else []
+    expected: list[list[int]] = []
+    for layer in range(layers):
+        of_one[0] = [gates * hidden, x.shape[2] if layer == 0 else directions * hidden]
+        expected += list(of_one) * directions
+    return [list(weight.shape) for weight in weights] == expected and all(
+        list(state.shape) == [layers * directions, batch, hidden] and state.dtype == x.dtype
+        for state in states
+    )
+
+
+def _has_symbols(*tensors: torch.Tensor) -> bool:
+    """Whether an extent is not known yet."""
+    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+
+
+def _shapes(x: torch.Tensor, initial: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
+    """Results as torch's rule makes them, in memory as well: batches are transposed at the end."""
+    states = [initial] if isinstance(initial, torch.Tensor) else list(initial)
+    both, batch_first = rest[-2:]
+    first, second, _ = x.shape
+    features = states[0].shape[-1] * (2 if both else 1)
+    if batch_first:
+        steps = x.new_empty(second, first, features).transpose(0, 1)
+    else:
+        steps = x.new_empty(first, second, features)
+    return steps, *(x.new_empty(state.shape) for state in states)
