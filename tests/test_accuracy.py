@@ -58,6 +58,17 @@ class Layers(nn.Module):
         return [layer(*values) for layer, values in zip(self.layers, arguments, strict=True)]
 
 
+class Stacked(nn.Module):
+    """A matrix for each of several experts."""
+
+    def __init__(self, experts: int, depth: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, depth, columns) / depth**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
 def _inputs(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Run a model and keep what the named layers get."""
     kept: dict[str, Any] = {}
@@ -170,6 +181,8 @@ def _transformer() -> dict[str, Case]:
     deep = torch.cat([kept[name] for name in names[:3]], -1)
     for depth in (4096, 1030, 1031, 2053, 4099):  # some that blocks of one length do not divide
         cases[f"linear {depth}"] = (nn.Linear(depth, 256), (deep[..., :depth].contiguous(),))
+    for depth in (96, 1031):
+        cases[f"stacked {depth}"] = (Stacked(4, depth, 64), (deep[..., :depth].contiguous(),))
     for rows in (1, 4):  # eager adds these up in many lanes
         few = deep[0, :rows, :96].contiguous()
         cases[f"linear 96, {rows} rows"] = (nn.Linear(96, 256), (few,))

@@ -74,6 +74,42 @@ def test_more_rows_with_wider_vectors(monkeypatch, shape):
     assert _is_compact(built)
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 1, 64), (3, 64, 120)),
+        ((2, 1, 1, 33), (3, 33, 128)),
+        ((1, 64), (1, 64, 60)),
+        ((3, 1, 2053), (3, 2053, 60)),
+    ],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_stacked_weights(left, right, target):
+    inputs, weights = [random(*left)], [random(*right, seed=1)]
+    weights[0][..., 5, :] *= 1e-4  # a row of its own scale in each
+    built = check(
+        lambda builder, x, w: op.matmul(x, w),
+        np.matmul,
+        inputs,
+        weights,
+        rule="matmul",
+        target=target,
+    )
+    assert _is_compact(built)
+
+
+def test_rows_of_each_stacked_weight_count():
+    def applies(*left):
+        weights = [random(4, 64, 96, seed=1)]
+        product = build(lambda builder, x, w: op.matmul(x, w), [random(*left)], weights, AVX2)
+        return _is_compact(product)
+
+    assert applies(4, 2, 64)
+    assert not applies(4, 3, 64)
+    assert applies(2, 4, 1, 64)  # two rows meet each
+    assert not applies(2, 4, 2, 64)
+
+
 def _rows_of(weights):
     """Multiply a weight, ``[columns, depth]``, by unit vectors: what it is in the kernel."""
     depth = weights.shape[1]

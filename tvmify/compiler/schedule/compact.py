@@ -52,7 +52,7 @@ def applies(
     dtype: str,
     machine: Microarchitecture,
 ) -> bool:
-    """Whether a product of so many rows with weights ``[depth, columns]`` shall have compact ones.
+    """Whether a product of so many rows with weights ``[…, depth, columns]`` has compact ones.
 
     Only where they come from memory, and not where accuracy is to be strict.
     """
@@ -68,7 +68,7 @@ def applies(
 
 
 def pack(builder: relax.BlockBuilder, panels: Expr) -> list[Expr]:
-    """Make panels, ``[columns / tile, depth, tile]``, compact: return their words and scales."""
+    """Make panels, ``[…, columns / tile, depth, tile]``, compact: return their words and scales."""
     scales = builder.emit(builder.call_te(scales_of, panels, primfunc_name_hint="pack_scales"))
     words = builder.call_te(words_of, panels, scales, primfunc_name_hint="pack_words")
     return [builder.emit(words), scales]
@@ -80,27 +80,27 @@ def scales_of(panels: te.Tensor) -> te.Tensor:
     Returns
     -------
     te.Tensor
-        float32 ``[columns / tile, depth]``, below zero where a weight is infinite.
+        float32 ``[…, columns / tile, depth]``, below zero where a weight is infinite.
     """
     *shape, tile = panels.shape
     zero = tirx.const(0.0, "float32")
 
-    def largest(p: tirx.Var, k: tirx.Var) -> Expr:
+    def largest(*row: tirx.Var) -> Expr:
         lane = te.reduce_axis((0, tile), "lane")
-        weight = tirx.abs(panels[p, k, lane])
+        weight = tirx.abs(panels(*row, lane))
         return te.max(tirx.Select(weight <= _MOST, weight, zero), axis=lane)
 
-    def infinite(p: tirx.Var, k: tirx.Var) -> Expr:
+    def infinite(*row: tirx.Var) -> Expr:
         lane = te.reduce_axis((0, tile), "lane")
-        is_infinite = panels[p, k, lane] == tirx.infinity("float32")
+        is_infinite = panels(*row, lane) == tirx.infinity("float32")
         return te.max(is_infinite.astype("int32"), axis=lane)
 
     sizes = te.compute(shape, largest, name="largest")
     signs = te.compute(shape, infinite, name="infinite")
 
-    def scale(p: tirx.Var, k: tirx.Var) -> Expr:
-        size = tirx.min(tirx.max(sizes[p, k], _LEAST) / _LARGEST, _MOST)
-        return tirx.Select(signs[p, k] > 0, -size, size)
+    def scale(*row: tirx.Var) -> Expr:
+        size = tirx.min(tirx.max(sizes(*row), _LEAST) / _LARGEST, _MOST)
+        return tirx.Select(signs(*row) > 0, -size, size)
 
     return te.compute(shape, scale, name="scales")
 
@@ -111,13 +111,13 @@ def words_of(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
     Returns
     -------
     te.Tensor
-        int32 ``[columns / tile, depth, 3 * tile / 4]``.
+        int32 ``[…, columns / tile, depth, 3 * tile / 4]``.
     """
     *shape, tile = (int(size) for size in panels.shape)
     lanes = tile // VECTORS
 
-    def code(p: tirx.Var, k: tirx.Var, lane: Expr) -> Expr:
-        weight, scale = panels[p, k, lane], scales[p, k]
+    def code(*index: Expr) -> Expr:
+        weight, scale = panels(*index), scales(*index[:-1])
         fraction = weight / scale
         bits = tirx.reinterpret("int32", tirx.min(fraction, _LARGEST) + _THREE) & _FRACTION
         # Only zero is zero: what it is multiplied by may be infinite.
@@ -127,20 +127,21 @@ def words_of(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
         special = _NAN - (fraction == -tirx.infinity("float32")).astype("int32")
         return tirx.Select(tirx.abs(fraction) <= 1, finite, special)
 
-    def word(p: tirx.Var, k: tirx.Var, i: tirx.Var) -> Expr:
-        fourth = code(p, k, _WORDS * lanes + i % lanes)
+    def word(*index: tirx.Var) -> Expr:
+        *row, i = index
+        fourth = code(*row, _WORDS * lanes + i % lanes)
         byte = (fourth >> (8 * (i // lanes)).astype("int32")) & 0xFF
-        return code(p, k, i) | (byte << 24)
+        return code(*index) | (byte << 24)
 
     return te.compute((*shape, _WORDS * lanes), word, name="words")
 
 
-def unpack(words: te.Tensor, panel: Expr, step: Expr, lane: Expr) -> Expr:
-    """Return a weight of a panel, in units of its scale."""
+def unpack(words: te.Tensor, row: Sequence[Expr], lane: Expr) -> Expr:
+    """Return a weight of a row of a panel, in units of its scale."""
     lanes = int(words.shape[-1]) // _WORDS
 
     def part(number: Expr | int) -> Expr:
-        return words[panel, step, number * lanes + lane % lanes]
+        return words(*row, number * lanes + lane % lanes)
 
     first, second, third = (part(number) for number in range(_WORDS))
     fourth = ((first >> 24) & 0xFF) | ((second >> 16) & 0xFF00) | ((third >> 8) & ~0xFFFF)

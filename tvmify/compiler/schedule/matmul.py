@@ -41,6 +41,7 @@ from tvmify.compiler.schedule.product import (
     ROWS_FIRST,
     STORE,
     Product,
+    stacked,
 )
 from tvmify.compiler.schedule.rule import Rule
 
@@ -65,8 +66,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     if min(left_shape + right_shape) == 0:
         return plain(builder, call)
     machine = Microarchitecture.current()
-    packed = len(right_shape) == 2 and is_weight(builder, right)
-    is_compact = packed and compact.applies(builder, prod(out[:-1]), right_shape, dtype, machine)
+    packed = is_weight(builder, right)
+    rows = prod(out[:-1]) // prod(out[axis] for axis in stacked(right_shape, out))
+    is_compact = packed and compact.applies(builder, rows, right_shape, dtype, machine)
     product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact)
     template, weights = product.with_both, [right]
     if packed:

@@ -33,10 +33,10 @@ class Product:
     left, right, out
         Shapes of the operands and of the result.
     batch
-        Leading axes with a product each. Empty when all rows of the left-hand side meet the same
-        right-hand side and are numbered through.
+        Extents of the leading axes with a product each: those of which the right-hand side has
+        more than one matrix.
     rows, columns, depth
-        Extents of one such product.
+        Extents of one such product. All rows that meet the same matrix are numbered through.
     """
 
     left: tuple[int, ...]
@@ -65,17 +65,15 @@ class Product:
         `packed` says that `right` is a weight, `is_compact` that it is stored as `compact` does.
         """
         bits = bits_of(accumulator(dtype))
-        rows, columns, batch = out[-2], out[-1], tuple(out[:-2])
-        if prod(right[:-2]) == 1:
-            rows, batch = prod(batch) * rows, ()
-        depth = left[-1]
+        batch = tuple(out[axis] for axis in stacked(right, out))
+        rows, columns, depth = prod(out[:-1]) // prod(batch), out[-1], left[-1]
         work = plans.Workload(prod(batch), rows, columns, depth, dtype, packed)
         width = compact.VECTORS * machine.lanes(bits)
         plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits)
         return cls(tuple(left), tuple(right), tuple(out), batch, rows, columns, depth, plan, dtype)
 
     def pack(self, right: te.Tensor) -> te.Tensor:
-        """Lay a matrix out as ``[columns / tile, depth, tile]``, padded with zeros."""
+        """Lay matrices out as ``[…, columns / tile, depth, tile]``, padded with zeros."""
         width = self.plan.columns
         lead = self.right[:-2]
 
@@ -117,31 +115,27 @@ class Product:
         rows, width = plan.rows, plan.columns
         blocks = -(-self.depth // plan.depth)
         k = te.reduce_axis((0, plan.depth), "k")
-        nested = len(self.batch)
+        axes = stacked(self.right, self.out)
+        through = [axis for axis in range(len(self.out) - 1) if axis not in axes]
+        heights = [self.out[axis] for axis in through]
 
         def partial(*index: Expr) -> Expr:
             """Add up one block of the reduction."""
-            step, batch, (row_tile, column_tile, row, lane) = (
-                index[0],
-                index[1 : nested + 1],
-                index[nested + 1 :],
-            )
+            step, *batch, row_tile, column_tile, row, lane = index
             row = row_tile * rows + row
             if row_tiles * rows > self.rows:  # rows that are not there: the last one again
                 row = tirx.min(row, self.rows - 1)
-            if nested or len(self.left) == 2:
-                outer = _align(batch, self.left[:-2])
-            else:
-                *outer, row = _unflatten(row, (*self.out[:-2], self.out[-2]))
-                outer = _align(outer, self.left[:-2])
-            own = _align(batch, self.right[:-2])
+            places = dict(zip((*axes, *through), (*batch, *_unflatten(row, heights)), strict=True))
+            *outer, own = (places[axis] for axis in sorted(places))
+            if len(self.left) > 2:  # else its rows are numbered through as it is
+                row = own
             along = step * plan.depth + k
-            element = left(*outer, row, along).astype(dtype)
+            element = left(*_align(outer, self.left[:-2]), row, along).astype(dtype)
+            panel = *_align(outer, self.right[:-2]), column_tile, along
             if scales is None:
-                return te.sum(element * packed(*own, column_tile, along, lane), axis=k)
-            weight = compact.unpack(packed, column_tile, along, lane)
+                return te.sum(element * packed(*panel, lane), axis=k)
             # Not the element times the scale, which may be infinite where no product is.
-            return te.sum(element * (scales(column_tile, along) * weight), axis=k)
+            return te.sum(element * (scales(*panel) * compact.unpack(packed, panel, lane)), axis=k)
 
         row_tiles = -(-self.rows // rows)
         row_tiles = -(-row_tiles // plan.block) * plan.block
@@ -165,14 +159,28 @@ class Product:
             at = (row // rows, column // width, row % rows, column % width)
             return sums(*batch, *at).astype(self.dtype)
 
-        if nested or len(self.out) == 2:
+        if len(through) == 1:
             return te.compute(self.out, store, name=STORE)
         # Rows are numbered through: only on one loop does TVM see tiles across leading axes. The
         # rule merges the two stages, with what follows, into the first.
-        numbered = te.compute((self.rows, self.columns), store, name=ROWS)
-        return te.compute(
-            self.out, lambda *i: numbered[_flatten(i[:-1], self.out[:-1]), i[-1]], name=STORE
-        )
+        numbered = te.compute((*self.batch, self.rows, self.columns), store, name=ROWS)
+
+        def place(*index: tirx.Var) -> Expr:
+            row = _flatten([index[axis] for axis in through], heights)
+            return numbered(*(index[axis] for axis in axes), row, index[-1])
+
+        return te.compute(self.out, place, name=STORE)
+
+
+def stacked(right: Sequence[int], out: Sequence[int]) -> list[int]:
+    """Return the leading axes of a product, `out`, along which there are several right-hand sides.
+
+    Axes of one element beside them count as such; where there are no others, the list is empty.
+    """
+    own = [*[1] * (len(out) - len(right)), *right[:-2]]
+    if prod(own) == 1:
+        return []
+    return [axis for axis, size in enumerate(own) if size > 1 or out[axis] == 1]
 
 
 def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
