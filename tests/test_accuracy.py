@@ -69,6 +69,17 @@ class Stacked(nn.Module):
         return x @ self.weight
 
 
+class Gated(nn.Module):
+    """As in Llama's layers."""
+
+    def __init__(self, depth: int, columns: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(depth, columns), nn.Linear(depth, columns)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.gate(x)) * self.up(x)
+
+
 def _inputs(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Run a model and keep what the named layers get."""
     kept: dict[str, Any] = {}
@@ -183,6 +194,7 @@ def _transformer() -> dict[str, Case]:
         cases[f"linear {depth}"] = (nn.Linear(depth, 256), (deep[..., :depth].contiguous(),))
     for depth in (96, 1031):
         cases[f"stacked {depth}"] = (Stacked(4, depth, 64), (deep[..., :depth].contiguous(),))
+        cases[f"gated {depth}"] = (Gated(depth, 256), (deep[..., :depth].contiguous(),))
     for rows in (1, 4):  # eager adds these up in many lanes
         few = deep[0, :rows, :96].contiguous()
         cases[f"linear 96, {rows} rows"] = (nn.Linear(96, 256), (few,))
@@ -228,7 +240,7 @@ def _tokens() -> dict[str, Case]:
     """Products of one row, and of two, as in decoding."""
     cases: dict[str, Case] = {}
     for name, (layer, values) in _transformer().items():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear | Gated):
             rows = values[0].reshape(-1, values[0].shape[-1])
             cases[f"{name}, 1 row"] = (layer, (rows[:1].contiguous(),))
             cases[f"{name}, 2 rows"] = (layer, (rows[-2:].contiguous(),))
@@ -240,7 +252,7 @@ FAST = {_convolutions: {"winograd"}, _of_images: {"expanded depthwise"}, _transf
 KINDS = {
     _convolutions: {"conv2d", "matmul"},
     _of_images: {"conv2d", "depthwise", "matmul", "pooling"},
-    _transformer: {"attention", "matmul", "reduction", "lstm", "gru"},
+    _transformer: {"attention", "matmul", "joined matmul", "reduction", "lstm", "gru"},
 }
 
 

@@ -15,6 +15,7 @@ from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.gate_convolutions import GateConvolutions
 from tvmify.compiler.passes.join_depthwise import JoinDepthwise
+from tvmify.compiler.passes.join_products import JoinProducts, MarkElementwise
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
@@ -44,7 +45,7 @@ LEGALIZERS: dict[str, Legalize] = {
 
 CPU = Backend(
     attention=(merge_projections(), CancelTransposes(), LowerAttention()),
-    before_legalizing=GateConvolutions(),
+    before_legalizing=tvm.transform.Sequential([GateConvolutions(), JoinProducts()]),
     legalizers=LEGALIZERS,
     after_fusing=(JoinDepthwise(),),
     schedule=schedule_for_cpu,
@@ -125,6 +126,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Fuse chains of TIR functions: bias, residual and activation join the kernel before them."""
     passes = [
         relax.transform.AnnotateTIROpPattern(),
+        MarkElementwise(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         *backend_of(target).after_fusing,

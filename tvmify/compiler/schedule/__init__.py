@@ -11,6 +11,7 @@ from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import (
     conv2d,
     depthwise,
+    joined,
     matmul,
     pooling,
     reduction,
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     conv2d.Conv2d(),
     winograd_loops.WinogradConvolution(),
     depthwise.Depthwise(),
+    joined.JoinedMatmul(),
     matmul.Matmul(),
     pooling.Pooling(),
     reduction.Reduction(),

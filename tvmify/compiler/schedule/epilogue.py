@@ -46,7 +46,7 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     for name in names[names.index(store) + 1 :]:
         block = sch.get_sblock(name)
         inlined = is_injective(sch, block) and not is_output(sch, block)
-        if inlined and not nests_too_deep(sch, block) and not _is_spread(sch, block):
+        if inlined and not nests_too_deep(sch, block) and not is_spread(sch, block):
             sch.compute_inline(block)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     rest = names[names.index(store) + 1 :]
@@ -64,7 +64,7 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     return sch.get_sblock(store), rest
 
 
-def _is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether elements are broadcast, as a gate over an image: inlined, each is computed again."""
     return any(_elements(sch, c) > _elements(sch, block) for c in sch.get_consumers(block))
 

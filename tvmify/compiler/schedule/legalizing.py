@@ -13,6 +13,8 @@ from tvmify.compiler.schedule.microarchitecture import bits_of
 
 #: Attribute of a function that is scheduled from the start: how reports name it.
 RULE = "tvmify.rule"
+#: Attribute of ``main``: bytes of the weights of products that are lowered already.
+WEIGHT_BYTES = "tvmify.weight_bytes"
 #: FuseOps leaves functions of this pattern alone ("opaque").
 _OPAQUE = 8
 
@@ -55,7 +57,7 @@ def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:
     if not isinstance(expression, relax.Var):
         return _all_weights(expression, frozenset())
     main = _main(builder)
-    return main is not None and expression in _weights(main)
+    return main is not None and expression in weights_of(main)
 
 
 def product_weight_bytes(builder: relax.BlockBuilder) -> int:
@@ -73,7 +75,7 @@ def _main(builder: relax.BlockBuilder) -> relax.Function | None:
 
 @lru_cache(maxsize=2)
 def _product_weight_bytes(function: relax.Function) -> int:
-    weights = _weights(function)
+    weights = weights_of(function)
     values = {binding.var: binding.value for binding in _bindings(function)}
     pending: list[Expr] = [
         value.args[1]
@@ -84,7 +86,7 @@ def _product_weight_bytes(function: relax.Function) -> int:
         and _all_weights(value.args[1], weights)
     ]
     seen: set[Expr] = set()
-    total = 0
+    total = int((function.attrs or {}).get(WEIGHT_BYTES, 0))
     while pending:
         expression = pending.pop()
         if expression in seen:
@@ -110,7 +112,8 @@ def _bindings(function: relax.Function) -> Iterator[relax.VarBinding]:
 
 
 @lru_cache(maxsize=2)
-def _weights(function: relax.Function) -> frozenset[relax.Var]:
+def weights_of(function: relax.Function) -> frozenset[relax.Var]:
+    """Return the variables of ``main`` that depend on weights and constants alone."""
     inputs = (function.attrs or {}).get("num_input")
     known = set() if inputs is None else set(function.params[int(inputs) :])
     for binding in _bindings(function):

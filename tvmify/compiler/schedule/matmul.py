@@ -23,6 +23,7 @@ from tvmify.compiler.schedule.legalizing import is_weight, plain
 from tvmify.compiler.schedule.loops import (
     find,
     fuse,
+    is_reduction_loop,
     keep_in_registers,
     output_bits,
     parallel_if_worth,
@@ -50,7 +51,7 @@ from tvmify.compiler.schedule.rule import Rule
 _FEW_PANELS = 2
 #: Rows are fetched ahead where there are no more than so many columns for each: with more of them,
 #: what each panel of columns spends on it is more than the first one gains (measured).
-_WIDE = 8
+WIDE = 8
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -130,7 +131,7 @@ class Matmul(Rule):
         if partial is None:
             along = keep_in_registers(sch, anchor, store, machine)
         else:
-            along = _add_up_blocks(sch, partial, anchor, store, machine)
+            along = add_up_blocks(sch, partial, anchor, store, machine)
         if packing is not None:
             sch.compute_at(packing, outermost, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(packing)[-1], lanes)
@@ -146,27 +147,33 @@ class Matmul(Rule):
                 together,
                 [-5],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
-                rows=[-5] * (gated is None and column_tiles * columns <= _WIDE * row_tiles * rows),
+                rows=[-5] * (gated is None and column_tiles * columns <= WIDE * row_tiles * rows),
             )
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
 
 
-def _add_up_blocks(
+def add_up_blocks(
     sch: s_tir.Schedule,
     partial: SBlockRV,
     anchor: SBlockRV,
     store: SBlockRV,
     machine: Microarchitecture,
 ) -> LoopRV:
-    """Add blocks of the reduction, from registers, to the sums of a whole block of rows."""
-    *nest, row, column, step = sch.get_loops(anchor)[1:]
-    sch.reorder(step, *nest, row, column)
+    """Add blocks of the reduction, from registers, to the sums of a whole block of rows.
+
+    A single block is stored as it is.
+    """
+    loops = sch.get_loops(anchor)[1:]
+    blocks = [loop for loop in loops if is_reduction_loop(sch, loop)]
+    *nest, row, column = loops[: len(loops) - len(blocks)]
+    sch.reorder(*blocks, *nest, row, column)
     sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
-    whole = int(sch.get(partial).annotations[DEPTH]), 0
+    whole = (int(sch.get(partial).annotations[DEPTH]), 0) if blocks else None
     along = keep_in_registers(sch, partial, anchor, machine, whole=whole)
-    initial = sch.get_loops(sch.decompose_reduction(anchor, step))
-    sch.vectorize(initial[-1])
+    for step in blocks:
+        initial = sch.get_loops(sch.decompose_reduction(anchor, step))
+        sch.vectorize(initial[-1])
     vectorize(sch, sch.get_loops(store)[-1], machine.lanes(output_bits(sch, anchor)))
     return along

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -49,6 +50,9 @@ class Product:
     plan: plans.Plan
     dtype: str
 
+    #: Whether the sums of a whole reduction may stay in registers until they are stored.
+    in_registers: ClassVar[bool] = True
+
     @classmethod
     def of(
         cls,
@@ -91,6 +95,13 @@ class Product:
         turned = (self.depth, self.columns)
         return self.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turned"))
 
+    def row_of_panel(
+        self, outer: Sequence[Expr], column_tile: Expr, block: Expr, step: Expr
+    ) -> tuple[Expr, ...]:
+        """Return where one step of a block of a panel is in what `pack` lays out."""
+        along = block * self.plan.depth + step
+        return *_align(outer, self.right[:-2]), column_tile, along
+
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
         """The product of two activations; the copy into tiles is a part of the kernel."""
         return self.with_packed(left, self.pack(right))
@@ -131,11 +142,11 @@ class Product:
                 row = own
             along = step * plan.depth + k
             element = left(*_align(outer, self.left[:-2]), row, along).astype(dtype)
-            panel = *_align(outer, self.right[:-2]), column_tile, along
+            where = self.row_of_panel(outer, column_tile, step, k)
             if scales is None:
-                return te.sum(element * packed(*panel, lane), axis=k)
+                return te.sum(element * packed(*where, lane), axis=k)
             # Not the element times the scale, which may be infinite where no product is.
-            return te.sum(element * (scales(*panel) * compact.unpack(packed, panel, lane)), axis=k)
+            return te.sum(element * (scales(*where) * compact.unpack(packed, where, lane)), axis=k)
 
         row_tiles = -(-self.rows // rows)
         row_tiles = -(-row_tiles // plan.block) * plan.block
@@ -143,7 +154,10 @@ class Product:
         attrs = {BLOCK: plan.block, ROWS_FIRST: plan.rows_first}
         if blocks == 1:
             zero = tirx.const(0, "int64")
-            sums = te.compute(shape, lambda *i: partial(zero, *i), name=ANCHOR, attrs=attrs)
+            name = ANCHOR if self.in_registers else PARTIAL
+            sums = tile = te.compute(shape, lambda *i: partial(zero, *i), name=name, attrs=attrs)
+            if not self.in_registers:
+                sums = te.compute(shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs)
         else:
             # Each block is added up in registers, then added to the sums: the panel's block stays
             # in the nearest cache, and sums of sums are more exact than one long sum.
@@ -166,7 +180,7 @@ class Product:
         numbered = te.compute((*self.batch, self.rows, self.columns), store, name=ROWS)
 
         def place(*index: tirx.Var) -> Expr:
-            row = _flatten([index[axis] for axis in through], heights)
+            row = flatten([index[axis] for axis in through], heights)
             return numbered(*(index[axis] for axis in axes), row, index[-1])
 
         return te.compute(self.out, place, name=STORE)
@@ -191,7 +205,8 @@ def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
     return [tirx.const(0, "int64") if size == 1 else i for i, size in zip(own, shape, strict=True)]
 
 
-def _flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+def flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """Number the places of leading axes through."""
     number: Expr = tirx.const(0, "int64")
     for i, size in zip(index, shape, strict=True):
         if size > 1:  # TVM cannot invert a sum of axes of one element

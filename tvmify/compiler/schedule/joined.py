@@ -1,0 +1,208 @@
+"""Several products of the same rows as one kernel, for what follows all of them element by element.
+
+``silu(x @ a) * (x @ b)`` in Llama's layers: one task has the same columns of all products, one
+panel of each after the other, and what follows is computed from their sums, which are in the first
+or second cache. Of two kernels, the first would write its result for the second to read, and both
+would start threads and read the rows.
+
+The panels lie in memory in the order in which a task reads them: columns, blocks of the reduction,
+products. So one block is fetched while the one before it meets all rows, as in any product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+from tvm import relax, s_tir, te, tirx
+from tvm.ir import Expr
+from tvm.s_tir.schedule import SBlockRV
+
+from tvmify.compiler.schedule import compact, plans
+from tvmify.compiler.schedule.epilogue import inline_producers, is_spread
+from tvmify.compiler.schedule.inlining import nests_too_deep
+from tvmify.compiler.schedule.legalizing import accumulator, or_zero
+from tvmify.compiler.schedule.loops import (
+    blocks_of,
+    find,
+    fuse,
+    is_injective,
+    is_output,
+    output_bits,
+    parallel_if_worth,
+)
+from tvmify.compiler.schedule.matmul import WIDE, add_up_blocks
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.prefetch import fetch_ahead
+from tvmify.compiler.schedule.product import (
+    ANCHOR,
+    BLOCK,
+    PACK,
+    PARTIAL,
+    ROWS_FIRST,
+    Product,
+    flatten,
+    stacked,
+)
+from tvmify.compiler.schedule.rule import Rule
+
+#: Name of the blocks that stand for one product of several.
+ONE = "matmul_one"
+#: Attribute of a function of which FuseOps is to think that it works element by element.
+ELEMENTWISE = "tvmify.elementwise"
+
+
+@dataclass(frozen=True)
+class Joined(Product):
+    """Products whose right-hand sides are stacked on a first axis, all with the same rows."""
+
+    in_registers: ClassVar[bool] = False  # there is no room for those of several products
+
+    @classmethod
+    def over(
+        cls,
+        left: Sequence[int],
+        right: Sequence[int],
+        count: int,
+        dtype: str,
+        machine: Microarchitecture,
+        is_compact: bool,
+    ) -> Joined:
+        """Choose how to cut `count` products: as each of them, since panels are of one product."""
+        bits = bits_of(accumulator(dtype))
+        depth, columns = right
+        out = (count, *left[:-1], columns)
+        rows = prod(left[:-1])
+        work = plans.Workload(1, rows, columns, depth, dtype, packed=True)
+        width = compact.VECTORS * machine.lanes(bits)
+        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits)
+        stack = (count, *[1] * (len(left) - 2), depth, columns)
+        batch = tuple(out[axis] for axis in stacked(stack, out))
+        return cls(tuple(left), stack, out, batch, rows, columns, depth, plan, dtype)
+
+    def pack(self, right: te.Tensor) -> te.Tensor:
+        """Lay one of the matrices out as ``[columns / tile, blocks, 1, block, tile]``."""
+        width, length = self.plan.columns, self.plan.depth
+
+        def element(*index: tirx.Var) -> Expr:
+            tile, block, _, step, lane = index
+            k, column = block * length + step, tile * width + lane
+            value = right(k, column).astype(accumulator(self.dtype))
+            return or_zero(value, (column, self.columns, width), (k, self.depth, length))
+
+        shape = -(-self.columns // width), -(-self.depth // length), 1, length, width
+        return te.compute(shape, element, name=PACK)
+
+    def row_of_panel(
+        self, outer: Sequence[Expr], column_tile: Expr, block: Expr, step: Expr
+    ) -> tuple[Expr, ...]:
+        """Return where one step of a block of a panel is."""
+        return column_tile, block, outer[0], step
+
+
+def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -> Expr:
+    """Emit the products of some rows with several weights of one shape, stacked."""
+    machine = Microarchitecture.current()
+    left = [int(size) for size in rows.ty.shape]
+    right = [int(size) for size in weights[0].ty.shape]
+    is_compact = compact.applies(builder, prod(left[:-1]), right, str(rows.ty.dtype), machine)
+    product = Joined.over(left, right, len(weights), str(rows.ty.dtype), machine, is_compact)
+    panels = [
+        builder.emit(builder.call_te(product.pack, weight, primfunc_name_hint="pack_matmul"))
+        for weight in weights
+    ]
+    packed = [builder.emit(relax.op.concat(panels, 2))]
+    if is_compact:
+        packed = compact.pack(builder, *packed)
+    every = builder.call_te(
+        product.with_packed,
+        rows,
+        *packed,
+        primfunc_name_hint="matmul",
+        primfunc_attrs={"op_pattern": 4},
+    )
+    return builder.emit(every)
+
+
+def one_of(builder: relax.BlockBuilder, every: Expr, number: int) -> Expr:
+    """Return one of the products that `legalize` stacked.
+
+    FuseOps is to take it for one of the operators that follow a product element by element, and so
+    to join all of them with the products where they become one value.
+    """
+
+    def one(every: te.Tensor) -> te.Tensor:
+        return te.compute(every.shape[1:], lambda *index: every(number, *index), name=ONE)
+
+    attributes = {ELEMENTWISE: True}
+    return builder.call_te(one, every, primfunc_name_hint="matmul_one", primfunc_attrs=attributes)
+
+
+class JoinedMatmul(Rule):
+    """As `Matmul`, with the panels of all products one after the other in each task."""
+
+    name = "joined matmul"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `legalize` with what follows the products."""
+        if find(sch, ONE) is None or find(sch, ANCHOR) is None:
+            return None
+        inline_producers(sch, ANCHOR, keep=(PARTIAL,))
+        last = _inline_chain(sch)
+        if last is None:
+            return None
+        anchor, partial = sch.get_sblock(ANCHOR), sch.get_sblock(PARTIAL)
+        block, summed = sch.get(anchor), sch.get(partial)
+        shape = [int(extent) for extent in block.writes[0].source.shape]
+        count, (row_tiles, column_tiles, rows, columns) = shape[0], shape[-4:]
+        together = int(block.annotations[BLOCK])
+        work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
+        row, column = sch.get_loops(last)
+        row_block, row_tile, row = sch.split(row, [row_tiles // together, together, rows])
+        column_tile, column = sch.split(column, [None, columns])
+        rows_first = bool(block.annotations[ROWS_FIRST])
+        nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
+        sch.reorder(*nest, row_tile, row, column)
+        outermost = fuse(sch, nest)
+        parallel_if_worth(sch, outermost, machine, work)
+        sch.compute_at(anchor, outermost, preserve_unit_loops=True)
+        along = add_up_blocks(sch, partial, anchor, last, machine)
+        weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
+        if together == 1:  # a lone tile has each of them to itself
+            weights /= count
+        narrow = count * column_tiles * columns <= WIDE * row_tiles * rows
+        fetch_ahead(
+            sch,
+            along,
+            together,
+            [-5],
+            nearby=machine.keeps(weights),
+            rows=[-5] * narrow,
+        )
+        return sch
+
+
+def _inline_chain(sch: s_tir.Schedule) -> SBlockRV | None:
+    """Draw what follows the sums into one block with loops over rows and columns, and return it.
+
+    None if that is not possible: then the products are stored, and another kernel reads them.
+    """
+    names = [sch.get(block).name_hint for block in blocks_of(sch)]
+    for name in names[names.index(ANCHOR) + 1 :]:
+        block = sch.get_sblock(name)
+        inlined = is_injective(sch, block) and not is_output(sch, block)
+        if inlined and not nests_too_deep(sch, block) and not is_spread(sch, block):
+            sch.compute_inline(block)
+    *_, anchor, last = blocks_of(sch)
+    if sch.get(anchor).name_hint != ANCHOR:
+        return None
+    *lead, _ = (int(variable.dom.extent) for variable in sch.get(last).iter_vars)
+    if len(lead) > 1:
+        # Only on one loop does TVM see tiles across leading axes.
+        numbered = tirx.IndexMap.from_func(
+            lambda *index: [flatten(index[:-1], lead), index[-1]], ndim=len(lead) + 1
+        )
+        sch.transform_block_layout(last, numbered)
+    return last
