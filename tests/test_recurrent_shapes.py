@@ -51,6 +51,16 @@ def test_projected_states_and_wrong_shapes_are_torchs_own():
             _of_fakes(layer, 5, 3, 7)
 
 
+def test_what_is_real_is_computed():
+    layer, x = nn.LSTM(6, 8).eval(), torch.randn(5, 3, 6)
+    with torch.no_grad():
+        expected = layer(x)[0]
+        with recurrent_shapes():
+            assert torch.equal(layer(x)[0], expected)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert layer(torch.empty(5, 3, 6))[0].shape == expected.shape
+
+
 def test_other_threads_break_layers_up_meanwhile():
     layer = nn.GRU(6, 8).eval()
     found: list[int] = []

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._subclasses.fake_tensor import is_fake
 
 aten = torch.ops.aten
 _here = threading.local()
@@ -42,7 +43,8 @@ def _install() -> None:
 
     for operator in (aten.lstm.input, aten.gru.input):
         for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
-            operator.py_kernels[key] = _shapes_or(operator.py_kernels[key])
+            if key in operator.py_kernels:  # not in every version of torch
+                operator.py_kernels[key] = _shapes_or(operator.py_kernels[key])
         operator._dispatch_cache.clear()  # it remembers the rule
         decomposition_table[operator] = _shapes_or(decomposition_table[operator])
 
@@ -51,7 +53,8 @@ def _shapes_or(rule: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(rule)
     def either(*arguments: Any) -> Any:
         is_here = getattr(_here, "depth", 0) > 0
-        if not is_here or not _is_plain(*arguments):
+        # A state that somebody computes for real while this records has to be computed.
+        if not is_here or not is_fake(arguments[0]) or not _is_plain(*arguments):
             return rule(*arguments)
         return _shapes(*arguments)
 
