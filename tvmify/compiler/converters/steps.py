@@ -1,4 +1,4 @@
-"""The steps of recurrent networks: one function with a serial loop over time.
+"""LSTM and GRU: the steps of one direction of one layer, written as loops.
 
 What does not depend on the step before, the projection of all inputs, is a matrix product outside.
 A step goes through the hidden units in tiles: for each, the sums of all gates over the previous
@@ -8,14 +8,18 @@ there. So a step is one pass over the recurrent weights, which lie in the order 
 ``[tiles, previous state, gates, tile]``. Tiles are shared out among threads in each step.
 """
 
-# pyright: basic, reportInvalidTypeForm=false
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.schedule.emission import block, lanewise, registers, vectors
 from tvmify.compiler.schedule.legalizing import scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import longest_sum, split_evenly
@@ -79,6 +83,16 @@ class Plan:
         return self.lanes * self.vectors
 
     @property
+    def blocks(self) -> int:
+        """How many times so many rows the batch has."""
+        return -(-self.batch // self.rows)
+
+    @property
+    def parts(self) -> int:
+        """How many tiles a step has, counting rows and units."""
+        return self.padded // self.tile * self.blocks
+
+    @property
     def packed_shape(self) -> tuple[int, int, int, int]:
         """Shape of the recurrent weights."""
         return (self.padded // self.tile, self.hidden, self.gates, self.tile)
@@ -86,246 +100,154 @@ class Plan:
 
 def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of an LSTM; gates in torch's order: input, forget, cell, output."""
-    steps, batch, hidden, padded = plan.steps, plan.batch, plan.hidden, plan.padded
-    dtype, lanes, vectors, tile, rows = plan.dtype, plan.lanes, plan.vectors, plan.tile, plan.rows
-    tiles, blocks, depth = padded // tile, -(-batch // rows), plan.depth
-    shared = T.parallel if plan.fork else T.serial
-    last, sign = (steps - 1, -1) if reverse else (0, 1)
-
-    @T.prim_func(private=True, s_tir=True)
-    def lstm_steps(  # noqa: PLR0912
-        projected: T.Buffer((steps, batch, 4, padded), dtype),
-        weights: T.Buffer((tiles, hidden, 4, tile), dtype),
-        first_state: T.Buffer((batch, padded), dtype),
-        first_cell: T.Buffer((batch, padded), dtype),
-        states: T.Buffer((steps, batch, padded), dtype),
-        cell: T.Buffer((batch, padded), dtype),
-    ):
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_attr(scheduled_as("lstm"))
-        previous = T.alloc_buffer((2, batch, padded), dtype)
-        for b, j in T.grid(batch, padded):
-            previous[0, b, j] = first_state[b, j]
-            cell[b, j] = first_cell[b, j]
-        for step in T.serial(steps):
-            for part in shared(tiles * blocks):
-                with T.sblock("tile"):
-                    T.reads(projected[0:steps, 0:batch, 0:4, 0:padded])
-                    T.writes(states[0:steps, 0:batch, 0:padded])
-                    sums = T.alloc_buffer((rows, 4, tile), dtype, scope="local")
-                    for r in T.unroll(rows):
-                        for g in T.unroll(4):
-                            for v in T.unroll(vectors):
-                                for i in T.vectorized(lanes):
-                                    sums[r, g, v * lanes + i] = projected[
-                                        last + sign * step,
-                                        T.min(part % blocks * rows + r, batch - 1),
-                                        g,
-                                        part // blocks * tile + v * lanes + i,
-                                    ]
-                    for k in T.serial(depth):
-                        for r in T.unroll(rows):
-                            for g in T.unroll(4):
-                                for v in T.unroll(vectors):
-                                    for i in T.vectorized(lanes):
-                                        sums[r, g, v * lanes + i] = (
-                                            sums[r, g, v * lanes + i]
-                                            + previous[
-                                                step % 2,
-                                                T.min(part % blocks * rows + r, batch - 1),
-                                                k,
-                                            ]
-                                            * weights[part // blocks, k, g, v * lanes + i]
-                                        )
-                    for block in T.serial(-(-hidden // depth) - 1):
-                        next_sums = T.alloc_buffer((rows, 4, tile), dtype, scope="local")
-                        for r in T.unroll(rows):
-                            for g in T.unroll(4):
-                                for v in T.unroll(vectors):
-                                    for i in T.vectorized(lanes):
-                                        next_sums[r, g, v * lanes + i] = 0.0
-                        for k in T.serial(T.min(depth, hidden - (block + 1) * depth)):
-                            for r in T.unroll(rows):
-                                for g in T.unroll(4):
-                                    for v in T.unroll(vectors):
-                                        for i in T.vectorized(lanes):
-                                            next_sums[r, g, v * lanes + i] = (
-                                                next_sums[r, g, v * lanes + i]
-                                                + previous[
-                                                    step % 2,
-                                                    T.min(part % blocks * rows + r, batch - 1),
-                                                    (block + 1) * depth + k,
-                                                ]
-                                                * weights[
-                                                    part // blocks,
-                                                    (block + 1) * depth + k,
-                                                    g,
-                                                    v * lanes + i,
-                                                ]
-                                            )
-                        for r in T.unroll(rows):
-                            for g in T.unroll(4):
-                                for v in T.unroll(vectors):
-                                    for i in T.vectorized(lanes):
-                                        sums[r, g, v * lanes + i] = (
-                                            sums[r, g, v * lanes + i]
-                                            + next_sums[r, g, v * lanes + i]
-                                        )
-                    for r in T.unroll(rows):
-                        for v in T.unroll(vectors):
-                            for i in T.vectorized(lanes):
-                                # A cell is old until all rows are through: the last may come twice.
-                                sums[r, 1, v * lanes + i] = T.sigmoid(
-                                    sums[r, 1, v * lanes + i]
-                                ) * cell[
-                                    T.min(part % blocks * rows + r, batch - 1),
-                                    part // blocks * tile + v * lanes + i,
-                                ] + T.sigmoid(sums[r, 0, v * lanes + i]) * T.tanh(
-                                    sums[r, 2, v * lanes + i]
-                                )
-                                sums[r, 3, v * lanes + i] = T.sigmoid(
-                                    sums[r, 3, v * lanes + i]
-                                ) * T.tanh(sums[r, 1, v * lanes + i])
-                    for r in T.unroll(rows):
-                        for v in T.unroll(vectors):
-                            for i in T.vectorized(lanes):
-                                cell[
-                                    T.min(part % blocks * rows + r, batch - 1),
-                                    part // blocks * tile + v * lanes + i,
-                                ] = sums[r, 1, v * lanes + i]
-                                previous[
-                                    (step + 1) % 2,
-                                    T.min(part % blocks * rows + r, batch - 1),
-                                    part // blocks * tile + v * lanes + i,
-                                ] = sums[r, 3, v * lanes + i]
-                                states[
-                                    last + sign * step,
-                                    T.min(part % blocks * rows + r, batch - 1),
-                                    part // blocks * tile + v * lanes + i,
-                                ] = sums[r, 3, v * lanes + i]
+        layer = _Layer(plan, reverse)
+        first_cell = layer.argument("first_cell", plan.batch, plan.padded)
+        states = layer.argument("states", plan.steps, plan.batch, plan.padded)
+        cell = layer.argument("cell", plan.batch, plan.padded)
+        layer.copy(layer.first_state, layer.previous, 0)
+        layer.copy(first_cell, cell)
+        with layer.tiles() as tile:
+            sums = tile.sums_of(tile.projected)
 
-    return lstm_steps
+            def activate(row: Expr, i: Expr) -> None:
+                # A cell is old until all rows are through: the last may come twice.
+                kept = tirx.sigmoid(sums[row, 1, i]) * cell[tile.place(row), tile.unit(i)]
+                added = tirx.sigmoid(sums[row, 0, i]) * tirx.tanh(sums[row, 2, i])
+                T.buffer_store(sums, kept + added, [row, 1, i])
+                shown = tirx.sigmoid(sums[row, 3, i]) * tirx.tanh(sums[row, 1, i])
+                T.buffer_store(sums, shown, [row, 3, i])
+
+            def store(row: Expr, i: Expr) -> None:
+                T.buffer_store(cell, sums[row, 1, i], [tile.place(row), tile.unit(i)])
+                tile.store(states, sums[row, 3, i], row, i)
+
+            tile.each(activate)
+            tile.each(store)
+    return builder.get()
 
 
 def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of a GRU; gates in torch's order: reset, update, new."""
-    steps, batch, hidden, padded = plan.steps, plan.batch, plan.hidden, plan.padded
-    dtype, lanes, vectors, tile, rows = plan.dtype, plan.lanes, plan.vectors, plan.tile, plan.rows
-    tiles, blocks, depth = padded // tile, -(-batch // rows), plan.depth
-    shared = T.parallel if plan.fork else T.serial
-    last, sign = (steps - 1, -1) if reverse else (0, 1)
-
-    @T.prim_func(private=True, s_tir=True)
-    def gru_steps(  # noqa: PLR0912
-        projected: T.Buffer((steps, batch, 3, padded), dtype),
-        weights: T.Buffer((tiles, hidden, 3, tile), dtype),
-        first_state: T.Buffer((batch, padded), dtype),
-        new_bias: T.Buffer((padded,), dtype),
-        states: T.Buffer((steps, batch, padded), dtype),
-    ):
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_attr(scheduled_as("gru"))
-        previous = T.alloc_buffer((2, batch, padded), dtype)
-        for b, j in T.grid(batch, padded):
-            previous[0, b, j] = first_state[b, j]
-        for step in T.serial(steps):
-            for part in shared(tiles * blocks):
-                with T.sblock("tile"):
-                    T.reads(projected[0:steps, 0:batch, 0:3, 0:padded])
-                    T.writes(states[0:steps, 0:batch, 0:padded])
-                    sums = T.alloc_buffer((rows, 3, tile), dtype, scope="local")
-                    for r in T.unroll(rows):
-                        for g in T.unroll(3):
-                            for v in T.unroll(vectors):
-                                for i in T.vectorized(lanes):
-                                    sums[r, g, v * lanes + i] = T.Select(
-                                        g == 2,
-                                        new_bias[part // blocks * tile + v * lanes + i],
-                                        projected[
-                                            last + sign * step,
-                                            T.min(part % blocks * rows + r, batch - 1),
-                                            g,
-                                            part // blocks * tile + v * lanes + i,
-                                        ],
-                                    )
-                    for k in T.serial(depth):
-                        for r in T.unroll(rows):
-                            for g in T.unroll(3):
-                                for v in T.unroll(vectors):
-                                    for i in T.vectorized(lanes):
-                                        sums[r, g, v * lanes + i] = (
-                                            sums[r, g, v * lanes + i]
-                                            + previous[
-                                                step % 2,
-                                                T.min(part % blocks * rows + r, batch - 1),
-                                                k,
-                                            ]
-                                            * weights[part // blocks, k, g, v * lanes + i]
-                                        )
-                    for block in T.serial(-(-hidden // depth) - 1):
-                        next_sums = T.alloc_buffer((rows, 3, tile), dtype, scope="local")
-                        for r in T.unroll(rows):
-                            for g in T.unroll(3):
-                                for v in T.unroll(vectors):
-                                    for i in T.vectorized(lanes):
-                                        next_sums[r, g, v * lanes + i] = 0.0
-                        for k in T.serial(T.min(depth, hidden - (block + 1) * depth)):
-                            for r in T.unroll(rows):
-                                for g in T.unroll(3):
-                                    for v in T.unroll(vectors):
-                                        for i in T.vectorized(lanes):
-                                            next_sums[r, g, v * lanes + i] = (
-                                                next_sums[r, g, v * lanes + i]
-                                                + previous[
-                                                    step % 2,
-                                                    T.min(part % blocks * rows + r, batch - 1),
-                                                    (block + 1) * depth + k,
-                                                ]
-                                                * weights[
-                                                    part // blocks,
-                                                    (block + 1) * depth + k,
-                                                    g,
-                                                    v * lanes + i,
-                                                ]
-                                            )
-                        for r in T.unroll(rows):
-                            for g in T.unroll(3):
-                                for v in T.unroll(vectors):
-                                    for i in T.vectorized(lanes):
-                                        sums[r, g, v * lanes + i] = (
-                                            sums[r, g, v * lanes + i]
-                                            + next_sums[r, g, v * lanes + i]
-                                        )
-                    for r in T.unroll(rows):
-                        for v in T.unroll(vectors):
-                            for i in T.vectorized(lanes):
-                                sums[r, 2, v * lanes + i] = T.tanh(
-                                    projected[
-                                        last + sign * step,
-                                        T.min(part % blocks * rows + r, batch - 1),
-                                        2,
-                                        part // blocks * tile + v * lanes + i,
-                                    ]
-                                    + T.sigmoid(sums[r, 0, v * lanes + i])
-                                    * sums[r, 2, v * lanes + i]
-                                )
-                                sums[r, 2, v * lanes + i] = sums[r, 2, v * lanes + i] + T.sigmoid(
-                                    sums[r, 1, v * lanes + i]
-                                ) * (
-                                    previous[
-                                        step % 2,
-                                        T.min(part % blocks * rows + r, batch - 1),
-                                        part // blocks * tile + v * lanes + i,
-                                    ]
-                                    - sums[r, 2, v * lanes + i]
-                                )
-                                previous[
-                                    (step + 1) % 2,
-                                    T.min(part % blocks * rows + r, batch - 1),
-                                    part // blocks * tile + v * lanes + i,
-                                ] = sums[r, 2, v * lanes + i]
-                                states[
-                                    last + sign * step,
-                                    T.min(part % blocks * rows + r, batch - 1),
-                                    part // blocks * tile + v * lanes + i,
-                                ] = sums[r, 2, v * lanes + i]
+        layer = _Layer(plan, reverse)
+        new_bias = layer.argument("new_bias", plan.padded)
+        states = layer.argument("states", plan.steps, plan.batch, plan.padded)
+        layer.copy(layer.first_state, layer.previous, 0)
+        with layer.tiles() as tile:
 
-    return gru_steps
+            def first(row: Expr, gate: Expr, i: Expr) -> Expr:
+                # What is new has a bias of its own, for the reset gate comes before the sum.
+                own = new_bias[tile.unit(i)]
+                return tirx.Select(gate == 2, own, tile.projected(row, gate, i))
+
+            sums = tile.sums_of(first)
+
+            def activate(row: Expr, i: Expr) -> None:
+                reset, update = (tirx.sigmoid(sums[row, gate, i]) for gate in (0, 1))
+                new = tile.projected(row, 2, i) + reset * sums[row, 2, i]
+                T.buffer_store(sums, tirx.tanh(new), [row, 2, i])
+                old = layer.previous[tile.step % 2, tile.place(row), tile.unit(i)]
+                state = sums[row, 2, i] + update * (old - sums[row, 2, i])
+                T.buffer_store(sums, state, [row, 2, i])
+                tile.store(states, sums[row, 2, i], row, i)
+
+            tile.each(activate)
+    return builder.get()
+
+
+class _Layer:
+    """What both kinds of layers read, and the loops over their steps and tiles."""
+
+    def __init__(self, plan: Plan, reverse: bool) -> None:
+        self.plan, self.reverse = plan, reverse
+        self.input = self.argument("projected", plan.steps, plan.batch, plan.gates, plan.padded)
+        self.weights = self.argument("weights", *plan.packed_shape)
+        self.first_state = self.argument("first_state", plan.batch, plan.padded)
+        #: The states before and after a step take turns.
+        self.previous = T.sblock_alloc_buffer((2, plan.batch, plan.padded), plan.dtype)
+
+    def argument(self, name: str, *shape: int) -> tirx.Buffer:
+        """Declare the next argument of the function."""
+        return T.arg(name, T.buffer(shape, self.plan.dtype))
+
+    def copy(self, source: tirx.Buffer, to: tirx.Buffer, *lead: int) -> None:
+        """Copy a state."""
+        with T.grid(self.plan.batch, self.plan.padded) as (row, unit):
+            T.buffer_store(to, source[row, unit], [*lead, row, unit])
+
+    @contextmanager
+    def tiles(self) -> Iterator[_Tile]:
+        """Open the loops over steps and over tiles of units and rows."""
+        shared = T.parallel if self.plan.fork else T.serial
+        with T.serial(self.plan.steps) as step, shared(self.plan.parts) as part, block("tile"):
+            yield _Tile(self, step, part)
+
+
+class _Tile:
+    """Some hidden units of some rows in one step."""
+
+    def __init__(self, layer: _Layer, step: Expr, part: Expr) -> None:
+        self.layer, self.plan, self.step = layer, layer.plan, step
+        self.number, self.block = part // layer.plan.blocks, part % layer.plan.blocks
+        self.time = layer.plan.steps - 1 - step if layer.reverse else step
+        self.lanes = vectors(layer.plan.tile, layer.plan.lanes)
+
+    def place(self, row: Expr) -> Expr:
+        """Return the row of the batch: the last one again where there are no more."""
+        return tirx.min(self.block * self.plan.rows + row, self.plan.batch - 1)
+
+    def unit(self, i: Expr) -> Expr:
+        """Return the number of a hidden unit of the tile."""
+        return self.number * self.plan.tile + i
+
+    def projected(self, row: Expr, gate: Expr | int, i: Expr) -> Expr:
+        """Return what the input of the step adds."""
+        return self.layer.input[self.time, self.place(row), gate, self.unit(i)]
+
+    def each(self, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit the body for each row and unit."""
+        with T.unroll(self.plan.rows) as row:
+            lanewise(self.lanes, lambda i: body(row, i))
+
+    def store(self, states: tirx.Buffer, state: Expr, row: Expr, i: Expr) -> None:
+        """Store a new state, for the next step and for the caller."""
+        at = [self.place(row), self.unit(i)]
+        T.buffer_store(self.layer.previous, state, [(self.step + 1) % 2, *at])
+        T.buffer_store(states, state, [self.time, *at])
+
+    def sums_of(self, first: Callable[[Expr, Expr, Expr], Expr]) -> tirx.Buffer:
+        """Emit the sums of all gates, ``[rows, gates, units]``, from what each begins with."""
+        depth, length = self.plan.hidden, self.plan.depth
+        sums = self._gates()
+        self._each_gate(lambda *at: T.buffer_store(sums, first(*at), [*at]))
+        self._add_up(sums, 0, length)
+        if length < depth:
+            with T.serial(-(-depth // length) - 1) as number:
+                start = (number + 1) * length
+                own = self._gates()
+                zero = tirx.const(0.0, self.plan.dtype)
+                self._each_gate(lambda *at: T.buffer_store(own, zero, [*at]))
+                self._add_up(own, start, tirx.min(length, depth - start))
+                self._each_gate(lambda *at: T.buffer_store(sums, sums[at] + own[at], [*at]))
+        return sums
+
+    def _gates(self) -> tirx.Buffer:
+        return registers((self.plan.rows, self.plan.gates, self.plan.tile), self.plan.dtype)
+
+    def _each_gate(self, body: Callable[[Expr, Expr, Expr], None]) -> None:
+        with T.unroll(self.plan.rows) as row, T.unroll(self.plan.gates) as gate:
+            lanewise(self.lanes, lambda i: body(row, gate, i))
+
+    def _add_up(self, sums: tirx.Buffer, start: Expr | int, count: Expr | int) -> None:
+        """Emit one block of the products with the previous state."""
+        with T.serial(count) as k:
+
+            def add(row: Expr, gate: Expr, i: Expr) -> None:
+                state = self.layer.previous[self.step % 2, self.place(row), start + k]
+                weight = self.layer.weights[self.number, start + k, gate, i]
+                T.buffer_store(sums, sums[row, gate, i] + state * weight, [row, gate, i])
+
+            self._each_gate(add)

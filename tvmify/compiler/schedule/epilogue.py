@@ -24,6 +24,16 @@ def inline_producers(sch: s_tir.Schedule, anchor: str, keep: tuple[str, ...] = (
             sch.compute_inline(block)
 
 
+def inline_chain(sch: s_tir.Schedule, first: str) -> None:
+    """Inline every element-wise block behind `first` into those that read it, but for results."""
+    names = [sch.get(block).name_hint for block in blocks_of(sch)]
+    for name in names[names.index(first) + 1 :]:
+        block = sch.get_sblock(name)
+        inlined = is_injective(sch, block) and not is_output(sch, block)
+        if inlined and not nests_too_deep(sch, block) and not _is_spread(sch, block):
+            sch.compute_inline(block)
+
+
 def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]:
     """Draw what follows a kernel into the block that stores its result.
 
@@ -42,12 +52,7 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     rest
         Names of blocks that could not be drawn in (a second output, say): nests of their own.
     """
-    names = [sch.get(block).name_hint for block in blocks_of(sch)]
-    for name in names[names.index(store) + 1 :]:
-        block = sch.get_sblock(name)
-        inlined = is_injective(sch, block) and not is_output(sch, block)
-        if inlined and not nests_too_deep(sch, block) and not is_spread(sch, block):
-            sch.compute_inline(block)
+    inline_chain(sch, store)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     rest = names[names.index(store) + 1 :]
     size = _elements(sch, sch.get_sblock(store))
@@ -64,7 +69,7 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     return sch.get_sblock(store), rest
 
 
-def is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def _is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether elements are broadcast, as a gate over an image: inlined, each is computed again."""
     return any(_elements(sch, c) > _elements(sch, block) for c in sch.get_consumers(block))
 

@@ -21,15 +21,12 @@ from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule import compact, plans
-from tvmify.compiler.schedule.epilogue import inline_producers, is_spread
-from tvmify.compiler.schedule.inlining import nests_too_deep
+from tvmify.compiler.schedule.epilogue import inline_chain, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.loops import (
     blocks_of,
     find,
     fuse,
-    is_injective,
-    is_output,
     output_bits,
     parallel_if_worth,
 )
@@ -189,12 +186,7 @@ def _inline_chain(sch: s_tir.Schedule) -> SBlockRV | None:
 
     None if that is not possible: then the products are stored, and another kernel reads them.
     """
-    names = [sch.get(block).name_hint for block in blocks_of(sch)]
-    for name in names[names.index(ANCHOR) + 1 :]:
-        block = sch.get_sblock(name)
-        inlined = is_injective(sch, block) and not is_output(sch, block)
-        if inlined and not nests_too_deep(sch, block) and not is_spread(sch, block):
-            sch.compute_inline(block)
+    inline_chain(sch, ANCHOR)
     *_, anchor, last = blocks_of(sch)
     if sch.get(anchor).name_hint != ANCHOR:
         return None
