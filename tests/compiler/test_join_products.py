@@ -198,7 +198,10 @@ def test_batch_norms_are_in_the_weights():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_types(dtype: torch.dtype):
-    check(Feedforward(48, 80, bias=True).eval().to(dtype), torch.randn(9, 48).to(dtype))
+    module, x = Feedforward(48, 80, bias=True).eval().to(dtype), torch.randn(9, 48).to(dtype)
+    check(module, x)
+    # In half precision each layer casts its input, to the same.
+    assert _kernels(module, x)["joined matmul"] == 1
 
 
 def test_beside_attention():
