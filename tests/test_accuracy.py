@@ -310,6 +310,12 @@ def _sums() -> dict[str, Case]:
         both = {"batch_first": True, "bidirectional": True}
         cases[f"lstm of {hidden}"] = (Recurrent(nn.LSTM(64, hidden, **both)), (rows,))
         cases[f"gru of {hidden}"] = (Recurrent(nn.GRU(64, hidden, **both)), (rows,))
+    for queries, keys in ((2, 4096), (16, 2048), (32, 4096)):
+        heads = [torch.randn(1, 4, count, 64) for count in (queries, keys, keys)]
+        cases[f"attention of {keys} keys, {queries} queries"] = (
+            Program(F.scaled_dot_product_attention),
+            tuple(heads),
+        )
     for seed in range(6):  # each of these was over the limit with some of the seeds alone
         torch.manual_seed(seed)
         cases |= {

@@ -24,7 +24,7 @@ from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import attention as rule
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand
 from tvmify.compiler.schedule.attention_plans import Plan, Rows, Tiles, candidates
-from tvmify.compiler.schedule.choice import Choices, choosing
+from tvmify.compiler.schedule.choice import Choices
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 
@@ -167,8 +167,6 @@ def test_which_alternatives_there_are():
     assert candidates(describe(1, 65, 64), machine) == [Rows()]
     few = candidates(describe(2, 65, 64), machine)
     assert few[0] == Rows() and isinstance(few[1], Tiles)
-    with choosing(Choices("strict")):
-        assert candidates(describe(2, 65, 64), machine) == [Rows()]
     vector = candidates(describe(8, 65, 64), machine)
     assert isinstance(vector[0], Tiles) and vector[1] == Rows()
     own, *others = candidates(describe(480, 4000, 64), machine)

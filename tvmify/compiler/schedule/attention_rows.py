@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _ROWS, _KEYS = 4, 4
 #: Vectors of a head whose weighted values are summed at a time, of each query: 16 sums at most.
 _VECTORS = 4
+#: One sum over the values of more keys than this is less exact than the accuracy policy wants.
+_LONGEST = 128
 
 
 def emit(attention: Attention, tensors: dict[str, tirx.Buffer], machine: Microarchitecture) -> None:
@@ -203,25 +205,45 @@ class _Rows:
         origin = cuts[0][0]
         width = cuts[-1][0] + cuts[-1][1] - origin
         own = [(at - origin, lanes) for at, lanes in cuts]
+        length = about.key.length
         with block("values"):
             sums = registers((self.rows, width), self.dtype)
-            with T.unroll(self.rows) as row:
-                lanewise(own, lambda i: T.buffer_store(sums, self.number(0), [row, i]))
-            with T.serial(about.key.length) as key, T.unroll(self.rows) as row:
+            kept = scratch((self.rows, width), self.dtype) if length > _LONGEST else None
 
-                def add(i: Expr) -> None:
-                    value = about.value.at(
-                        self.tensors["value"], self.batch, self.head, key, origin + i
-                    )
-                    product = self.scores[row, key] * value
-                    T.buffer_store(sums, sums[row, i] + product, [row, i])
+            def each(body: Callable[[Expr, Expr], None]) -> None:
+                with T.unroll(self.rows) as row:
+                    lanewise(own, lambda i: body(row, i))
 
-                lanewise(own, add)
+            def clear(buffer: tirx.Buffer) -> None:
+                each(lambda row, i: T.buffer_store(buffer, self.number(0), [row, i]))
+
+            def add_up(start: Expr | int, count: Expr | int) -> None:
+                clear(sums)
+                with T.serial(count) as number, T.unroll(self.rows) as row:
+
+                    def add(i: Expr) -> None:
+                        value = about.value.at(
+                            self.tensors["value"], self.batch, self.head, start + number, origin + i
+                        )
+                        product = self.scores[row, start + number] * value
+                        T.buffer_store(sums, sums[row, i] + product, [row, i])
+
+                    lanewise(own, add)
+
+            if kept is None:
+                add_up(0, length)
+            else:
+                clear(kept)
+                with T.serial(-(-length // _LONGEST)) as number:
+                    start = number * _LONGEST
+                    add_up(start, tirx.min(length - start, _LONGEST))
+                    each(lambda r, i: T.buffer_store(kept, kept[r, i] + sums[r, i], [r, i]))
+            total = sums if kept is None else kept
             for row in range(self.rows):
                 head, place = self.query(row)
 
                 def store(i: Expr, row: int = row, head: Expr = head, place: Expr = place) -> None:
                     index = [self.batch, place, head, origin + i]
-                    T.buffer_store(self.tensors["out"], sums[row, i], index)
+                    T.buffer_store(self.tensors["out"], total[row, i], index)
 
                 lanewise(own, store)

@@ -4,7 +4,8 @@ A task is one head and a block of queries. The block is turned, so that lanes ar
 each block of keys: scores, [keys × queries] in register tiles of which each key is broadcast;
 maximum and sum of the exponentials down the keys, with no work across lanes; and weighted values,
 [queries × elements], with lanes along a head as they lie in memory. From one block of keys to the
-next the sums so far are rescaled to the new maximum (Milakov and Gimelshein, "Online normalizer
+next the sums so far are rescaled to the new maximum, and those of the block are added: sums of sums
+are more exact than one over all keys (Milakov and Gimelshein, "Online normalizer
 calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). Keys and values are read where
 they are, without copies.
 """
@@ -78,6 +79,8 @@ class _Task:
             per_query((queries,), self.dtype) for _ in range(4)
         )
         self.online = about.key.length > plan.block * plan.keys
+        #: The sum of the weights of a block, and of all before it.
+        self.own = per_query((queries,), self.dtype) if self.online else self.total
         if self.online:
             self.sums = scratch((queries, about.value_size), self.dtype)
 
@@ -180,6 +183,7 @@ class _Task:
         zero = self.number(0)
         if self.online:
             self.each_query(self.rescale)
+            self.each_query(lambda i: T.buffer_store(self.own, zero, [i]))
         else:
             # A query that sees no key has only -∞, from which -∞ cannot be taken.
             self.each_query(
@@ -190,13 +194,15 @@ class _Task:
 
         def rate(key: Expr, i: Expr) -> None:
             T.buffer_store(self.scores, weight(self.scores[key, i] - self.shift[i]), [key, i])
-            T.buffer_store(self.total, self.total[i] + self.scores[key, i], [i])
+            T.buffer_store(self.own, self.own[i] + self.scores[key, i], [i])
 
         def rate_group(start: Expr) -> None:
             with T.serial(count) as key:
                 lanewise(self.across, lambda i: rate(key, start + i))
 
         self.each_group(rate_group)
+        if self.online:
+            self.each_query(lambda i: T.buffer_store(self.total, self.total[i] + self.own[i], [i]))
 
     def rescale(self, i: Expr) -> None:
         """Turn what was summed relative to the last maximum to the new one."""
@@ -229,13 +235,6 @@ class _Task:
         with block("values"):
             tile = registers((plan.rows, width), self.dtype)
 
-            def begin(row: Expr, i: Expr) -> None:
-                at = number * plan.rows + row
-                value = self.number(0)
-                if self.online:
-                    value = self.sums[at, origin + i] * self.factor[at]
-                T.buffer_store(tile, value, [row, i])
-
             def add(key: Expr, row: Expr, i: Expr) -> None:
                 value = about.value.at(
                     self.tensors["value"], place.batch, head, start + key, origin + i
@@ -246,13 +245,14 @@ class _Task:
             def end(row: Expr, i: Expr) -> None:
                 at = number * plan.rows + row
                 if self.online:
-                    T.buffer_store(self.sums, tile[row, i], [at, origin + i])
+                    before = self.sums[at, origin + i] * self.factor[at]
+                    T.buffer_store(self.sums, before + tile[row, i], [at, origin + i])
                 else:
                     index = [place.batch, place.query + at, place.head, origin + i]
                     T.buffer_store(self.tensors["out"], tile[row, i] * self.factor[at], index)
 
             with T.unroll(plan.rows) as row:
-                lanewise(own, lambda i: begin(row, i))
+                lanewise(own, lambda i: T.buffer_store(tile, self.number(0), [row, i]))
             with T.serial(count) as key, T.unroll(plan.rows) as row:
                 lanewise(own, lambda i: add(key, row, i))
             with T.unroll(plan.rows) as row:
