@@ -310,6 +310,14 @@ def _sums() -> dict[str, Case]:
         both = {"batch_first": True, "bidirectional": True}
         cases[f"lstm of {hidden}"] = (Recurrent(nn.LSTM(64, hidden, **both)), (rows,))
         cases[f"gru of {hidden}"] = (Recurrent(nn.GRU(64, hidden, **both)), (rows,))
+    for channels in (384, 1024):
+        image = torch.randn(1, channels, 7, 7).relu()
+        cases[f"3 by 3 of {channels}"] = (nn.Conv2d(channels, 64, 3, padding=1), (image,))
+    cases |= {
+        "31 by 31": (nn.Conv2d(16, 16, 31, padding=15), (torch.randn(1, 16, 40, 40).relu(),)),
+        "513 in a line": (nn.Conv1d(4, 8, 513), (torch.randn(1, 4, 3000),)),
+        "16384 to 64": (nn.Linear(16384, 64), (torch.randn(64, 16384).relu(),)),
+    }
     for queries, keys in ((2, 4096), (16, 2048), (32, 4096)):
         heads = [torch.randn(1, 4, count, 64) for count in (queries, keys, keys)]
         cases[f"attention of {keys} keys, {queries} queries"] = (

@@ -112,10 +112,9 @@ class Direct:
         tasks = self.groups * -(-self.out_channels // tile.channels)
         several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= _FEW_TASKS
         most = tiled._longest(machine) if several else self.in_channels
-        if choice.is_strict():
-            places = prod(self.window.size)
-            longest = plans.longest_sum(places * self.in_channels)
-            most = min(most, max(longest // places, 2))
+        places = prod(self.window.size)
+        longest = plans.longest_sum(places * self.in_channels)
+        most = min(most, max(longest // places, 1))
         block = _block(self.in_channels, most, self.side)
         image = prod(self.image[1:]) * self.element
         kernel = (self.groups, self.out_channels, *self.window.size, self.in_channels)
@@ -276,7 +275,7 @@ def _side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarch
 
 def _block(channels: int, most: int, side: int) -> int:
     """How many of so many input channels a block has, if `most` is the limit."""
-    if most < 2:
+    if most < 1:
         return channels
     block = plans.split_evenly(channels, most)
     # Two uneven blocks cost more than they save, and those of groups side by side are unrolled.

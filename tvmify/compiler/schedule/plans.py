@@ -9,10 +9,10 @@ from math import isqrt
 from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
-#: One sum over more elements than this is less exact than the accuracy policy wants, and with
-#: ``accuracy="strict"`` one over more than the other. There a matrix product of less
-#: depth has shorter blocks, down to the third: for few rows, eager adds up in many lanes at once.
-_LONGEST_SUM, _LONGEST_STRICT_SUM, _SHORTEST_STRICT_SUM = 1024, 96, 16
+#: One sum over more elements than this is less exact than the accuracy policy wants. With
+#: ``accuracy="strict"`` it depends on how many there are, and may be short, but not shorter than
+#: the second: for few rows, eager adds up in many lanes at once.
+_LONGEST_SUM, _SHORTEST_STRICT_SUM = 1024, 16
 #: Blocks that are all of one length are so many times shorter than they might be, at most: each
 #: costs loads and stores.
 _EVEN = 3
@@ -200,7 +200,7 @@ def longest_sum(depth: int) -> int:
     """
     if not choice.is_strict():
         return _LONGEST_SUM
-    return min(max(2 * isqrt(depth), _SHORTEST_STRICT_SUM), _LONGEST_STRICT_SUM)
+    return max(2 * isqrt(depth), _SHORTEST_STRICT_SUM)
 
 
 def split_evenly(length: int, longest: int) -> int:
