@@ -125,6 +125,7 @@ class Importer(ExportedProgramImporter):
         self.state = list(dict.fromkeys([*names, *(name for name in unpacked if name in read)]))
         self.block_builder = relax.BlockBuilder()
         self._bridged: list[fx.Node] = []
+        self._operands: dict[tuple[fx.Node, torch.dtype], relax.Expr] = {}
         self._drawn: relax.Expr | None = None  # after the last random operator
 
     # ---------------------------------------------------------------- for converters
@@ -156,6 +157,14 @@ class Importer(ExportedProgramImporter):
         if dtype is None or value.meta["val"].dtype == dtype:
             return expr
         return self.emit(relax.op.astype(expr, dtype_name(dtype)))
+
+    def operand(self, value: Any, dtype: torch.dtype) -> relax.Expr:
+        """As `tensor`, for products: those of one input share its cast, and can be joined."""
+        if not isinstance(value, fx.Node):
+            return self.tensor(value, dtype)
+        if (value, dtype) not in self._operands:
+            self._operands[value, dtype] = self.tensor(value, dtype)
+        return self._operands[value, dtype]
 
     # ---------------------------------------------------------------- the translation
 

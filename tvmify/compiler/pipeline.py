@@ -88,8 +88,6 @@ def lower(
     """
     backend = backend_of(target)
     passes = [
-        # Layers in half precision cast the input that they share, each by itself.
-        relax.transform.EliminateCommonSubexpr(),
         AlignRanks(),
         # What is scaled and activated shall be a product, not its transpose or reshape.
         CancelTransposes(),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _operands(importer: Importer, node: fx.Node, *values: Any) -> list[relax.Expr]:
     """Return operands in the dtype to accumulate in: half precision is summed in 32 bits."""
     dtype = multiplier(node.meta["val"].dtype)
-    operands = (importer.tensor(value, dtype) for value in values)
+    operands = (importer.operand(value, dtype) for value in values)
     # bound to a variable, for TVM's CombineParallelMatmul takes no constants
     return [x if isinstance(x, relax.Var) else importer.emit(x) for x in operands]
 
