@@ -6,14 +6,25 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
 
 from tests.runtime import programs
 from tvmify.runtime import Executor, PackedWeights
+
+Result = TypeVar("Result")
+
+
+def in_a_new_thread(function: Callable[[], Result]) -> Result:
+    """Call it where no loop has waited yet, for which this thread may run the next ones alone."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def test_many_threads_share_one_executor():
@@ -66,14 +77,18 @@ def test_loops_run_on_as_many_threads_as_torch_says(count, thread_count, on_task
             together.wait(60)  # or the first threads could be through before the last one starts
         seen[index] = threading.get_ident()
 
+    def calling() -> int:
+        assert torch.equal(call((x,)), x)
+        return threading.get_ident()
+
     on_task(work)
     thread_count(count)
     x = torch.randn(8)
-    y = Executor(programs.tasks()).call()((x,))
-    assert torch.equal(y, x)
+    call = Executor(programs.tasks()).call()
+    caller = in_a_new_thread(calling)
     assert sorted(seen) == list(range(8))
     assert len(set(seen.values())) == count
-    assert threading.get_ident() in seen.values()
+    assert caller in seen.values()
 
 
 def test_threads_do_not_pile_up(thread_count):
@@ -131,9 +146,67 @@ def test_a_thread_that_is_late_leaves_its_tasks_to_the_others(thread_count, on_t
     thread_count(2)
     on_task(work)
     x = torch.randn(8)
-    assert torch.equal(Executor(programs.tasks()).call()((x,)), x)
+    call = Executor(programs.tasks()).call()
+    assert torch.equal(in_a_new_thread(lambda: call((x,))), x)
     assert done[-1] == 0
     assert sorted(done) == list(range(8))
+
+
+def test_who_waits_for_longer_than_others_help_runs_alone_for_a_while(thread_count, on_task):
+    def changes() -> int:
+        """How often loops went from two threads to the caller alone or back, of 4 at most."""
+        caller = threading.get_ident()
+        seen: set[int] = set()
+
+        def work(index: int) -> None:
+            seen.add(threading.get_ident())
+            # The other thread is slow, as if something else had its core.
+            time.sleep(0.0001 if threading.get_ident() == caller else 0.03)
+
+        on_task(work)
+        turns: list[bool] = []  # whether alone
+        until = time.monotonic() + 60
+        while len(turns) < 5 and time.monotonic() < until:
+            seen.clear()
+            assert torch.equal(call((x,)), x)
+            if turns[-1:] != [seen == {caller}]:
+                turns.append(seen == {caller})
+        return len(turns) - 1
+
+    thread_count(2)
+    x = torch.randn(8)
+    call = Executor(programs.tasks()).call()
+    assert in_a_new_thread(changes) == 4
+
+
+def test_who_runs_alone_gets_help_with_a_long_loop(thread_count, on_task):
+    def helped() -> bool:
+        caller = threading.get_ident()
+        seen: list[int] = []
+        long = False
+
+        def work(index: int) -> None:
+            seen.append(threading.get_ident())
+            if threading.get_ident() != caller:
+                time.sleep(0.03)
+            end = time.thread_time() + 0.01 * long
+            while time.thread_time() < end:
+                pass
+
+        on_task(work)
+        until = time.monotonic() + 60
+        while set(seen) != {caller} and time.monotonic() < until:
+            seen.clear()
+            assert torch.equal(call((x,)), x)
+        long = True
+        seen.clear()
+        assert torch.equal(call((x,)), x)
+        return seen[0] == caller and len(set(seen)) == 2
+
+    thread_count(2)
+    x = torch.randn(8)
+    call = Executor(programs.tasks()).call()
+    assert in_a_new_thread(helped)
 
 
 def test_the_interpreter_runs_on_while_kernels_do(thread_count, on_task):

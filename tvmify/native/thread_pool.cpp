@@ -4,11 +4,13 @@
 #include <dlfcn.h>
 #include <omp.h>
 #include <pthread.h>
+#include <time.h>
 #include <tvm/ffi/c_api.h>
 #include <tvm/runtime/c_backend_api.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -96,6 +98,57 @@ class Loop {
   TVMFFIObjectHandle error_ = nullptr;
 };
 
+using Clock = std::chrono::steady_clock;
+
+// Keeps one thread's loops to itself while other processes have the cores. A region of OpenMP
+// begins and ends when all of its threads run, even those that find no task left, so each loop may
+// wait for a time slice of the scheduler: milliseconds for microseconds of work.
+class Backoff {
+ public:
+  // What others are waited for before the caller works alone, and what it works on a loop alone
+  // before they are waited for: about a slice of the scheduler's.
+  static constexpr Clock::duration kPatience = std::chrono::milliseconds(4);
+
+  bool alone(Clock::time_point now) const { return now < until_; }
+
+  // A loop forked, its tasks began and were done, its threads joined; of the tasks, the calling
+  // thread ran `own`.
+  void add(Clock::time_point forked, Clock::time_point begun, Clock::time_point done,
+           Clock::time_point joined, int tasks, int own) {
+    if (own == 0) return;  // it was late itself
+    const auto waited = (begun - forked) + (joined - done);
+    const auto saved = (done - begun) * (tasks - own) / own;
+    lost_ = std::max(lost_ + waited - saved, Clock::duration::zero());
+    if (lost_ < kPatience) return;
+    lost_ = Clock::duration::zero();
+    pause_ = joined - until_ < pause_ ? std::min(2 * pause_, kLongest) : kShortest;
+    until_ = joined + pause_;
+  }
+
+ private:
+  // The first pause costs no more than was lost, if that was chance; with the longest one, a
+  // trouble that lasts is looked at once a second.
+  static constexpr Clock::duration kShortest = std::chrono::milliseconds(10);
+  static constexpr Clock::duration kLongest = std::chrono::seconds(1);
+
+  Clock::duration lost_{0};
+  Clock::duration pause_{0};
+  Clock::time_point until_{};
+};
+
+// What a thread keeps from one loop to the next.
+struct Caller {
+  std::vector<Share> shares;
+  Backoff backoff;
+};
+
+// The time for which this thread has had a core.
+Clock::duration processor_time() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 int threads_for(int requested) {
   // In a parallel region, PyTorch's or anyone's, the cores are taken: run in line as it does.
   if (in_forked_child.load(std::memory_order_relaxed) || omp_in_parallel()) return 1;
@@ -106,28 +159,53 @@ int threads_for(int requested) {
 // Generated code divides its loop by the number of tasks that it is told, not by the number that
 // it asked for, so any number is right.
 int launch(FTVMParallelLambda task, void* closure, int requested) {
+  thread_local Caller caller;
   const int threads = threads_for(requested);
   if (threads <= 1) {
     Loop loop(task, closure, 1);
     loop.run(0);
     return loop.result();
   }
-  Loop loop(task, closure, threads * kTasksPerThread);
-  // Kept for this thread's next loop. Taken meanwhile: loops within one run in line, but not where
-  // OpenMP gives a single thread.
-  thread_local std::vector<Share> kept;
-  std::vector<Share> shares = std::move(kept);
-  if (shares.size() < static_cast<std::size_t>(threads)) shares = std::vector<Share>(threads);
-  for (int i = 0; i < threads; ++i) {
-    shares[i].assign(i * kTasksPerThread, (i + 1) * kTasksPerThread);
+  const int tasks = threads * kTasksPerThread;
+  Loop loop(task, closure, tasks);
+  auto forked = Clock::now();
+  int first = 0;  // of the tasks that are left
+  if (caller.backoff.alone(forked)) {
+    const auto start = processor_time();
+    const auto enough = [&] {  // asks the slow clock only if the quick one says that it may be
+      return Clock::now() - forked >= Backoff::kPatience &&
+             processor_time() - start >= Backoff::kPatience;
+    };
+    while (first < tasks && !enough()) loop.run(first++);
+    if (first == tasks) return loop.result();
+    forked = Clock::now();
   }
+  // Taken meanwhile: loops within one run in line, but not where OpenMP gives a single thread.
+  std::vector<Share> shares = std::move(caller.shares);
+  if (shares.size() < static_cast<std::size_t>(threads)) shares = std::vector<Share>(threads);
+  const int left = tasks - first;
+  for (int i = 0; i < threads; ++i) {
+    shares[i].assign(first + left * i / threads, first + left * (i + 1) / threads);
+  }
+  Clock::time_point begun, done;
+  int own = 0;
   // OpenMP may give fewer threads than asked for: the others' shares are taken all the same.
 #pragma omp parallel num_threads(threads)
-  for (int i = 0; i < threads; ++i) {
-    Share& share = shares[(omp_get_thread_num() + i) % threads];
-    for (int id; (id = share.take(i == 0)) >= 0;) loop.run(id);
+  {
+    const int thread = omp_get_thread_num();
+    if (thread == 0) begun = Clock::now();
+    int ran = 0;
+    for (int i = 0; i < threads; ++i) {
+      Share& share = shares[(thread + i) % threads];
+      for (int id; (id = share.take(i == 0)) >= 0; ++ran) loop.run(id);
+    }
+    if (thread == 0) {
+      done = Clock::now();
+      own = ran;
+    }
   }
-  kept = std::move(shares);
+  caller.backoff.add(forked, begun, done, Clock::now(), left, own);
+  caller.shares = std::move(shares);
   return loop.result();
 }
 
