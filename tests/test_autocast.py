@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,19 @@ class Einsum(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("ij,kj->ik", x, x)
+
+
+class TwoDtypes(nn.Module):
+    """Weights of attention in half precision, and values that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = x.expand(2, 2, *x.shape)
+        weights = (self.linear(values) @ values.mT).softmax(-1)
+        return torch.einsum("bhqk,bhke->bhqe", weights, values)
 
 
 class Asking(nn.Module):
@@ -145,6 +159,17 @@ def test_a_module_that_asks_whether_autocast_is_on(wrap: Any) -> None:
     for enabled in (True, False):
         with torch.no_grad(), torch.autocast("cpu", enabled=enabled):
             assert torch.equal(fast(X), X * 2 if enabled else X + 1)
+
+
+@pytest.mark.parametrize("rows", [3, 1])  # with one there is no sum, and einsum does not cast
+def test_einsum_of_two_dtypes(rows: int, caplog: pytest.LogCaptureFixture) -> None:
+    net = TwoDtypes().eval()
+    fast = decorate(net, strict=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fast(X[:rows]).dtype == net(X[:rows]).dtype
+        assert_close_to_reference(fast(X[:rows]), net, (X[:rows],))
+    # PyTorch prints a traceback if it is asked for the product.
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_program_that_was_scripted_before_is_used_under_autocast() -> None:

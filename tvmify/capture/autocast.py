@@ -134,11 +134,21 @@ def _inline(graph: fx.Graph, node: fx.Node, body: fx.Graph, operands: Any) -> li
 # --------------------------------------------------------------------------------------- casts
 
 
-class _Log(TorchDispatchMode):
-    """Notes which operators run below autocast, and which of the arguments are cast first."""
+class _OtherCallError(Exception):
+    """An operator ran that was not expected."""
 
-    def __init__(self, arguments: Collection[Any]) -> None:
+
+class _Log(TorchDispatchMode):
+    """Notes which operators run below autocast, and which of the arguments are cast first.
+
+    Where others than the expected ones, if there are any, would run, it raises `_OtherCallError`
+    instead: of a product of two dtypes, which only autocast brings together, PyTorch would print
+    a traceback.
+    """
+
+    def __init__(self, arguments: Collection[Any], expected: list[str] | None = None) -> None:
         super().__init__()
+        self.expected = expected
         self.arguments = {id(leaf) for leaf in pytree.tree_leaves(list(arguments))}
         self.calls: list[str] = []
         self.casts: list[tuple[torch.Tensor, torch.dtype]] = []
@@ -146,18 +156,24 @@ class _Log(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func.namespace != "aten":
+            return func(*args, **(kwargs or {}))
+        tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        turn = len(self.calls)
+        self.calls.append(f"{func}{[(t.dtype, tuple(t.shape)) for t in tensors]}")
+        if self.expected is not None and self.calls[turn:] != self.expected[turn : turn + 1]:
+            raise _OtherCallError
         result = func(*args, **(kwargs or {}))
-        if func.namespace == "aten":
-            tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-            self.calls.append(f"{func}{[(t.dtype, tuple(t.shape)) for t in tensors]}")
-            is_first = len(self.casts) == len(self.calls) - 1
-            if func in _CASTS and is_first and id(tensors[0]) in self.arguments:
-                self.casts.append((tensors[0], result.dtype))
+        is_first = len(self.casts) == turn
+        if func in _CASTS and is_first and id(tensors[0]) in self.arguments:
+            self.casts.append((tensors[0], result.dtype))
         return result
 
 
-def _run(call: _Call, values: dict[fx.Node, Any], setting: _Setting) -> _Log:
-    with setting.context(), _Log(values.values()) as log:
+def _run(
+    call: _Call, values: dict[fx.Node, Any], setting: _Setting, expected: list[str] | None = None
+) -> _Log:
+    with setting.context(), _Log(values.values(), expected) as log:
         call(values)
     return log
 
@@ -200,9 +216,9 @@ def _spell(
 def _does(call: _Call, values: dict[fx.Node, Any], setting: _Setting, calls: list[str]) -> bool:
     """Whether, without autocast, a call runs just these operators."""
     try:
-        return _run(call, values, setting.off()).calls == calls
-    except RuntimeError:
-        return False  # it has arguments of two dtypes, which only autocast brings together
+        return _run(call, values, setting.off(), calls).calls == calls
+    except (_OtherCallError, RuntimeError):
+        return False  # by its own checks, of arguments of two dtypes, say
 
 
 class _Call:

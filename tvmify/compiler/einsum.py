@@ -38,7 +38,8 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
     x = _shaped(x, [*lead, *height, extent(summed)])
     y = _turned(b, right, [*batch, *summed, *columns])
     y = _shaped(y, [*lead, extent(summed), extent(columns)])
-    product = x @ y if summed else x * y
+    # As torch does, which multiplies tensors of two dtypes if that takes no sum.
+    product = x * y if extent(summed) == 1 else x @ y
     made = [*batch, *rows, *columns]
     return _turned(_shaped(product, [sizes[letter] for letter in made]), "".join(made), out)
 
