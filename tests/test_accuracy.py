@@ -343,7 +343,7 @@ def test_sums_obey_the_policy_however_long(accuracy: str):
     assert set(report["kernels"].values()) >= {"reduction", "column reduction", "lstm", "gru"}
 
 
-@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4", "winograd F1x2"])
 def test_winograd_obeys_the_policy_wherever_it_fits(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -120,6 +120,26 @@ def test_points_that_share_arithmetic_have_the_same_rows(results, name, pairs):
 )
 @pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
 def test_values(target, shape, outputs, padding, algorithm):
+    _check(shape, outputs, algorithm, target, padding)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [
+        ((1, 7, 7, 130), 48, (1, 1)),
+        ((1, 13, 11, 20), 23, (1, 1)),
+        ((1, 9, 30, 72), 40, (0, 0)),
+        ((1, 5, 6, 64), 16, (2, 1)),
+        ((1, 34, 34, 16), 16, (1, 2)),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["winograd F1x2", "winograd F1x2 shared"])
+def test_values_of_tiles_of_one_row(target, shape, outputs, padding, algorithm):
+    _check(shape, outputs, algorithm, target, padding)
+
+
+def _check(shape, outputs, algorithm, target, padding):
     built, inputs, weights = _build(shape, outputs, algorithm, target, padding)
     assert built.rules == {"winograd"}, built.report
     error, eager = _errors(built, inputs, weights, padding)
@@ -130,13 +150,13 @@ def test_values(target, shape, outputs, padding, algorithm):
 def test_accuracy_holds_whatever_is_chosen(channels):
     size = {64: 28, 128: 28, 512: 14}[channels]
     image = np.maximum(random(1, size, size, channels), 0)
-    for algorithm in ("winograd F4", "winograd F2"):
+    for algorithm in ("winograd F4", "winograd F2", "winograd F1x2"):
         built, inputs, weights = _build(image.shape, channels, algorithm)
         error, eager = _errors(built, inputs, weights)
         assert error <= max(1.5e-6, 5 * eager)
 
 
-@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4", "winograd F1x2"])
 def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm):
     built, (image, residual), weights = _build((1, 12, 12, 32), 32, algorithm)
     image[0, 0, 0, 3], image[0, 5, 6, 0], image[0, 11, 4, 31] = np.nan, np.inf, -np.inf
@@ -183,7 +203,13 @@ def test_many_weights_for_few_pixels_are_not_multiplied():
     assert _names(56, 64)[0] == "winograd F4"
     assert _names(28, 512)[0] == "winograd F4 shared"
     assert _names(14, 256)[0] == "winograd F2 shared"
-    assert _names(7, 512)[0].startswith("direct")
+    assert _names(7, 512)[0] == "winograd F1x2 shared"
+
+
+def test_tiles_of_one_row_are_for_a_single_image():
+    """Of more, their rows would have to end with an image; and they share the weights anyway."""
+    assert "winograd F1x2" in _names(7, 512)
+    assert not any("1x2" in name for name in _names(7, 512, count=2))
 
 
 def test_few_inputs_are_shared_by_all_channels_with_avx2():
@@ -213,9 +239,10 @@ def test_neon_multiplies_and_adds_vectors():
     assert "fmla\tv" in built.assembly()
 
 
-def test_inputs_that_other_cores_transformed_are_fetched_ahead():
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F1x2"])
+def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
     """By each tile those of the next one, also where that is of another block or point."""
-    built, _, _ = _build((1, 14, 14, 128), 64, "winograd F2 shared")
+    built, _, _ = _build((1, 14, 14, 128), 64, algorithm + " shared")
     loops, fetched = [], []
 
     def visit(stmt):
@@ -225,20 +252,30 @@ def test_inputs_that_other_cores_transformed_are_fetched_ahead():
             fetched.append(stmt.value.args[0].args[0])
 
     rewrite_body(built.kernel(), visit)
-    (data,) = (load for load in fetched if "data" in load.source.name)
+    data, *_ = (load for load in fetched if "data" in load.source.name)  # its first line
     nest = [loop for loop in loops if any(uses(i, [loop.loop_var]) for i in data.indices)]
-    points, blocks, groups = (
-        int(n) for n in (data.source.shape[3], 128 // 64, data.source.shape[2])
-    )
-    found, wanted = [], []
-    analyzer = sym.Analyzer()
-    for p, o, g in product(range(points), range(blocks), range(groups)):
-        wanted.append([0, 0, g, p, 0, o * 64])
-        places = iter((p, o, g))
-        for loop in nest:  # the last one is along the block, others are of one iteration
-            place = 0 if int(loop.extent) == 1 else next(places, 0)
+    *several, _ = [loop for loop in nest if int(loop.extent) > 1]  # the last is along the block
+    points, blocks, groups = (int(loop.extent) for loop in several)
+    if algorithm == "winograd F2":
+        assert (points, blocks) == (16, 128 // 64)
+        wanted = [
+            [0, 0, g, p, 0, o * 64]
+            for p, o, g in product(range(points), range(blocks), range(groups))
+        ]
+    else:
+        assert (points, blocks) == (4, 3 * 128 // 64)
+        rows = 14 * 7 // groups  # of the product: tiles of 14 rows, 7 in each
+        wanted = [
+            [0, 0, p, g * rows + o // 2 * 7, o % 2 * 64]
+            for p, o, g in product(range(points), range(blocks), range(groups))
+        ]
+    found, analyzer = [], sym.Analyzer()
+    for places in product(range(points), range(blocks), range(groups)):
+        for loop in nest:
+            analyzer.bind(loop.loop_var, tirx.const(0, "int64"), allow_override=True)
+        for loop, place in zip(several, places, strict=True):
             analyzer.bind(loop.loop_var, tirx.const(place, "int64"), allow_override=True)
         found.append([int(analyzer.simplify(i)) for i in data.indices])
     assert found == wanted[1:] + wanted[:1]
-    own, _, _ = _build((1, 14, 14, 128), 64, "winograd F2")
+    own, _, _ = _build((1, 14, 14, 128), 64, algorithm)
     assert "address_of(winograd_data" not in own.kernel().script()

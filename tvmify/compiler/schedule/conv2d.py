@@ -8,7 +8,7 @@ from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.schedule import choice, depthwise, direct, tiles
+from tvmify.compiler.schedule import choice, depthwise, direct, tiles, winograd
 from tvmify.compiler.schedule.direct import (
     ANCHOR,
     DEPTH,
@@ -37,7 +37,7 @@ from tvmify.compiler.schedule.pointwise import strided
 from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.windows import Window
-from tvmify.compiler.schedule.winograd import Winograd, fits
+from tvmify.compiler.schedule.winograd import Winograd
 
 #: Reductions over so few input channels are unrolled: the loop would cost more than its body.
 _FEW_CHANNELS = 4
@@ -93,13 +93,8 @@ def algorithms(
     """
     first, *others = direct.candidates(image, kernel, out, window, groups, dtype, machine)
     found: list[Direct | Winograd] = [first]
-    wide = min(image[3], out[3]) >= machine.lanes()
-    if wide and fits(window, groups, dtype) and not choice.is_strict():
-        found += [
-            Winograd.of(image, out, window, results, shared, machine)
-            for results in (2, 4)
-            for shared in (False, True)
-        ]
+    if not choice.is_strict():
+        found += winograd.candidates(image, out, window, groups, dtype, machine)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
     return [*found, *others]
 

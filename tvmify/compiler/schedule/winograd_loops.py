@@ -75,15 +75,15 @@ class WinogradConvolution(Rule):
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
-        results, down, across, shared, lanes = plan
+        height, width, down, across, shared, lanes = plan
         sch.unannotate(anchor, PLAN)
         extents = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
         work = float(prod(extents))
         weights = prod(extents[2:5]) * prod(extents[-2:]) * 4  # bytes: there is float32 only
 
         b, y, x, c = sch.get_loops(store)
-        yo, yi = sch.split(y, [None, results])
-        xo, xi = sch.split(x, [None, results])
+        yo, yi = sch.split(y, [None, height])
+        xo, xi = sch.split(x, [None, width])
         sch.reorder(b, yo, xo, yi, xi)
         fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
         fx, dx = sch.split(xo, [None, across])
@@ -97,14 +97,16 @@ class WinogradConvolution(Rule):
             chunk, channels = fuse(sch, [fy, fx]), t
         parallel_if_worth(sch, chunk, machine, work)
         _in_registers(sch, store)
-        for name in (SPOILT, CHECK, RESULT, UP, EXACT):  # the flag before what it guards
+        # The flag before what it guards. Tiles of one row are transformed across alone.
+        for name in (SPOILT, CHECK, RESULT, *[UP] * (height > 1), EXACT):
             block = sch.get_sblock(name)
             sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
             sch.set_scope(block, 0, "local")
         _schedule_exact(sch)
         sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
         _in_registers(sch, sch.get_sblock(RESULT))
-        _in_registers(sch, sch.get_sblock(UP), by_columns=True)
+        if height > 1:
+            _in_registers(sch, sch.get_sblock(UP), by_columns=True)
         _schedule_sums(sch, channels, machine, weights, bool(shared))
         _schedule_data(sch, None if shared else chunk, lanes, machine, work)
         padding = find(sch, PAD)
@@ -160,7 +162,7 @@ def _schedule_data(
     work: float,
 ) -> None:
     """Transform the inputs of a chunk; without one, of all chunks, in a nest of its own."""
-    data, half = sch.get_sblock(DATA), sch.get_sblock(DOWN)
+    data, half = sch.get_sblock(DATA), find(sch, DOWN)
     if chunk is not None:
         sch.compute_at(data, chunk, preserve_unit_loops=True)
     *around, point, row, channel = sch.get_loops(data)
@@ -169,11 +171,12 @@ def _schedule_data(
     sch.reorder(outer, point, inner)
     if chunk is None:
         parallel_if_worth(sch, fuse(sch, [*around, row]), machine, work)
-    sch.compute_at(half, outer, preserve_unit_loops=True)
-    sch.set_scope(half, 0, "local")
+    if half is not None:
+        sch.compute_at(half, outer, preserve_unit_loops=True)
+        sch.set_scope(half, 0, "local")
+        _in_registers(sch, half, by_columns=True)
     sch.unroll(point)
     sch.vectorize(inner)
-    _in_registers(sch, half, by_columns=True)
 
 
 def _schedule_exact(sch: s_tir.Schedule) -> None:
@@ -186,17 +189,18 @@ def _schedule_exact(sch: s_tir.Schedule) -> None:
 
 
 def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
-    inline_producers(sch, PACK_DOWN)
-    pack, half = sch.get_sblock(PACK), sch.get_sblock(PACK_DOWN)
+    pack, half = sch.get_sblock(PACK), find(sch, PACK_DOWN)
+    inline_producers(sch, PACK if half is None else PACK_DOWN)
     tile, point, depth, lane = sch.get_loops(pack)
     work = float(prod(int(v.dom.extent) for v in sch.get(pack).iter_vars))
     outer, inner = sch.split(lane, [None, min(machine.lanes(), extent(sch, lane))])
     sch.reorder(tile, depth, outer, point, inner)
     whole = fuse(sch, [tile, depth])
     parallel_if_worth(sch, whole, machine, work)
-    sch.compute_at(half, outer, preserve_unit_loops=True)
-    sch.set_scope(half, 0, "local")
+    if half is not None:
+        sch.compute_at(half, outer, preserve_unit_loops=True)
+        sch.set_scope(half, 0, "local")
+        _in_registers(sch, half)
     sch.unroll(point)
     sch.vectorize(inner)
-    _in_registers(sch, half)
     return sch
