@@ -225,7 +225,7 @@ def test_images_are_normalized_in_the_layout_of_convolutions():
     rules = check(net, torch.randn(1, 3, 12, 12)).report["kernels"]
     assert "column reduction" in rules.values()
     moved = [name for name in rules if re.fullmatch(r"(fused_)?transpose\d*(_reshape\d*)?", name)]
-    assert moved == ["transpose"]  # of the argument
+    assert moved == []
 
 
 def test_products():

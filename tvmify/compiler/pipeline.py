@@ -23,6 +23,7 @@ from tvmify.compiler.passes.merge_projections import merge_projections
 from tvmify.compiler.passes.merge_serial import MergeSerial
 from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
+from tvmify.compiler.passes.planar_images import PlanarImages
 from tvmify.compiler.passes.trust_arguments import TrustArguments
 from tvmify.compiler.schedule import LEGALIZE
 from tvmify.compiler.schedule import schedule as schedule_for_cpu
@@ -45,7 +46,9 @@ LEGALIZERS: dict[str, Legalize] = {
 
 CPU = Backend(
     attention=(merge_projections(), CancelTransposes(), LowerAttention()),
-    before_legalizing=tvm.transform.Sequential([GateConvolutions(), JoinProducts()]),
+    before_legalizing=tvm.transform.Sequential(
+        [GateConvolutions(), JoinProducts(), PlanarImages()]
+    ),
     legalizers=LEGALIZERS,
     after_fusing=(JoinDepthwise(),),
     schedule=schedule_for_cpu,

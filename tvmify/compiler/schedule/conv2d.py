@@ -33,10 +33,11 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.matmul import Product
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.schedule.pieces import mark_pieces
 from tvmify.compiler.schedule.pointwise import strided
 from tvmify.compiler.schedule.prefetch import fetch_ahead
 from tvmify.compiler.schedule.rule import Rule
-from tvmify.compiler.schedule.windows import Window
+from tvmify.compiler.schedule.windows import PLANAR, Window
 from tvmify.compiler.schedule.winograd import Winograd
 
 #: Reductions over so few input channels are unrolled: the loop would cost more than its body.
@@ -44,13 +45,19 @@ _FEW_CHANNELS = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
-    """Lower ``relax.nn.conv2d`` on NHWC images and OHWI weights; other layouts as TVM does."""
+    """Lower ``relax.nn.conv2d`` on NHWC images and OHWI weights; other layouts as TVM does.
+
+    NCHW images are `PlanarImages`' work.
+    """
     attributes = call.attrs
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
     image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
     out = tuple(int(size) for size in call.ty.shape)
-    if layouts != ("NHWC", "OHWI", "NHWC") or min(*image, *kernel, *out) == 0:
+    planar = layouts[0] == "NCHW"
+    if layouts[1:] != ("OHWI", "NHWC") or min(*image, *kernel, *out) == 0:
         return plain(builder, call)
+    if planar:
+        image = [image[axis] for axis in PLANAR]
     data, weight = call.args
     groups, dtype = int(attributes.groups), str(call.ty.dtype)
     window = Window.of(attributes, kernel[1:3])
@@ -63,8 +70,8 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         product = Product.of(pixels, (kernel[3], kernel[0]), out, dtype, machine)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
-        candidates = algorithms(image, kernel, out, window, groups, dtype, machine)
-        workload = f"conv2d {image} {kernel} {window} {groups} {dtype}"
+        candidates = algorithms(image, kernel, out, window, groups, dtype, machine, planar)
+        workload = f"conv2d {image} {kernel} {window} {groups} {dtype}" + " planar" * planar
         chosen = choice.choose(workload, candidates)
         template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
     packed = [
@@ -84,6 +91,7 @@ def algorithms(
     groups: int,
     dtype: str,
     machine: Microarchitecture,
+    planar: bool = False,
 ) -> list[Direct | Winograd]:
     """All ways to compute a convolution, the one estimated fastest first.
 
@@ -91,9 +99,10 @@ def algorithms(
     the caches: F4 multiplies a quarter as often as the direct kernel, and reads four times as
     many weights. Where accuracy is to be strict, there is the direct kernel alone.
     """
-    first, *others = direct.candidates(image, kernel, out, window, groups, dtype, machine)
+    convolution = image, kernel, out, window, groups, dtype, machine
+    first, *others = direct.candidates(*convolution, planar)
     found: list[Direct | Winograd] = [first]
-    if not choice.is_strict():
+    if not choice.is_strict() and not planar:
         found += winograd.candidates(image, out, window, groups, dtype, machine)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
     return [*found, *others]
@@ -152,16 +161,21 @@ class Conv2d(Rule):
             crosses = 0 not in (channels % together, together % channels)
             near = sizes[11] >= _FEW_CHANNELS and not crosses
         if find(sch, PAD) is not None and near:
-            # The few rows that the window sees are padded where they are used, in L1.
-            padding = sch.get_sblock(PAD)
-            sch.compute_at(padding, outermost, preserve_unit_loops=True)
-            channel = sch.get_loops(padding)[-1]
-            vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
+            _pad_nearby(sch, outermost, machine)
         elif find(sch, PAD) is not None:
             rest = [PAD, *rest]
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _pad_nearby(sch: s_tir.Schedule, rows: LoopRV, machine: Microarchitecture) -> None:
+    """Pad the few rows that the window sees where they are used, in L1."""
+    padding = sch.get_sblock(PAD)
+    sch.compute_at(padding, rows, preserve_unit_loops=True)
+    along, lanes = sch.get_loops(padding)[-1], machine.lanes(output_bits(sch, padding))
+    if not mark_pieces(sch, padding, along, lanes):
+        vectorize(sch, along, lanes, unroll=False)
 
 
 def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:

@@ -41,6 +41,7 @@ def candidates(
     groups: int,
     dtype: str,
     machine: Microarchitecture,
+    planar: bool = False,
 ) -> list[Direct]:
     """Return the direct kernels worth trying, the one estimated fastest first."""
     bits = bits_of(accumulator(dtype))
@@ -55,7 +56,7 @@ def candidates(
         most = machine.accumulators // 4 * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
     channels = (groups // side, side, columns, kernel[3])
-    uncut = Direct(tuple(image), out, window, *channels, ranked[0], kernel[3], False, dtype)
+    uncut = Direct(tuple(image), out, window, *channels, ranked[0], kernel[3], False, dtype, planar)
     by_rows = [tile for tile in ranked if not tile.flat]
     if uncut.cut(by_rows[0], machine).rows_first:  # needs whole rows: each task pads its own
         ranked = by_rows
@@ -83,6 +84,8 @@ class Direct:
         sums of short sums are more exact.
     rows_first
         Whether all output channels of some rows of pixels come before the next rows.
+    planar
+        Whether the image is NCHW; `image` is its NHWC shape all the same.
     """
 
     image: tuple[int, ...]
@@ -96,6 +99,7 @@ class Direct:
     block: int
     rows_first: bool
     dtype: str
+    planar: bool
 
     def __str__(self) -> str:
         order = "rows" if self.rows_first else "channels"
@@ -204,7 +208,7 @@ class Direct:
         down, across, channels, flat = self.tile
         tiled = self.tile.counts(height, width)
         pixels = (height, width) if flat else (tiled[0] * down, tiled[1] * across)
-        padded = pad(image, window, pixels, PAD)
+        padded = pad(image, window, pixels, PAD, planar=self.planar)
         ry = te.reduce_axis((0, window.size[0]), "ry")
         rx = te.reduce_axis((0, window.size[1]), "rx")
         rc = te.reduce_axis((0, self.block), "rc")
@@ -220,7 +224,8 @@ class Direct:
             if self.side > 1:
                 group += (co * channels + ci) // (self.out_channels // self.side)
             channel = group * self.in_channels + o * self.block + rc
-            pixel = padded[b, y, x, channel].astype(dtype)
+            place = (b, channel, y, x) if self.planar else (b, y, x, channel)
+            pixel = padded(*place).astype(dtype)
             return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
 
         attrs = {ROWS_FIRST: self.rows_first, SIDE_BY_SIDE: self.side, DEPTH: self.in_channels}

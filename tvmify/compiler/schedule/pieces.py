@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from tvm import s_tir, sym, tirx
 from tvm.ir import Call, Expr
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
 from tvmify.compiler.schedule.emission import vectors
@@ -39,12 +39,10 @@ def split_rows(
 
     The block must be a nest of its own, one loop per axis.
     """
-    cuts = _cuts(sch, block)
     *outer, row = sch.get_loops(block)
-    if not 1 < len(cuts) <= _MOST_PIECES or not outer:
-        return False
     lanes = machine.lanes(output_bits(sch, block))
-    if max(cuts) < lanes:
+    cuts = _worthwhile_cuts(sch, block, lanes)
+    if not cuts or not outer:
         return False
     rows = fuse(sch, outer)
     parallel_if_worth(sch, rows, machine, work)
@@ -52,6 +50,15 @@ def split_rows(
     shared = extent(sch, rows) == 1
     shared &= machine.worth_threads(work, traffic(sch.mod["main"], work))
     sch.annotate(row, _PIECES, [lanes, int(shared), *cuts])
+    return True
+
+
+def mark_pieces(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, lanes: int) -> bool:
+    """Mark a whole row of a block, wherever that is computed, if it consists of pieces."""
+    cuts = _worthwhile_cuts(sch, block, lanes)
+    if not cuts or sum(cuts) != extent(sch, row):
+        return False
+    sch.annotate(row, _PIECES, [lanes, 0, *cuts])
     return True
 
 
@@ -95,6 +102,12 @@ def _vector(row: tirx.For, start: int, width: int, count: int, shared: bool = Fa
         return body
     kind = tirx.ForKind.PARALLEL if shared else tirx.ForKind.SERIAL
     return tirx.For(number, zero, tirx.const(count, dtype), kind, body)
+
+
+def _worthwhile_cuts(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[int]:
+    """Lengths of the pieces of a row; none where they are one, too many, or all too short."""
+    cuts = _cuts(sch, block)
+    return cuts if 1 < len(cuts) <= _MOST_PIECES and max(cuts) >= lanes else []
 
 
 def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:

@@ -9,6 +9,9 @@ from typing import Any
 from tvm import te, tirx
 from tvm.ir import Expr
 
+#: Where an NCHW image has the axes of an NHWC one.
+PLANAR = (0, 2, 3, 1)
+
 
 @dataclass(frozen=True)
 class Window:
@@ -81,6 +84,7 @@ def pad(
     name: str,
     value: float = 0.0,
     channels: int | None = None,
+    planar: bool = False,
 ) -> te.Tensor:
     """Pad an NHWC image so that so many output rows and columns see only what is there.
 
@@ -92,13 +96,15 @@ def pad(
         What the border holds.
     channels
         Channels to pad to; None leaves them.
+    planar
+        Whether the image, and what is returned, is NCHW.
 
     Returns
     -------
     padded
         The image itself when nothing needs to be added.
     """
-    n, height, width, own = (int(size) for size in image.shape)
+    n, height, width, own = (int(image.shape[axis]) for axis in (PLANAR if planar else range(4)))
     channels = channels or own
     top, left = window.padding[:2]
     tall, wide = window.reach(pixels)
@@ -107,10 +113,13 @@ def pad(
         return image
     border = tirx.const(value, str(image.dtype))
 
-    def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+    def element(*place: tirx.Var) -> Expr:
+        b, y, x, c = (place[axis] for axis in (PLANAR if planar else range(4)))
         inside = [y >= top, y < height + top, x >= left, x < width + left]
         if channels > own:
             inside.append(c < own)
-        return tirx.if_then_else(tirx.all(*inside), image[b, y - top, x - left, c], border)
+        pixel = (b, c, y - top, x - left) if planar else (b, y - top, x - left, c)
+        return tirx.if_then_else(tirx.all(*inside), image(*pixel), border)
 
-    return te.compute((n, tall, wide, channels), element, name=name)
+    shape = (n, channels, tall, wide) if planar else (n, tall, wide, channels)
+    return te.compute(shape, element, name=name)

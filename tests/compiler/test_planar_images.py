@@ -1,0 +1,82 @@
+"""Convolutions of photographs, whose few channels stay planes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.compiler.programs import check
+from tvmify.artifact import Artifact
+
+
+class _Means(nn.Module):
+    """The mean of each channel of a convolution: nothing that would turn the result around."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.layer(image).relu().mean((2, 3))
+
+
+def _turned(artifact: Artifact) -> int:
+    # Those of weights are fused with their packing.
+    return sum(name.startswith("transpose") for name in artifact.report["kernels"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ((1, 3, 64, 64), nn.Conv2d(3, 32, 7, 2, 3)),
+        ((1, 3, 61, 47), nn.Conv2d(3, 32, 3, 2, 1)),
+        ((2, 1, 30, 90), nn.Conv2d(1, 24, (5, 3), (1, 2), (2, 0))),
+        ((1, 4, 40, 40), nn.Conv2d(4, 10, 3, padding=2, dilation=2)),
+        ((3, 2, 9, 11), nn.Conv2d(2, 16, 3, padding=1)),  # no piece of a row fills a vector
+        ((1, 3, 48, 48), nn.Conv2d(3, 64, 16, 16)),
+        ((1, 3, 1, 40), nn.Conv2d(3, 16, (1, 9), padding=(0, 4))),
+    ],
+    ids=str,
+)
+def test_they_are_not_turned(shape: tuple[int, ...], layer: nn.Conv2d):
+    artifact = check(_Means(layer), torch.randn(shape))
+    assert "conv2d" in artifact.report["kernels"].values(), artifact.report
+    assert _turned(artifact) == 0, artifact.report
+
+
+def test_what_is_not_finite():
+    x = torch.randn(1, 3, 32, 32)
+    x[0, 0, 0, 0], x[0, 2, 31, 7], x[0, 1, 9, 31] = float("nan"), float("inf"), -float("inf")
+    check(nn.Conv2d(3, 16, 3, padding=1), x)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(5, 16, 3, padding=1),
+        nn.Conv2d(3, 16, 1),
+        nn.Conv2d(4, 16, 3, groups=2),
+        nn.Conv2d(3, 3, 3, groups=3),
+    ],
+    ids=str,
+)
+def test_other_images_are(layer: nn.Conv2d):
+    artifact = check(_Means(layer), torch.randn(1, layer.in_channels, 40, 40))
+    assert _turned(artifact) == 1, artifact.report
+
+
+class _Both(nn.Module):
+    """An image that a convolution reads, and something else channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 16, 3, padding=1)
+        self.linear = nn.Linear(3, 16)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        return self.convolution(image).mean((2, 3)), self.linear(image.permute(0, 2, 3, 1))
+
+
+def test_another_reader_of_the_turned_image_keeps_it():
+    check(_Both(), torch.randn(1, 3, 20, 20))

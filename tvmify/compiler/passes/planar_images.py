@@ -1,0 +1,57 @@
+"""Let convolutions of few channels read images as PyTorch lays them out, one plane a channel.
+
+Kernels broadcast each input into all lanes, so that its neighbours may be of any kind. To turn a
+photograph around only to have its three channels side by side is a pass over it whose vectors hold
+three elements: 30 of the 1,440 µs of MobileNetV2 (Zen 5), and as much again for its border.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmify.compiler.passes.rewriting import rewrite_main
+
+_CONV2D, _PERMUTE = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.permute_dims")
+#: From planes to channels last.
+_TURNED = [0, 2, 3, 1]
+#: An image of more channels is better read as vectors of them, by estimate.
+_FEW_CHANNELS = 4
+
+
+@tvm.transform.module_pass(opt_level=0, name="PlanarImages")
+class PlanarImages:
+    """``conv2d(permute_dims(x))`` becomes a convolution of `x`; runs before LegalizeOps."""
+
+    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return rewrite_main(ir_mod, _Unturning)
+
+
+@mutator
+class _Unturning(PyExprMutator):
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        call = super().visit_call_(op)
+        if not isinstance(call, relax.Call) or call.op != _CONV2D:
+            return call
+        turned, attributes = self.lookup_binding(call.args[0]), call.attrs
+        if not isinstance(turned, relax.Call) or turned.op != _PERMUTE:
+            return call
+        layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+        axes, kernel = [int(axis) for axis in turned.attrs.axes], call.args[1].ty.shape
+        # Other windows are products, whose rows are pixels.
+        wide = max(int(size) for size in list(kernel)[1:3]) > 1
+        few = int(turned.ty.shape[3]) <= _FEW_CHANNELS and int(attributes.groups) == 1 and wide
+        if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TURNED or not few:
+            return call
+        return relax.op.nn.conv2d(
+            turned.args[0],
+            call.args[1],
+            strides=attributes.strides,
+            padding=attributes.padding,
+            dilation=attributes.dilation,
+            data_layout="NCHW",
+            kernel_layout="OHWI",
+            out_layout="NHWC",
+        )
