@@ -58,6 +58,7 @@ def test_what_is_not_finite():
         nn.Conv2d(3, 16, 1),
         nn.Conv2d(4, 16, 3, groups=2),
         nn.Conv2d(3, 3, 3, groups=3),
+        nn.Conv2d(1, 1, 3, padding=1),
     ],
     ids=str,
 )

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "backoff.h"
+
 namespace tvmify {
 namespace {
 
@@ -96,44 +98,6 @@ class Loop {
   const int tasks_;
   std::atomic<bool> failed_{false};
   TVMFFIObjectHandle error_ = nullptr;
-};
-
-using Clock = std::chrono::steady_clock;
-
-// Keeps one thread's loops to itself while other processes have the cores. A region of OpenMP
-// begins and ends when all of its threads run, even those that find no task left, so each loop may
-// wait for a time slice of the scheduler: milliseconds for microseconds of work.
-class Backoff {
- public:
-  // What others are waited for before the caller works alone, and what it works on a loop alone
-  // before they are waited for: about a slice of the scheduler's.
-  static constexpr Clock::duration kPatience = std::chrono::milliseconds(4);
-
-  bool alone(Clock::time_point now) const { return now < until_; }
-
-  // A loop forked, its tasks began and were done, its threads joined; of the tasks, the calling
-  // thread ran `own`.
-  void add(Clock::time_point forked, Clock::time_point begun, Clock::time_point done,
-           Clock::time_point joined, int tasks, int own) {
-    if (own == 0) return;  // it was late itself
-    const auto waited = (begun - forked) + (joined - done);
-    const auto saved = (done - begun) * (tasks - own) / own;
-    lost_ = std::max(lost_ + waited - saved, Clock::duration::zero());
-    if (lost_ < kPatience) return;
-    lost_ = Clock::duration::zero();
-    pause_ = joined - until_ < pause_ ? std::min(2 * pause_, kLongest) : kShortest;
-    until_ = joined + pause_;
-  }
-
- private:
-  // The first pause costs no more than was lost, if that was chance; with the longest one, a
-  // trouble that lasts is looked at once a second.
-  static constexpr Clock::duration kShortest = std::chrono::milliseconds(10);
-  static constexpr Clock::duration kLongest = std::chrono::seconds(1);
-
-  Clock::duration lost_{0};
-  Clock::duration pause_{0};
-  Clock::time_point until_{};
 };
 
 // What a thread keeps from one loop to the next.

@@ -40,9 +40,10 @@ class _Unturning(PyExprMutator):
             return call
         layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
         axes, kernel = [int(axis) for axis in turned.attrs.axes], call.args[1].ty.shape
-        # Other windows are products, whose rows are pixels.
-        wide = max(int(size) for size in list(kernel)[1:3]) > 1
-        few = int(turned.ty.shape[3]) <= _FEW_CHANNELS and int(attributes.groups) == 1 and wide
+        outputs, *window, channels = (int(size) for size in kernel)
+        # Windows of one pixel are products; of one channel to one, the convolution is depthwise.
+        direct = max(window) > 1 and int(attributes.groups) == 1 and (outputs, channels) != (1, 1)
+        few = direct and channels <= _FEW_CHANNELS
         if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TURNED or not few:
             return call
         return relax.op.nn.conv2d(

@@ -63,7 +63,7 @@ def mark_pieces(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, lanes: int) -
 
 
 def split_pieces(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Split the rows that `split_rows` marked: TVM's own partitions cannot be split further."""
+    """Split the rows that are marked: TVM's own partitions cannot be split further."""
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.For) or _PIECES not in stmt.annotations:
