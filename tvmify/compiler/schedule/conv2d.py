@@ -45,16 +45,17 @@ _FEW_CHANNELS = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
-    """Lower ``relax.nn.conv2d`` on NHWC images and OHWI weights; other layouts as TVM does.
+    """Lower ``relax.nn.conv2d`` from NHWC to NHWC images with OHWI weights.
 
-    NCHW images are `PlanarImages`' work.
+    Images that `PlanarImages` left as they were are NCHW. Other layouts are lowered as TVM does.
     """
     attributes = call.attrs
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
     image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
     out = tuple(int(size) for size in call.ty.shape)
-    planar = layouts[0] == "NCHW"
-    if layouts[1:] != ("OHWI", "NHWC") or min(*image, *kernel, *out) == 0:
+    planar = layouts == ("NCHW", "OHWI", "NHWC")
+    known = planar or layouts == ("NHWC", "OHWI", "NHWC")
+    if not known or min(*image, *kernel, *out) == 0:
         return plain(builder, call)
     if planar:
         image = [image[axis] for axis in PLANAR]
