@@ -164,8 +164,6 @@ class Winograd(Cut):
         of one row of the image: three of them, a row apart, are what it is computed from.
         """
         matrix, points, group = cook_toom.transforms(self.width).data, self.columns, self.tile.rows
-        in_chunk = self.down * self.across
-        groups = -(-in_chunk // group)
 
         def along(fy: Expr, fx: Expr, p: Expr, number: Expr, c: Expr) -> Expr:
             place = (fy, fx, number // self.across, number % self.across)
@@ -180,10 +178,10 @@ class Winograd(Cut):
             place = (fy, fx, number // self.across, number % self.across)
             return cook_toom.row(matrix, p, lambda y: pixel(place, y, x, c))
 
-        shape = (*self.chunks, groups, group, points, points, self.channels)
+        shape = (*self.chunks, self.groups, group, points, points, self.channels)
         half = te.compute(shape, down, name=DOWN)
         return te.compute(
-            (*self.chunks, groups, points**2, group, self.channels),
+            (*self.chunks, self.groups, points**2, group, self.channels),
             lambda fy, fx, g, p, r, c: cook_toom.row(
                 matrix, p % points, lambda x: half[fy, fx, g, r, p // points, x, c]
             ),
@@ -198,7 +196,7 @@ class Winograd(Cut):
     def _sums(self, data: te.Tensor, packed: te.Tensor) -> te.Tensor:
         """Sums of products: ``[chunk, tile of channels, point, group, tile, channel]``."""
         outputs, depth, lanes = int(packed.shape[0]), self.depth, self.tile.columns
-        within = (-(-self.down * self.across // self.tile.rows), self.tile.rows)
+        blocks, within = self.taps * self.blocks, (self.groups, self.tile.rows)
         size = self.height, self.width, self.down, self.across
         k = te.reduce_axis((0, depth), "k")
 
@@ -207,20 +205,19 @@ class Winograd(Cut):
             weight = packed[t, p, o * depth + k, lane]
             if self.taps == 1:
                 return data[fy, fx, g, p, r, o * depth + k] * weight
-            in_row = self.blocks // self.taps
-            stretch = self._number(g, r) + o // in_row * self.across
-            return data[fy, fx, p, stretch, o % in_row * depth + k] * weight
+            stretch = self._number(g, r) + o // self.blocks * self.across
+            return data[fy, fx, p, stretch, o % self.blocks * depth + k] * weight
 
         partial = te.compute(
-            (*self.chunks, outputs, self.points, self.blocks, *within, lanes),
+            (*self.chunks, outputs, self.points, blocks, *within, lanes),
             lambda *i: te.sum(product(*i), axis=k),
             name=ANCHOR,
             attrs={PLAN: [*size, int(self.shared), self.lanes]},
         )
-        o = te.reduce_axis((0, self.blocks), "o")
+        o = te.reduce_axis((0, blocks), "o")
 
         def whole(fy: Expr, fx: Expr, t: Expr, p: Expr, g: Expr, r: Expr, lane: Expr) -> Expr:
-            if self.blocks == 1:
+            if blocks == 1:
                 return partial[fy, fx, t, p, 0, g, r, lane]
             return te.sum(partial[fy, fx, t, p, o, g, r, lane], axis=o)
 

@@ -121,7 +121,7 @@ class Cut:
     @property
     def taps(self) -> int:
         """Rows of the filter in the reduction."""
-        return _taps(self.height)
+        return 3 if self.height == 1 else 1
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -135,20 +135,25 @@ class Cut:
         return -(-rows // self.down), -(-columns // self.across)
 
     @property
+    def groups(self) -> int:
+        """How often the tiles of a chunk fill the registers."""
+        return -(-self.down * self.across // self.tile.rows)
+
+    @property
     def blocks(self) -> int:
-        """Blocks of the reduction: input channels, for each row of the filter that is in it."""
-        return self.taps * -(-self.image[3] // _BLOCK)
+        """Blocks of input channels."""
+        return -(-self.image[3] // _BLOCK)
 
     @property
     def depth(self) -> int:
         """Input channels of one block, whole registers of them."""
-        even = -(-self.image[3] * self.taps // self.blocks)
+        even = -(-self.image[3] // self.blocks)
         return -(-even // self.lanes) * self.lanes
 
     @property
     def channels(self) -> int:
         """Input channels, with those that fill the last block."""
-        return self.blocks * self.depth // self.taps
+        return self.blocks * self.depth
 
     @property
     def stretches(self) -> int:
@@ -157,19 +162,18 @@ class Cut:
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
         """Estimate how long one core takes."""
-        chunks, in_chunk = prod(self.chunks), self.down * self.across
+        chunks = prod(self.chunks)
         panels = -(-self.out[3] // self.tile.columns)
         outputs = panels * self.tile.columns
-        whole = -(-in_chunk // self.tile.rows) * self.tile.rows
-        weights = self.points * self.blocks * self.depth * outputs
+        weights = self.points * self.taps * self.channels * outputs
         inputs = chunks * self.points * self.stretches * self.channels
-        results = chunks * self.points * in_chunk * outputs
+        results = chunks * self.points * self.down * self.across * outputs
         if self.shared:
             read = _READ / 2 if inputs * 4 <= _NEARBY else _READ
             moved = inputs * 4 * (_STORED + read * panels)
         else:
             moved = weights * 4 * (chunks - 1) * _AGAIN
-        products = machine.nanoseconds(_PRODUCT * chunks * whole * weights)
+        products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
         transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
         start = _START + _FORK * self.shared
         return start + max(products, weights * 4 * _WEIGHT) + transforms + moved
@@ -178,11 +182,6 @@ class Cut:
 def _points(height: int, width: int) -> int:
     """Points of the transforms of a tile."""
     return (height + 2 if height > 1 else 1) * (width + 2)
-
-
-def _taps(height: int) -> int:
-    """Rows of the filter that stay in the reduction."""
-    return 3 if height == 1 else 1
 
 
 def _even(count: int, most: int) -> int:

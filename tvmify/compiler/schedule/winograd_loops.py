@@ -1,6 +1,7 @@
 """The loops of Winograd convolutions.
 
-Tiles are taken in chunks. For one chunk, its inputs are transformed, and for one tile of output
+Tiles are taken in chunks. For one chunk, its inputs are transformed (down and across, or across
+alone, where the rows of the filter stay in the reduction), and for one tile of output
 channels after the other the products of each point are added up and transformed back, with the
 element-wise chain that follows. Loops, outside in:
 
