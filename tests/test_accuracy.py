@@ -279,9 +279,9 @@ def test_every_layer_obeys_the_policy(cases: Any, accuracy: str, monkeypatch: py
 
 
 @cache
-def _small_windows() -> dict[str, Case]:
+def _windows() -> dict[str, Case]:
     """The layers that Winograd's algorithm is for."""
-    return {name: case for name, case in _convolutions().items() if "conv 3, " in name}
+    return {name: case for name, case in _convolutions().items() if "conv 1, " not in name}
 
 
 @cache
@@ -343,23 +343,31 @@ def test_sums_obey_the_policy_however_long(accuracy: str):
     assert set(report["kernels"].values()) >= {"reduction", "column reduction", "lstm", "gru"}
 
 
-@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4", "winograd F1x2"])
+@pytest.mark.parametrize(
+    ("algorithm", "kinds"),
+    [
+        ("winograd F2", [((3, 3), (1, 1)), ((3, 3), (2, 2))]),
+        ("winograd F4", [((3, 3), (1, 1)), ((3, 3), (2, 2))]),
+        ("winograd F1x2", [((3, 3), (1, 1))]),
+        ("winograd F1x4", [((7, 7), (2, 2))]),
+    ],
+)
 def test_winograd_obeys_the_policy_wherever_it_fits(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: str, kinds: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
     taken = []
 
     def choose(workload: str, candidates: Any, sample: Any = None) -> Any:
         best = next((each for each in candidates if str(each) == algorithm), None)
         taken.extend([best] if best else [])
-        return best or candidates[0]
+        return best or candidates[-1]
 
     monkeypatch.setattr(choice, "choose", choose)
-    cases = _small_windows()
-    kernels = _hold_to_the_policy(_small_windows, "default").report["kernels"]
+    layers = [layer for layer, _ in _windows().values() if isinstance(layer, nn.Conv2d)]
+    kernels = _hold_to_the_policy(_windows, "default").report["kernels"]
     built = [name for name, rule in kernels.items() if rule == "winograd" and "pack" not in name]
-    strides = [layer.stride for layer, _ in cases.values() if isinstance(layer, nn.Conv2d)]
-    assert len(taken) == len(built) == strides.count((1, 1)) > 0
+    wanted = [layer for layer in layers if (layer.kernel_size, layer.stride) in kinds]
+    assert len(taken) == len(built) == len(wanted) > 0
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors are too narrow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 
@@ -16,12 +17,11 @@ from tests.compiler.schedule.kernels import (
     NATIVE,
     NEON,
     TARGETS,
-    Built,
     build,
     random,
 )
 from tvmify.compiler.schedule import choice, conv2d
-from tvmify.compiler.schedule.cook_toom import row, transforms
+from tvmify.compiler.schedule.cook_toom import POINTS, Filtering, transforms
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rewriting import rewrite_body, uses
 from tvmify.compiler.schedule.windows import Window
@@ -40,71 +40,110 @@ class Prefer(dict):
         return self.name
 
 
-def _build(shape, outputs, algorithm, target=NATIVE, padding=(1, 1), rectify=None):
-    def describe(builder, image, residual, kernel, bias):
-        convolved = builder.emit(
-            op.nn.conv2d(image, kernel, padding=padding, data_layout="NHWC", kernel_layout="OHWI")
-        )
-        total = builder.emit(op.add(builder.emit(op.add(convolved, bias)), residual))
-        return op.maximum(total, relax.const(0.0)) if rectify is None else rectify(total)
+@dataclass(frozen=True)
+class Case:
+    """A convolution of NHWC images, or of planes; a bias, a sum and a rectifier follow."""
 
-    image = np.maximum(random(*shape), 0)
-    scale = np.sqrt(2 / (9 * shape[3])).astype("float32")
-    kernel, bias = random(outputs, 3, 3, shape[3], seed=1) * scale, random(outputs, seed=2)
-    residual = _eager([image, kernel, bias], padding) * 0.5
-    with choice.choosing(choice.Choices(measured=Prefer(algorithm))):
-        built = build(describe, [image, residual], [kernel, bias], target)
-    return built, [image, residual], [kernel, bias]
+    shape: tuple[int, ...]
+    outputs: int
+    size: int = 3
+    stride: int = 1
+    padding: tuple[int, int] = (1, 1)
+    planar: bool = False
+
+    def arrays(self):
+        """Image, what is added to the results, weights and bias."""
+        image = np.maximum(random(*self.shape), 0)
+        scale = np.sqrt(2 / (self.size**2 * self.shape[3])).astype("float32")
+        kernel = random(self.outputs, self.size, self.size, self.shape[3], seed=1) * scale
+        weights = [kernel, random(self.outputs, seed=2)]
+        return [image, self.eager([image, *weights]) * 0.5], weights
+
+    def eager(self, arrays, residual=None, dtype=torch.float32):
+        image, kernel, bias = (torch.from_numpy(a).to(dtype) for a in arrays)
+        result = torch.nn.functional.conv2d(
+            image.permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2), bias, self.stride, self.padding
+        ).permute(0, 2, 3, 1)
+        if residual is not None:
+            result = (result + torch.from_numpy(residual).to(dtype)).clamp(min=0)
+        return result.contiguous().numpy()
+
+    def build(self, algorithm, target=NATIVE, rectify=None):
+        def describe(builder, image, residual, kernel, bias):
+            convolved = op.nn.conv2d(
+                image,
+                kernel,
+                strides=self.stride,
+                padding=self.padding,
+                data_layout="NCHW" if self.planar else "NHWC",
+                kernel_layout="OHWI",
+                out_layout="NHWC",
+            )
+            total = builder.emit(op.add(builder.emit(convolved), bias))
+            total = builder.emit(op.add(total, residual))
+            return op.maximum(total, relax.const(0.0)) if rectify is None else rectify(total)
+
+        inputs, weights = self.arrays()
+        with choice.choosing(choice.Choices(measured=Prefer(algorithm))):
+            return build(describe, self.given(inputs), weights, target)
+
+    def given(self, inputs):
+        image, residual = inputs
+        return [image.transpose(0, 3, 1, 2).copy() if self.planar else image, residual]
+
+    def check(self, algorithm, target=NATIVE):
+        """The policy: 1.5e-6 of the largest, or five times eager's error."""
+        built = self.build(algorithm, target)
+        assert built.rules == {"winograd"}, built.report
+        inputs, weights = self.arrays()
+        actual = built.run(self.given(inputs), weights)
+        arguments = [inputs[0], *weights], inputs[1]
+        exact = self.eager(*arguments, torch.float64)
+        errors = np.abs(actual - exact).max(), np.abs(self.eager(*arguments) - exact).max()
+        error, eager = errors / np.abs(exact).max()
+        assert error <= max(1.5e-6, 5 * eager)
 
 
-def _eager(arrays, padding, residual=None, dtype=torch.float32):
-    image, kernel, bias = (torch.from_numpy(a).to(dtype) for a in arrays)
-    result = torch.nn.functional.conv2d(
-        image.permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2), bias, 1, padding
-    ).permute(0, 2, 3, 1)
-    if residual is not None:
-        result = (result + torch.from_numpy(residual).to(dtype)).clamp(min=0)
-    return result.contiguous().numpy()
-
-
-def _errors(built: Built, inputs, weights, padding=(1, 1)):
-    image, residual = inputs
-    actual = built.run(inputs, weights)
-    exact = _eager([image, *weights], padding, residual, torch.float64)
-    eager = _eager([image, *weights], padding, residual)
-    scale = np.abs(exact).max()
-    return np.abs(actual - exact).max() / scale, np.abs(eager - exact).max() / scale
-
-
-@pytest.mark.parametrize("results", [2, 4])
-def test_matrices_correlate_exactly(results):
-    matrices = transforms(results)
-    data = [Fraction(3 * i * i - 7 * i, 5) for i in range(results + 2)]
-    taps = [Fraction(2), Fraction(-1, 3), Fraction(5, 7)]
+@pytest.mark.parametrize(("results", "taps"), [*POINTS, (3, 1)])
+def test_matrices_correlate_exactly(results, taps):
+    matrices = transforms(results, taps)
+    data = [Fraction(3 * i * i - 7 * i, 5) for i in range(results + taps - 1)]
+    weights = [Fraction(2), Fraction(-1, 3), Fraction(5, 7), Fraction(-4)][:taps]
 
     def times(matrix, vector):
         return [sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix]
 
-    products = [
-        a * b for a, b in zip(times(matrices.data, data), times(matrices.filter, taps), strict=True)
-    ]
-    expected = [sum(data[i + k] * taps[k] for k in range(3)) for i in range(results)]
-    assert times(matrices.result, products) == expected
+    factors = zip(times(matrices.data, data), times(matrices.filter, weights), strict=True)
+    expected = [sum(data[i + k] * weights[k] for k in range(taps)) for i in range(results)]
+    assert times(matrices.result, [a * b for a, b in factors]) == expected
 
 
-@pytest.mark.parametrize("results", [2, 4])
-@pytest.mark.parametrize(("name", "pairs"), [("data", False), ("filter", False), ("result", True)])
-def test_points_that_share_arithmetic_have_the_same_rows(results, name, pairs):
-    matrix = getattr(transforms(results), name)
-    vector = [0.5 + i * i for i in range(len(matrix[0]))]
+@pytest.mark.parametrize(
+    ("results", "taps", "stride"),
+    [(2, 3, 1), (4, 3, 1), (2, 3, 2), (4, 3, 2), (4, 5, 2), (4, 7, 2), (2, 3, 3)],
+)
+def test_expressions_compute_what_a_filter_does(results, taps, stride):
+    """Each is chosen among all by an index that is a number once the loop has been unrolled."""
+    filtering = Filtering(results, taps, stride)
+    assert Filtering.is_known(results, taps, stride)
+    generator = np.random.default_rng(0)
+    data, weights = generator.random(filtering.reach), generator.random(taps)
 
-    def element(i):
-        return tirx.const(vector[i], "float64")
+    def value(expression):
+        return float(sym.Analyzer().simplify(expression))
 
-    for index, coefficients in enumerate(matrix):
-        value = sym.Analyzer().simplify(row(matrix, tirx.const(index), element, "float64", pairs))
-        expected = sum(float(c) * v for c, v in zip(coefficients, vector, strict=True))
-        assert float(value) == pytest.approx(expected, rel=1e-14)
+    def constants(numbers, dtype):
+        return lambda i: tirx.const(float(numbers[i]), dtype)
+
+    products = []
+    for point in map(tirx.const, range(filtering.points)):
+        one = filtering.data(point, constants(data, "float32"))
+        other = filtering.filter(point, constants(weights, "float64"), "float64")
+        products.append(value(one) * value(other))
+    for y in range(results):
+        found = value(filtering.result(tirx.const(y), constants(products, "float32")))
+        expected = data[y * stride : y * stride + taps] @ weights
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -120,7 +159,39 @@ def test_points_that_share_arithmetic_have_the_same_rows(results, name, pairs):
 )
 @pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
 def test_values(target, shape, outputs, padding, algorithm):
-    _check(shape, outputs, algorithm, target, padding)
+    Case(shape, outputs, padding=padding).check(algorithm, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [
+        ((1, 16, 16, 32), 32, (1, 1)),
+        ((2, 13, 11, 20), 23, (1, 1)),
+        ((3, 9, 30, 72), 40, (0, 0)),
+        ((1, 27, 28, 130), 48, (1, 2)),
+    ],
+)
+@pytest.mark.parametrize(
+    "algorithm", ["winograd F2", "winograd F2 shared", "winograd F4", "winograd F4 shared"]
+)
+def test_values_at_every_second_pixel(target, shape, outputs, padding, algorithm):
+    Case(shape, outputs, stride=2, padding=padding).check(algorithm, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("shape", "outputs", "size", "stride", "padding"),
+    [
+        ((1, 64, 64, 3), 64, 7, 2, (3, 3)),
+        ((2, 45, 38, 3), 24, 7, 2, (3, 3)),
+        ((3, 40, 33, 1), 23, 3, 1, (1, 1)),
+        ((1, 29, 70, 4), 48, 5, 2, (0, 2)),
+        ((2, 37, 146, 2), 16, 3, 2, (1, 0)),
+    ],
+)
+def test_values_of_planes(target, shape, outputs, size, stride, padding):
+    Case(shape, outputs, size, stride, padding, planar=True).check("winograd F1x4", target)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -136,33 +207,33 @@ def test_values(target, shape, outputs, padding, algorithm):
 )
 @pytest.mark.parametrize("algorithm", ["winograd F1x2", "winograd F1x2 shared"])
 def test_values_of_tiles_of_one_row(target, shape, outputs, padding, algorithm):
-    _check(shape, outputs, algorithm, target, padding)
-
-
-def _check(shape, outputs, algorithm, target, padding):
-    built, inputs, weights = _build(shape, outputs, algorithm, target, padding)
-    assert built.rules == {"winograd"}, built.report
-    error, eager = _errors(built, inputs, weights, padding)
-    assert error <= max(1.5e-6, 5 * eager)
+    Case(shape, outputs, padding=padding).check(algorithm, target)
 
 
 @pytest.mark.parametrize("channels", [64, 128, 512])
 def test_accuracy_holds_whatever_is_chosen(channels):
     size = {64: 28, 128: 28, 512: 14}[channels]
-    image = np.maximum(random(1, size, size, channels), 0)
-    for algorithm in ("winograd F4", "winograd F2", "winograd F1x2"):
-        built, inputs, weights = _build(image.shape, channels, algorithm)
-        error, eager = _errors(built, inputs, weights)
-        assert error <= max(1.5e-6, 5 * eager)
+    for stride, algorithms in {1: ("F4", "F2", "F1x2"), 2: ("F4", "F2")}.items():
+        for algorithm in algorithms:
+            Case((1, size, size, channels), channels, stride=stride).check(f"winograd {algorithm}")
 
 
-@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4", "winograd F1x2"])
-def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm):
-    built, (image, residual), weights = _build((1, 12, 12, 32), 32, algorithm)
-    image[0, 0, 0, 3], image[0, 5, 6, 0], image[0, 11, 4, 31] = np.nan, np.inf, -np.inf
+@pytest.mark.parametrize(
+    ("algorithm", "case"),
+    [
+        ("winograd F2", Case((1, 12, 12, 32), 32)),
+        ("winograd F4", Case((1, 12, 12, 32), 32)),
+        ("winograd F1x2", Case((1, 12, 12, 32), 32)),
+        ("winograd F4", Case((1, 24, 24, 32), 32, stride=2)),
+        ("winograd F1x4", Case((1, 40, 40, 3), 32, 7, 2, (3, 3), planar=True)),
+    ],
+)
+def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm, case):
+    (image, residual), weights = case.arrays()
+    image[0, 0, 0, 1], image[0, 5, 6, 0], image[0, 11, 4, -1] = np.nan, np.inf, -np.inf
     # The rectifier between would hide a -inf; eager's and TVM's maximum differ in NaN.
-    actual = built.run([image, residual], weights)
-    expected = _eager([image, *weights], (1, 1), residual)
+    actual = case.build(algorithm).run(case.given([image, residual]), weights)
+    expected = case.eager([image, *weights], residual)
     finite = np.isfinite(expected)
     assert 0 < (~finite).sum() < finite.size / 4
     np.testing.assert_array_equal(np.isposinf(actual), np.isposinf(expected))
@@ -174,29 +245,34 @@ def test_conditions_of_what_follows_are_not_taken_for_the_choice_of_a_tile(spoil
     def rectify(total):
         return op.where(op.less(total, relax.const(0.0)), relax.const(0.0), total)
 
-    built, (image, residual), weights = _build((1, 12, 12, 32), 32, "winograd F4", rectify=rectify)
+    case = Case((1, 12, 12, 32), 32)
+    built = case.build("winograd F4", rectify=rectify)
     assert built.rules == {"winograd"}, built.report
+    (image, residual), weights = case.arrays()
     if spoilt:
         image[0, 5, 6, 0] = np.inf
     actual = built.run([image, residual], weights)
-    expected = _eager([image, *weights], (1, 1), residual)
+    expected = case.eager([image, *weights], residual)
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def _names(size, channels, target=AVX512, **options):
-    count = options.get("count", 1)
-    image, kernel = [count, size, size, channels], [channels, 3, 3, channels]
-    window = Window((3, 3), options.get("strides", (1, 1)), (1, 1), (1, 1, 1, 1))
-    found = conv2d.algorithms(
-        image,
-        kernel,
-        (count, size, size, channels),
-        window,
-        options.get("groups", 1),
-        options.get("dtype", "float32"),
-        Microarchitecture.of(target),
-    )
-    return [str(algorithm) for algorithm in found]
+def _names(size, channels, target=AVX512, count=1, **options):
+    window = options.pop("window", Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
+    outputs = options.pop("outputs", channels)
+    rows, columns = (size // stride for stride in window.strides)
+    convolution = {
+        "image": [count, size, size, channels],
+        "kernel": [outputs, *window.size, channels],
+        "out": (count, rows, columns, outputs),
+        "window": window,
+        "groups": 1,
+        "dtype": "float32",
+        "machine": Microarchitecture.of(target),
+    }
+    return [str(algorithm) for algorithm in conv2d.algorithms(**{**convolution, **options})]
+
+
+_EVERY_SECOND = Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1))
 
 
 def test_many_weights_for_few_pixels_are_not_multiplied():
@@ -221,8 +297,37 @@ def test_few_inputs_are_shared_by_all_channels_with_avx2():
     assert _names(28, 128, AVX2, count=4)[0] == "winograd F4"
 
 
+def test_every_second_pixel():
+    """Where the weights, 25/9 or 9 times as many, do not take longer to read than they save."""
+    assert _names(56, 64, window=_EVERY_SECOND, outputs=128)[0] == "winograd F2"
+    assert _names(28, 128, window=_EVERY_SECOND, outputs=256)[0] == "winograd F2 shared"
+    assert _names(14, 256, window=_EVERY_SECOND, outputs=512)[0].startswith("direct")
+    assert _names(160, 64, AVX2, window=_EVERY_SECOND, outputs=128)[0] == "winograd F4"
+
+
+def test_planes_are_for_filters_that_save_enough():
+    def names(size, stride, pixels=224):
+        window = Window((size, size), (stride, stride), (1, 1), (size // 2,) * 4)
+        return _names(pixels, 3, window=window, outputs=64, planar=True)
+
+    assert names(7, 2)[0] == names(5, 2)[0] == "winograd F1x4"
+    assert names(3, 2)[0].startswith("direct")
+    assert names(7, 2, pixels=16)[0].startswith("direct")
+    assert not any("winograd" in name for name in names(9, 2) + names(7, 1))
+
+
 @pytest.mark.parametrize(
-    "options", [{"strides": (2, 2)}, {"groups": 2}, {"dtype": "float64"}, {"dtype": "float16"}]
+    "options",
+    [
+        {"groups": 2},
+        {"dtype": "float64"},
+        {"dtype": "float16"},
+        {"window": Window((3, 3), (2, 1), (1, 1), (1, 1, 1, 1))},
+        {"window": Window((3, 3), (3, 3), (1, 1), (1, 1, 1, 1))},
+        {"window": Window((3, 3), (1, 1), (2, 2), (2, 2, 2, 2))},
+        {"window": Window((5, 5), (1, 1), (1, 1), (2, 2, 2, 2))},
+        {"window": Window((3, 1), (1, 1), (1, 1), (1, 0, 1, 0))},
+    ],
 )
 def test_what_winograd_is_not_for(options):
     assert all(name.startswith("direct") for name in _names(28, 64, **options))
@@ -234,7 +339,7 @@ def test_strict_accuracy_is_direct():
 
 
 def test_neon_multiplies_and_adds_vectors():
-    built, _, _ = _build((1, 16, 16, 32), 32, "winograd F4", NEON)
+    built = Case((1, 16, 16, 32), 32).build("winograd F4", NEON)
     assert built.rules == {"winograd"}, built.report
     assert "fmla\tv" in built.assembly()
 
@@ -242,7 +347,8 @@ def test_neon_multiplies_and_adds_vectors():
 @pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F1x2"])
 def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
     """By each tile those of the next one, also where that is of another block or point."""
-    built, _, _ = _build((1, 14, 14, 128), 64, algorithm + " shared")
+    case = Case((1, 14, 14, 128), 64)
+    built = case.build(algorithm + " shared")
     loops, fetched = [], []
 
     def visit(stmt):
@@ -277,5 +383,5 @@ def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
             analyzer.bind(loop.loop_var, tirx.const(place, "int64"), allow_override=True)
         found.append([int(analyzer.simplify(i)) for i in data.indices])
     assert found == wanted[1:] + wanted[:1]
-    own, _, _ = _build((1, 14, 14, 128), 64, algorithm)
+    own = case.build(algorithm)
     assert "address_of(winograd_data" not in own.kernel().script()

@@ -103,8 +103,8 @@ def algorithms(
     convolution = image, kernel, out, window, groups, dtype, machine
     first, *others = direct.candidates(*convolution, planar)
     found: list[Direct | Winograd] = [first]
-    if not choice.is_strict() and not planar:
-        found += winograd.candidates(image, out, window, groups, dtype, machine)
+    if not choice.is_strict():
+        found += winograd.candidates(image, out, window, groups, dtype, machine, planar)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
     return [*found, *others]
 

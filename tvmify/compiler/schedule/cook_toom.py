@@ -10,23 +10,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import prod
 
 from tvm import tirx
 from tvm.ir import Expr
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-#: Finite points for so many results at once; infinity is one more. Those for four are near 1/√2
-#: and √2: the errors of the textbook's 0, ±1, ±2 are three to nine times larger.
+
+def _points(*numbers: str) -> tuple[Fraction, ...]:
+    return tuple(Fraction(number) for number in numbers)
+
+
+#: Finite points for results at once and taps; infinity is one more. Those of opposite sign are
+#: neighbours. Errors of the textbook's 0, ±1, ±2 for four results of three taps are three to nine
+#: times those of these, near 1/√2 and √2. The others had the smallest of some that were compared.
 POINTS = {
-    2: (Fraction(0), Fraction(1), Fraction(-1)),
-    4: (
-        Fraction(0),
-        Fraction(181, 256),
-        Fraction(-181, 256),
-        Fraction(181, 128),
-        Fraction(-181, 128),
-    ),
+    (2, 2): _points("0", "1"),
+    (2, 3): _points("0", "1", "-1"),
+    (4, 2): _points("1/2", "-1/2", "1", "-1"),
+    (4, 3): _points("0", "181/256", "-181/256", "181/128", "-181/128"),
+    (4, 4): _points("3/8", "-3/8", "1", "-1", "13/8", "-13/8"),
 }
 
 
@@ -36,6 +40,8 @@ class Transforms:
 
     Attributes
     ----------
+    points
+        Which they are from, but for infinity; none where there is a product for each result.
     data
         B^T, what is multiplied with each stretch of input.
     filter
@@ -44,21 +50,23 @@ class Transforms:
         A^T, what turns products into results.
     """
 
+    points: tuple[Fraction, ...]
     data: Matrix
     filter: Matrix
     result: Matrix
 
 
 @lru_cache
-def transforms(results: int, taps: int = 3) -> Transforms:
+def transforms(results: int, taps: int) -> Transforms:
     """Return the matrices for so many results of a filter of so many taps, in exact fractions."""
-    points = POINTS[results]
+    if taps == 1:
+        same = tuple(tuple(Fraction(int(i == j)) for i in range(results)) for j in range(results))
+        return Transforms((), same, ((Fraction(1),),) * results, same)
+    points = POINTS[results, taps]
     data, filter_ = [], []
     for j, point in enumerate(points):
         others = [*points[:j], *points[j + 1 :]]
-        scale = Fraction(1)
-        for other in others:
-            scale *= point - other
+        scale = prod((point - other for other in others), start=Fraction(1))
         data.append((*_polynomial(others), Fraction(0)))
         filter_.append(tuple(point**power / scale for power in range(taps)))
     data.append(_polynomial(points))
@@ -67,7 +75,7 @@ def transforms(results: int, taps: int = 3) -> Transforms:
         (*(point**power for point in points), Fraction(int(power == results - 1)))
         for power in range(results)
     ]
-    return Transforms(tuple(data), tuple(filter_), tuple(result))
+    return Transforms(points, tuple(data), tuple(filter_), tuple(result))
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
@@ -80,51 +88,123 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
     return tuple(coefficients)
 
 
-def row(
-    matrix: Matrix,
-    index: Expr,
-    element: Callable[[int], Expr],
-    dtype: str = "float32",
-    pairs: bool = False,
-) -> Expr:
-    """One row of a matrix times a vector.
+@dataclass(frozen=True)
+class Filtering:
+    """Several results of a filter of some taps at a stride, from fewer products.
 
-    All rows are in the expression; which one it is, is known when the loop has been unrolled. Two
-    points that differ in sign share most of their arithmetic where LLVM finds it spelt alike. Their
-    rows of `data` and `filter` agree but for the signs of the odd columns; in `result`, they are
-    `pairs` of columns. With that, a tile of F4 takes 144 operations for its inputs instead of 288.
+    At a stride of two, even taps see even inputs and odd taps odd ones: two filters of half the
+    taps, whose results are added.
     """
-    combine = _by_pairs if pairs else _by_parity
-    sums = [combine(coefficients, element, dtype) for coefficients in matrix]
-    chosen = sums[-1]
-    for i in reversed(range(len(sums) - 1)):
-        chosen = tirx.Select(index == i, sums[i], chosen)
+
+    results: int
+    taps: int
+    stride: int
+
+    @staticmethod
+    def is_known(results: int, taps: int, stride: int) -> bool:
+        """Whether there are points for it."""
+        lengths = [len(range(phase, taps, stride)) for phase in range(stride)]
+        return all(length == 1 or (results, length) in POINTS for length in lengths)
+
+    @property
+    def phases(self) -> list[Transforms]:
+        """The matrices for every so many taps, from the first, the second … on."""
+        lengths = [len(range(phase, self.taps, self.stride)) for phase in range(self.stride)]
+        return [transforms(self.results, length) for length in lengths]
+
+    @property
+    def points(self) -> int:
+        """How many products there are."""
+        return sum(len(phase.data) for phase in self.phases)
+
+    @property
+    def reach(self) -> int:
+        """How many inputs the results see."""
+        return (self.results - 1) * self.stride + self.taps
+
+    def data(self, point: Expr, element: Callable[[int], Expr]) -> Expr:
+        """One factor of a product, from `reach` inputs."""
+        return self._factor(point, element, lambda phase: phase.data, "float32")
+
+    def filter(self, point: Expr, element: Callable[[int], Expr], dtype: str) -> Expr:
+        """The other factor, from the taps."""
+        return self._factor(point, element, lambda phase: phase.filter, dtype)
+
+    def result(self, number: Expr, product: Callable[[int], Expr]) -> Expr:
+        """One result, from the products."""
+        totals = []
+        for y in range(self.results):
+            terms, first = [], 0
+            for phase in self.phases:
+                terms += _by_pairs(phase, y, lambda i, first=first: product(first + i))
+                first += len(phase.data)
+            totals.append(_combination(terms, "float32"))
+        return _choose(totals, number)
+
+    def _factor(
+        self,
+        point: Expr,
+        element: Callable[[int], Expr],
+        matrix: Callable[[Transforms], Matrix],
+        dtype: str,
+    ) -> Expr:
+        totals = []
+        for start, phase in enumerate(self.phases):
+
+            def own(i: int, start: int = start) -> Expr:
+                return element(start + i * self.stride)
+
+            flipped = int(Fraction(0) in phase.points)
+            totals += [_by_parity(line, own, flipped, dtype) for line in matrix(phase)]
+        return _choose(totals, point)
+
+
+def _choose(values: Sequence[Expr], number: Expr) -> Expr:
+    """One of all values; which one it is, is known when the loop has been unrolled."""
+    chosen = values[-1]
+    for i in reversed(range(len(values) - 1)):
+        chosen = tirx.Select(number == i, values[i], chosen)
     return chosen
 
 
+# Two points that differ in sign share most of their arithmetic where LLVM finds it spelt alike.
+# With what follows, a tile of F4 takes 144 operations for its inputs instead of 288.
+
+
 def _by_parity(
-    coefficients: Sequence[Fraction], element: Callable[[int], Expr], dtype: str
+    coefficients: Sequence[Fraction], element: Callable[[int], Expr], flipped: int, dtype: str
 ) -> Expr:
-    """Add the even columns to a multiple of the odd ones."""
-    even, odd = (
+    """Add to some columns a multiple of the others, whose sign is that of the point.
+
+    These are the odd ones if zero is among the points, else the even ones.
+    """
+    plain, signed = (
         [(c, element(i)) for i, c in enumerate(coefficients) if c != 0 and i % 2 == parity]
-        for parity in (0, 1)
+        for parity in (1 - flipped, flipped)
     )
-    if odd:
-        factor = odd[-1][0]
-        even.append((factor, _combination([(c / factor, term) for c, term in odd], dtype)))
-    return _combination(even, dtype)
+    if signed:
+        factor = signed[-1][0]
+        plain.append((factor, _combination([(c / factor, term) for c, term in signed], dtype)))
+    return _combination(plain, dtype)
 
 
-def _by_pairs(coefficients: Sequence[Fraction], element: Callable[[int], Expr], dtype: str) -> Expr:
-    """Add multiples of the sums or differences of each pair to those of zero and infinity."""
-    last = len(coefficients) - 1
-    terms = [(coefficients[i], element(i)) for i in (0, last)]
-    for i in range(1, last, 2):
-        one, other = element(i), element(i + 1)
-        same = coefficients[i] == coefficients[i + 1]
-        terms.append((coefficients[i], one + other if same else one - other))
-    return _combination([(c, term) for c, term in terms if c != 0], dtype)
+def _by_pairs(
+    phase: Transforms, number: int, product: Callable[[int], Expr]
+) -> list[tuple[Fraction, Expr]]:
+    """Multiples of the sums or differences of each pair, after those of single points."""
+    coefficients, points = phase.result[number], phase.points
+    single, paired = [], []
+    i = 0
+    while i < len(coefficients):
+        if i + 1 < len(points) and points[i] == -points[i + 1]:
+            one, other = product(i), product(i + 1)
+            same = coefficients[i] == coefficients[i + 1]
+            paired.append((coefficients[i], one + other if same else one - other))
+            i += 2
+        else:
+            single.append((coefficients[i], product(i)))
+            i += 1
+    return [(c, term) for c, term in single + paired if c != 0]
 
 
 def _combination(terms: Sequence[tuple[Fraction, Expr]], dtype: str) -> Expr:

@@ -11,6 +11,8 @@ from tvm.ir import Expr
 
 #: Where an NCHW image has the axes of an NHWC one.
 PLANAR = (0, 2, 3, 1)
+#: And the other way round.
+NCHW = (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Winograd convolution: 3×3 filters at stride 1, in tiles of 2×2, 4×4 or 1×2 results.
+"""Winograd convolution, in tiles of 2×2, 4×4, 1×2 or 1×4 results.
 
 A tile that has seen a NaN or an infinity holds no number in any of its results, in eager only the
 pixels that see it do. So a tile whose results are not all finite is computed again, directly.
@@ -7,21 +7,23 @@ pixels that see it do. So a tile whose results are not all finite is computed ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.schedule import cook_toom
+from tvmify.compiler.schedule.cook_toom import Filtering
 from tvmify.compiler.schedule.legalizing import or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
-from tvmify.compiler.schedule.windows import Window, pad
+from tvmify.compiler.schedule.windows import NCHW, Window, pad
 from tvmify.compiler.schedule.winograd_cut import Cut
 
 #: Names of the template's blocks: the padded image; inputs transformed down and across; sums of
 #: products of some input channels, and of all; results transformed down and across; their sum,
 #: whether it is no number; the same results computed directly; the store.
-PAD, DOWN, DATA = "winograd_pad", "winograd_down", "winograd_data"
+PAD, SPLIT = "winograd_pad", "winograd_split"
+DOWN, DATA = "winograd_down", "winograd_data"
 ANCHOR, SUMS = "winograd_tile", "winograd_sums"
 UP, RESULT = "winograd_up", "winograd_result"
 CHECK, SPOILT, EXACT = "winograd_check", "winograd_spoilt", "winograd_exact"
@@ -40,16 +42,24 @@ def candidates(
     groups: int,
     dtype: str,
     machine: Microarchitecture,
+    planar: bool = False,
 ) -> list[Winograd]:
     """Return the kernels there are for a convolution."""
-    plain = window.size == (3, 3) and window.strides == window.dilation == (1, 1)
-    wide = min(image[3], out[3]) >= machine.lanes()
-    if not (plain and wide and groups == 1 and dtype == _DTYPE):
+    (height, width), (down, across) = window.size, window.strides
+    square = height == width and down == across and window.dilation == (1, 1)
+    if not square or groups > 1 or dtype != _DTYPE or out[3] < machine.lanes():
+        return []
+    convolution = image, out, window
+    if planar:
+        if width == 1 or not Filtering.is_known(4, width, across):
+            return []
+        return [Winograd.of(*convolution, 1, 4, False, machine, planar)]
+    if width != 3 or across > 2 or image[3] < machine.lanes():
         return []
     # Of several images there are rows enough to read weights for.
-    sizes = [(2, 2), (4, 4), *[(1, 2)] * (out[0] == 1)]
+    sizes = [(2, 2), (4, 4), *[(1, 2)] * (out[0] == 1 == across)]
     return [
-        Winograd.of(image, out, window, *size, shared, machine)
+        Winograd.of(*convolution, *size, shared, machine)
         for size in sizes
         for shared in (False, True)
     ]
@@ -70,12 +80,8 @@ class Winograd(Cut):
 
         In double precision: the rounding of weights would count as much as that of all sums.
         """
-        matrix, width, points = (
-            cook_toom.transforms(self.width).filter,
-            self.tile.columns,
-            self.columns,
-        )
-        outputs, inputs = self.out[3], self.image[3]
+        width, outputs, inputs = self.tile.columns, self.out[3], self.image[3]
+        down, across = self.vertical, self.horizontal
         count, channels = -(-outputs // width), self.channels
         shape = (count, self.points, self.taps * channels, width)
 
@@ -83,26 +89,26 @@ class Winograd(Cut):
             value = kernel[o, y, x, i].astype("float64")
             return or_zero(value, (o, outputs, width), (i, inputs, channels))
 
-        def along(t: Expr, p: Expr, k: Expr, lane: Expr) -> Expr:
+        def by_rows(t: Expr, p: Expr, k: Expr, lane: Expr) -> Expr:
             output, y, i = t * width + lane, k // channels, k % channels
-            whole = cook_toom.row(matrix, p, lambda x: weight(output, y, x, i), "float64")
+            whole = across.filter(p, lambda x: weight(output, y, x, i), "float64")
             return whole.astype(_DTYPE)
 
         if self.taps > 1:
-            return te.compute(shape, along, name=PACK)
+            return te.compute(shape, by_rows, name=PACK)
 
-        def down(t: Expr, i: Expr, p: Expr, x: Expr, lane: Expr) -> Expr:
-            return cook_toom.row(matrix, p, lambda y: weight(t * width + lane, y, x, i), "float64")
+        def half(t: Expr, i: Expr, p: Expr, x: Expr, lane: Expr) -> Expr:
+            return down.filter(p, lambda y: weight(t * width + lane, y, x, i), "float64")
 
-        half = te.compute((count, channels, points, 3, width), down, name=PACK_DOWN)
+        size = (count, channels, down.points, across.taps, width)
+        columns = te.compute(size, half, name=PACK_DOWN)
 
-        def across(t: Expr, p: Expr, i: Expr, lane: Expr) -> Expr:
-            whole = cook_toom.row(
-                matrix, p % points, lambda x: half[t, i, p // points, x, lane], "float64"
-            )
-            return whole.astype(_DTYPE)
+        def whole(t: Expr, p: Expr, i: Expr, lane: Expr) -> Expr:
+            row, column = p // across.points, p % across.points
+            value = across.filter(column, lambda x: columns[t, i, row, x, lane], "float64")
+            return value.astype(_DTYPE)
 
-        return te.compute(shape, across, name=PACK)
+        return te.compute(shape, whole, name=PACK)
 
     def pack_exact(self, kernel: te.Tensor) -> te.Tensor:
         """Lay OHWI weights out as ``[tile of channels, height, width, input, channel]``."""
@@ -112,36 +118,47 @@ class Winograd(Cut):
             output = t * width + lane
             return or_zero(kernel(output, y, x, i), (output, outputs, width))
 
-        shape = (-(-outputs // width), 3, 3, self.image[3], width)
+        shape = (-(-outputs // width), *self.window.size, self.image[3], width)
         return te.compute(shape, weight, name="winograd_pack_exact")
 
     def kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
         """The convolution of an image with weights in both packings."""
         height, width, rows = self.height, self.width, self.grid[0]
-        tall = rows // self.out[0]
-        high = self.chunks[0] * self.down if self.taps > 1 else tall * height
-        pixels = (high, self.chunks[1] * self.across * width)
-        padded = pad(image, self.window, pixels, PAD, channels=self.channels)
+        tall, (stride, apart) = rows // self.out[0], self.window.strides
+        # With rows of the filter in the reduction, the rows of whole chunks.
+        high = -(-tall // self.down) * self.down if self.taps > 1 else tall
+        columns = self.chunks[1] * self.across
+        if self.planar:
+            columns += self.stretches[1]
+        size = (high * height, columns * width)
+        padded = pad(image, self.window, size, PAD, channels=self.channels, planar=self.planar)
 
         def pixel(place: Sequence[Expr], y: Expr, x: Expr, channel: Expr) -> Expr:
-            """What a tile, by chunk and place in the chunk, sees at its own pixel."""
+            """What a tile, by chunk and place in the chunk, sees of a channel, at (y, x) of it."""
             fy, fx, down, across = place
-            row, column = fy * self.down + down, fx * self.across + across
-            if self.taps > 1:  # a single image, with the rows of whole chunks
-                return padded[0, row + y, column * width + x, channel]
-            if rows % self.down:  # rows of the last chunk that are not there: the last one again
-                row = tirx.min(row, rows - 1)
-            return padded[row // tall, row % tall * height + y, column * width + x, channel]
+            first, column = fy * self.down, (fx * self.across + across) * width * apart
+            if self.taps > 1:  # chunks are of one image
+                b, row = first // tall, first % tall + down
+            else:
+                row = first + down
+                if rows % self.down:  # rows of the last chunk that are not there: the last again
+                    row = tirx.min(row, rows - 1)
+                b, row = row // tall, row % tall
+            index = (b, row * height * stride + y, column + x, channel)
+            return padded[tuple(index[axis] for axis in NCHW) if self.planar else index]
 
-        result = self._results(self._sums(self._data(pixel), packed))
+        data = self._planes(padded) if self.planar else self._data(pixel)
+        result = self._results(self._sums(data, packed))
         spoilt = self._spoilt(result)
         outputs, lanes = int(packed.shape[0]), self.tile.columns
-        ry, rx = te.reduce_axis((0, 3), "ry"), te.reduce_axis((0, 3), "rx")
+        ry = te.reduce_axis((0, self.window.size[0]), "ry")
+        rx = te.reduce_axis((0, self.window.size[1]), "rx")
         rc = te.reduce_axis((0, self.image[3]), "rc")
         direct = te.compute(
             (*self.chunks, outputs, self.down, self.across, height, width, lanes),
             lambda fy, fx, t, dy, dx, y, x, lane: te.sum(
-                pixel((fy, fx, dy, dx), y + ry, x + rx, rc) * exact[t, ry, rx, rc, lane],
+                pixel((fy, fx, dy, dx), y * stride + ry, x * apart + rx, rc)
+                * exact[t, ry, rx, rc, lane],
                 axis=[ry, rx, rc],
             ),
             name=EXACT,
@@ -161,32 +178,57 @@ class Winograd(Cut):
         """Inputs of every tile, transformed: ``[chunk, group, point, tile, channel]``.
 
         With tiles of one row ``[chunk, point, stretch, channel]``, a stretch being what a tile sees
-        of one row of the image: three of them, a row apart, are what it is computed from.
+        of one row of the image: some of them, a row apart, are what it is computed from.
         """
-        matrix, points, group = cook_toom.transforms(self.width).data, self.columns, self.tile.rows
+        down, across, group = self.vertical, self.horizontal, self.tile.rows
 
-        def along(fy: Expr, fx: Expr, p: Expr, number: Expr, c: Expr) -> Expr:
+        def stretch(fy: Expr, fx: Expr, p: Expr, number: Expr, c: Expr) -> Expr:
             place = (fy, fx, number // self.across, number % self.across)
-            return cook_toom.row(matrix, p, lambda x: pixel(place, 0, x, c))
+            return across.data(p, lambda x: pixel(place, 0, x, c))
 
         if self.taps > 1:
-            shape = (*self.chunks, points, self.stretches, self.channels)
-            return te.compute(shape, along, name=DATA)
+            shape = (*self.chunks, self.points, prod(self.stretches), self.channels)
+            return te.compute(shape, stretch, name=DATA)
 
-        def down(fy: Expr, fx: Expr, g: Expr, r: Expr, p: Expr, x: Expr, c: Expr) -> Expr:
+        def half(fy: Expr, fx: Expr, g: Expr, r: Expr, p: Expr, x: Expr, c: Expr) -> Expr:
             number = self._number(g, r)
             place = (fy, fx, number // self.across, number % self.across)
-            return cook_toom.row(matrix, p, lambda y: pixel(place, y, x, c))
+            return down.data(p, lambda y: pixel(place, y, x, c))
 
-        shape = (*self.chunks, self.groups, group, points, points, self.channels)
-        half = te.compute(shape, down, name=DOWN)
-        return te.compute(
-            (*self.chunks, self.groups, points**2, group, self.channels),
-            lambda fy, fx, g, p, r, c: cook_toom.row(
-                matrix, p % points, lambda x: half[fy, fx, g, r, p // points, x, c]
-            ),
-            name=DATA,
+        shape = (*self.chunks, self.groups, group, down.points, across.reach, self.channels)
+        part = te.compute(shape, half, name=DOWN)
+
+        def whole(fy: Expr, fx: Expr, g: Expr, p: Expr, r: Expr, c: Expr) -> Expr:
+            row, column = p // across.points, p % across.points
+            return across.data(column, lambda x: part[fy, fx, g, r, row, x, c])
+
+        shape = (*self.chunks, self.groups, self.points, group, self.channels)
+        return te.compute(shape, whole, name=DATA)
+
+    def _planes(self, padded: te.Tensor) -> te.Tensor:
+        """The same for an NCHW image: ``[chunk, point, channel of a row, vector, tile]``.
+
+        Tiles that are neighbours see pixels that are some apart, and the same of them are first
+        brought together. Vectors of tiles are a dimension, since TVM would else cut the last.
+        """
+        n, channels, tall, wide = (int(size) for size in padded.shape)
+        stride, apart = self.window.strides[0], self.width * self.window.strides[1]
+        lines, columns = self.stretches
+        split = te.compute(
+            (n, channels, tall, apart, wide // apart),
+            lambda b, c, y, phase, i: padded[b, c, y, i * apart + phase],
+            name=SPLIT,
         )
+
+        def data(fy: Expr, fx: Expr, p: Expr, line: Expr, v: Expr, lane: Expr) -> Expr:
+            row, channel = line // channels, line % channels
+            tile = fx * self.across + v * self.lanes + lane
+            first = fy * self.down
+            place = first // self.out[1], channel, first % self.out[1] * stride + row
+            return self.horizontal.data(p, lambda x: split[(*place, x % apart, tile + x // apart)])
+
+        shape = (*self.chunks, self.points, lines, columns // self.lanes, self.lanes)
+        return te.compute(shape, data, name=DATA)
 
     def _number(self, group: Expr, tile: Expr) -> Expr:
         """Number the tiles of a chunk through; of those that are not there, the last one again."""
@@ -196,28 +238,33 @@ class Winograd(Cut):
     def _sums(self, data: te.Tensor, packed: te.Tensor) -> te.Tensor:
         """Sums of products: ``[chunk, tile of channels, point, group, tile, channel]``."""
         outputs, depth, lanes = int(packed.shape[0]), self.depth, self.tile.columns
-        blocks, within = self.taps * self.blocks, (self.groups, self.tile.rows)
+        pieces, within = self.pieces, (self.groups, self.tile.rows)
         size = self.height, self.width, self.down, self.across
         k = te.reduce_axis((0, depth), "k")
 
         def product(*i: Expr) -> Expr:
             fy, fx, t, p, o, g, r, lane = i
             weight = packed[t, p, o * depth + k, lane]
+            if self.planar:
+                by_row = self.groups // self.down
+                line = g // by_row * self.window.strides[0] * self.channels
+                tile = g % by_row * self.tile.rows + r
+                return data[fy, fx, p, line + k, tile // self.lanes, tile % self.lanes] * weight
             if self.taps == 1:
                 return data[fy, fx, g, p, r, o * depth + k] * weight
             stretch = self._number(g, r) + o // self.blocks * self.across
             return data[fy, fx, p, stretch, o % self.blocks * depth + k] * weight
 
         partial = te.compute(
-            (*self.chunks, outputs, self.points, blocks, *within, lanes),
+            (*self.chunks, outputs, self.points, pieces, *within, lanes),
             lambda *i: te.sum(product(*i), axis=k),
             name=ANCHOR,
             attrs={PLAN: [*size, int(self.shared), self.lanes]},
         )
-        o = te.reduce_axis((0, blocks), "o")
+        o = te.reduce_axis((0, pieces), "o")
 
         def whole(fy: Expr, fx: Expr, t: Expr, p: Expr, g: Expr, r: Expr, lane: Expr) -> Expr:
-            if blocks == 1:
+            if pieces == 1:
                 return partial[fy, fx, t, p, 0, g, r, lane]
             return te.sum(partial[fy, fx, t, p, o, g, r, lane], axis=o)
 
@@ -225,26 +272,29 @@ class Winograd(Cut):
 
     def _results(self, sums: te.Tensor) -> te.Tensor:
         """Sums transformed back: ``[chunk, tile of channels, row, column, y, x, channel]``."""
-        matrix, columns = cook_toom.transforms(self.width).result, self.columns
         shape = (*self.chunks, int(sums.shape[2]), self.down, self.across)
-        lanes, group = self.tile.columns, self.tile.rows
+        lanes, group, columns = self.tile.columns, self.tile.rows, self.horizontal.points
 
         def product(
             fy: Expr, fx: Expr, t: Expr, dy: Expr, dx: Expr, p: Expr, q: Expr, lane: Expr
         ) -> Expr:
+            point = p * columns + q
+            if self.planar:
+                g = dy * (self.groups // self.down) + dx // group
+                return sums[fy, fx, t, point, g, dx % group, lane]
             number = dy * self.across + dx
-            return sums(fy, fx, t, p * columns + q, number // group, number % group, lane)
+            return sums[fy, fx, t, point, number // group, number % group, lane]
 
         def down(*i: Expr) -> Expr:
             *place, y, q, lane = i
-            return cook_toom.row(matrix, y, lambda p: product(*place, p, q, lane), pairs=True)
+            return self.vertical.result(y, lambda p: product(*place, p, q, lane))
 
         half = product
         if self.taps == 1:
             half = te.compute((*shape, self.height, columns, lanes), down, name=UP)
         return te.compute(
             (*shape, self.height, self.width, lanes),
-            lambda *i: cook_toom.row(matrix, i[-2], lambda q: half(*i[:-2], q, i[-1]), pairs=True),
+            lambda *i: self.horizontal.result(i[-2], lambda q: half(*i[:-2], q, i[-1])),
             name=RESULT,
         )
 

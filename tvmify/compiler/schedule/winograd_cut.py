@@ -1,9 +1,14 @@
 """How a Winograd convolution is cut, and an estimate of how long it takes.
 
-Tiles are of 2×2, 4×4 or 1×2 results. Those of one row transform columns alone; the rows of the
-filter stay in the reduction. They save a third of the products instead of five ninths, but have a
-third more weights than the filter instead of seven ninths. Where an image is so small that a
-convolution waits for its weights, that counts.
+Tiles of 2×2 and 4×4 results transform rows and columns. Those of one row transform it alone, and
+the rows of the filter stay in the reduction:
+
+- 1×2, of a single small image. They save a third of the products instead of five ninths, but have
+  a third more weights than the filter instead of seven ninths. Where an image is so small that a
+  convolution waits for its weights, that counts.
+- 1×4, of an image of up to four channels, which lies in planes. Vectors are of tiles, not of
+  channels, and the reduction is as long as the filter is high, so that sums are worth their
+  transform: 7×7 filters at stride 2 need 13 products where they had 28.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule.cook_toom import Filtering
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.windows import Window
 
@@ -26,7 +32,8 @@ if TYPE_CHECKING:
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
 #: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
-#: way from memory; of weights that the next chunk reads; of transformed inputs that go through
+#: way from memory; of weights that the next chunk reads, unless the second cache keeps them (0.8 MB
+#: took no time at 56 × 56 × 64 → 128, stride 2, AVX-512); of transformed inputs that go through
 #: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
 #: come near the fastest for their shape, by a script that was not kept, and mended since by the
 #: times of 29 shapes with AVX-512 and with AVX2. The weight of weights is that of networks, in
@@ -34,9 +41,10 @@ _BLOCK = 64
 #: keeps, ResNet-18 takes 7 % longer beside neighbours and as long without (AVX-512).
 _PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
 _WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.05
-#: So many bytes of transformed inputs stay in the second and third cache, and are read in half the
-#: time.
-_NEARBY = 1 << 20
+#: So many bytes of transformed inputs stay in the second and third cache, or so many times what the
+#: second holds, and are read in a third of the time (of images of 1.0 to 2.5 MB, stride 2, in less
+#: than that, AVX-512).
+_NEARBY, _BOTH = 1 << 20, 2.5
 #: And nanoseconds that have to be gained: the direct kernel is more exact, and has a single fork.
 _START, _FORK = 50_000, 20_000
 #: Cycles that a step takes for each row of a tile, beside those of other products: inputs come from
@@ -59,7 +67,9 @@ class Cut:
     tile
         How many tiles and output channels are added up in registers.
     lanes
-        Channels in one register.
+        Elements in one register.
+    planar
+        Whether the image is NCHW, of few channels; `image` is its NHWC shape all the same.
     """
 
     image: tuple[int, ...]
@@ -72,6 +82,7 @@ class Cut:
     shared: bool
     tile: tiles.Tile
     lanes: int
+    planar: bool
 
     @classmethod
     def of(
@@ -83,12 +94,17 @@ class Cut:
         width: int,
         shared: bool,
         machine: Microarchitecture,
+        planar: bool = False,
     ) -> Self:
         """Choose chunks and tile."""
         rows, columns = out[0] * -(-out[1] // height), -(-out[2] // width)
         lanes = machine.lanes()
-        points = _points(height, width)
-        if shared:
+        points = _points(window, height, width)
+        if planar:
+            across = columns
+            most = max(1, rows // (2 * _FEW_CHUNKS))
+            down = max(n for n in range(1, most + 1) if out[1] % n == 0)
+        elif shared:
             tile_bytes = points * 4 * lanes * 4
             room = max(1, machine.l2_bytes // tile_bytes)
             across = _even(columns, room)
@@ -100,28 +116,37 @@ class Cut:
             across = _even(columns, room)
             most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
             down = _even(rows, most)
-        tile = _tile(down * across, out[3], machine, narrow=not shared)
+        if planar:
+            fit = (t for t in tiles.ranked(across, out[3], machine) if across % t.rows == 0)
+            tile = next(fit)
+        else:
+            tile = _tile(down * across, out[3], machine, narrow=not shared)
         size = height, width, down, across
-        return cls(tuple(image), tuple(out), window, *size, shared, tile, lanes)
+        return cls(tuple(image), tuple(out), window, *size, shared, tile, lanes, planar)
 
     def __str__(self) -> str:
         results = f"{self.height}x" * (self.height != self.width) + f"{self.width}"
         return f"winograd F{results}" + " shared" * self.shared
 
     @property
-    def points(self) -> int:
-        """Points of the transforms."""
-        return _points(self.height, self.width)
+    def vertical(self) -> Filtering:
+        """The transforms of columns, where there are any."""
+        return Filtering(self.height, self.window.size[0], self.window.strides[0])
 
     @property
-    def columns(self) -> int:
-        """Points of the transforms of one row."""
-        return self.width + 2
+    def horizontal(self) -> Filtering:
+        """The transforms of rows."""
+        return Filtering(self.width, self.window.size[1], self.window.strides[1])
+
+    @property
+    def points(self) -> int:
+        """Points of the transforms."""
+        return _points(self.window, self.height, self.width)
 
     @property
     def taps(self) -> int:
         """Rows of the filter in the reduction."""
-        return 3 if self.height == 1 else 1
+        return self.window.size[0] if self.height == 1 else 1
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -136,7 +161,9 @@ class Cut:
 
     @property
     def groups(self) -> int:
-        """How often the tiles of a chunk fill the registers."""
+        """How often the tiles of a chunk fill the registers; of an NCHW image, those of a row."""
+        if self.planar:
+            return self.down * -(-self.across // self.tile.rows)
         return -(-self.down * self.across // self.tile.rows)
 
     @property
@@ -145,43 +172,66 @@ class Cut:
         return -(-self.image[3] // _BLOCK)
 
     @property
+    def pieces(self) -> int:
+        """Blocks of the reduction."""
+        return 1 if self.planar else self.taps * self.blocks
+
+    @property
     def depth(self) -> int:
-        """Input channels of one block, whole registers of them."""
+        """Length of one of them: input channels of a block, whole registers of them."""
+        if self.planar:
+            return self.taps * self.image[3]
         even = -(-self.image[3] // self.blocks)
         return -(-even // self.lanes) * self.lanes
 
     @property
     def channels(self) -> int:
         """Input channels, with those that fill the last block."""
-        return self.blocks * self.depth
+        return self.pieces * self.depth // self.taps
 
     @property
-    def stretches(self) -> int:
-        """How many pieces of the image are transformed for a chunk."""
-        return (self.down + self.taps - 1) * self.across
+    def stretches(self) -> tuple[int, int]:
+        """How many pieces of the image are transformed for a chunk.
+
+        By rows and tiles; of an NCHW image by channels of rows and tiles, as whole registers.
+        """
+        if self.taps == 1:
+            return self.down, self.across
+        rows = self.vertical.reach + (self.down - 1) * self.window.strides[0]
+        if not self.planar:
+            return rows, self.across
+        across = self.groups // self.down * self.tile.rows
+        return rows * self.image[3], -(-across // self.lanes) * self.lanes
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
         """Estimate how long one core takes."""
         chunks = prod(self.chunks)
         panels = -(-self.out[3] // self.tile.columns)
         outputs = panels * self.tile.columns
-        weights = self.points * self.taps * self.channels * outputs
-        inputs = chunks * self.points * self.stretches * self.channels
+        weights = self.points * self.pieces * self.depth * outputs
+        inputs = chunks * self.points * prod(self.stretches)
+        if not self.planar:
+            inputs *= self.channels
         results = chunks * self.points * self.down * self.across * outputs
         if self.shared:
-            read = _READ / 2 if inputs * 4 <= _NEARBY else _READ
+            nearby = max(_NEARBY, _BOTH * machine.l2_bytes)
+            read = _READ / 3 if inputs * 4 <= nearby else _READ
             moved = inputs * 4 * (_STORED + read * panels)
         else:
-            moved = weights * 4 * (chunks - 1) * _AGAIN
+            again = 0 if machine.keeps(weights * 4) else _AGAIN
+            moved = weights * 4 * (chunks - 1) * again
         products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
         transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
         start = _START + _FORK * self.shared
         return start + max(products, weights * 4 * _WEIGHT) + transforms + moved
 
 
-def _points(height: int, width: int) -> int:
+def _points(window: Window, height: int, width: int) -> int:
     """Points of the transforms of a tile."""
-    return (height + 2 if height > 1 else 1) * (width + 2)
+    across = Filtering(width, window.size[1], window.strides[1]).points
+    if height == 1:
+        return across
+    return Filtering(height, window.size[0], window.strides[0]).points * across
 
 
 def _even(count: int, most: int) -> int:

@@ -8,6 +8,8 @@ element-wise chain that follows. Loops, outside in:
 - *own* inputs: chunk (parallel) → [transformed inputs] → channels → [point → block of inputs →
   group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are
   read once a chunk.
+- *planes*: chunk (parallel) → [rows → pixels brought together → transformed inputs] → channels →
+  group of tiles → [point → registers] → tile → results. Sums of a group stay in L1.
 - *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
   then channels → chunk (parallel) → as above. Each thread reads weights of its own, and inputs
   most of which others have transformed, so that it fetches those of the next group meanwhile.
@@ -47,6 +49,7 @@ from tvmify.compiler.schedule.winograd import (
     PAD,
     PLAN,
     RESULT,
+    SPLIT,
     SPOILT,
     STORE,
     SUMS,
@@ -72,30 +75,16 @@ class WinogradConvolution(Rule):
             return _schedule_pack(sch, machine)
         if find(sch, ANCHOR) is None:
             return None
-        inline_producers(sch, ANCHOR, keep=(PAD, DOWN, DATA))
+        inline_producers(sch, ANCHOR, keep=(PAD, SPLIT, DOWN, DATA))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
-        height, width, down, across, shared, lanes = plan
+        height, _, _, _, shared, lanes = plan
         sch.unannotate(anchor, PLAN)
         extents = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
         work = float(prod(extents))
         weights = prod(extents[2:5]) * prod(extents[-2:]) * 4  # bytes: there is float32 only
-
-        b, y, x, c = sch.get_loops(store)
-        yo, yi = sch.split(y, [None, height])
-        xo, xi = sch.split(x, [None, width])
-        sch.reorder(b, yo, xo, yi, xi)
-        fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
-        fx, dx = sch.split(xo, [None, across])
-        columns = int(sch.get(anchor).iter_vars[-2].dom.extent)
-        t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
-        if shared:
-            sch.reorder(t, fy, fx, dy, dx, vector, yi, xi, lane)
-            chunk = channels = fuse(sch, [t, fy, fx])
-        else:
-            sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
-            chunk, channels = fuse(sch, [fy, fx]), t
+        chunk, channels, vector = _cut(sch, store, plan, *extents[-3:-1])
         parallel_if_worth(sch, chunk, machine, work)
         _in_registers(sch, store)
         # The flag before what it guards. Tiles of one row are transformed across alone.
@@ -109,7 +98,10 @@ class WinogradConvolution(Rule):
         if height > 1:
             _in_registers(sch, sch.get_sblock(UP), by_columns=True)
         _schedule_sums(sch, channels, machine, weights, bool(shared))
-        _schedule_data(sch, None if shared else chunk, lanes, machine, work)
+        if find(sch, SPLIT) is not None:
+            _schedule_planes(sch, chunk, lanes)
+        else:
+            _schedule_data(sch, None if shared else chunk, lanes, machine, work)
         padding = find(sch, PAD)
         if padding is not None and shared:
             schedule_block(sch, padding, machine, work)
@@ -120,6 +112,35 @@ class WinogradConvolution(Rule):
             schedule_block(sch, sch.get_sblock(name), machine, work)
         redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
         return s_tir.Schedule(redone)
+
+
+def _cut(
+    sch: s_tir.Schedule, store: SBlockRV, plan: list[int], rows: int, columns: int
+) -> tuple[LoopRV, LoopRV, LoopRV]:
+    """Cut the store into chunks of tiles.
+
+    Returns the loops over chunks, that which holds the sums of a tile of channels, and that over
+    registers of them, around one tile.
+    """
+    height, width, down, across, shared, lanes = plan
+    b, y, x, c = sch.get_loops(store)
+    yo, yi = sch.split(y, [None, height])
+    xo, xi = sch.split(x, [None, width])
+    sch.reorder(b, yo, xo, yi, xi)
+    fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
+    fx, dx = sch.split(xo, [None, across])
+    t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
+    if shared:
+        sch.reorder(t, fy, fx, dy, dx, vector, yi, xi, lane)
+        chunk = channels = fuse(sch, [t, fy, fx])
+    elif find(sch, SPLIT) is None:
+        sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
+        chunk, channels = fuse(sch, [fy, fx]), t
+    else:
+        group, dx = sch.split(dx, [None, rows])
+        sch.reorder(fy, fx, t, dy, group, dx, vector, yi, xi, lane)
+        chunk, channels = fuse(sch, [fy, fx]), group
+    return chunk, channels, vector
 
 
 def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
@@ -178,6 +199,20 @@ def _schedule_data(
         _in_registers(sch, half, by_columns=True)
     sch.unroll(point)
     sch.vectorize(inner)
+
+
+def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
+    """Transform vectors of tiles, for which pixels that are some apart are brought together."""
+    data, split = sch.get_sblock(DATA), sch.get_sblock(SPLIT)
+    sch.compute_at(data, chunk, preserve_unit_loops=True)
+    *_, point, line, vector, tile = sch.get_loops(data)
+    sch.reorder(line, vector, point, tile)
+    sch.unroll(point)
+    sch.vectorize(tile)
+    sch.compute_at(split, line, preserve_unit_loops=True)
+    *_, phase, pixel = sch.get_loops(split)
+    sch.unroll(phase)
+    vectorize(sch, pixel, lanes)
 
 
 def _schedule_exact(sch: s_tir.Schedule) -> None:
