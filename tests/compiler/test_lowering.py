@@ -25,7 +25,7 @@ def scheduled() -> tvm.IRModule:
         def describe(builder, left, right):
             return relax.op.nn.gelu(relax.op.matmul(left, right))
 
-        built = build(describe, [random(rows, 32)], [random(32, 50, seed=1)], NATIVE)
+        built = build(describe, [random(rows, 32)], [random(32, 64, seed=1)], NATIVE)
         for variable, function in built.ir_mod.functions_items():
             if isinstance(function, tirx.PrimFunc):
                 name = f"{variable.name_hint}_{rows}"

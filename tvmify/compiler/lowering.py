@@ -17,6 +17,7 @@ from tvmify.compiler.passes.share_evenly import ShareEvenly
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
 from tvmify.compiler.schedule.prefetch import FETCHES
+from tvmify.compiler.schedule.rewriting import rewrite
 from tvmify.silence import silenced
 
 
@@ -96,7 +97,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.LoopPartition(),
         tirx.transform.VectorizeLoop(),
         tirx.transform.StorageRewrite(),
-        s_tir.transform.HoistIfThenElse(),
+        _hoist_conditions(),
         tirx.transform.UnrollLoop(),
         s_tir.transform.RenormalizeSplitPattern(),
         tirx.transform.StmtSimplify(),
@@ -122,6 +123,39 @@ def _narrow_indices() -> tvm.transform.Pass:
         return ir_mod if FETCHES in (function.attrs or {}) else narrow(ir_mod)
 
     return run
+
+
+def _hoist_conditions() -> tvm.transform.Pass:
+    """Move conditions out of loops, as TVM does, but not out of one of two branches.
+
+    TVM moves such a condition in front of both. Where a chunk of tiles ended with the image, and a
+    vector with the channels, what was simplified for whole vectors decided about the others, too:
+    the last channels of Winograd kernels were never stored.
+    """
+    hoist = s_tir.transform.HoistIfThenElse()
+
+    @tvm.transform.module_pass(opt_level=0)
+    def run(ir_mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
+        ((_, function),) = ir_mod.functions_items()
+        return ir_mod if _decides_in_branch(function.body) else hoist(ir_mod)
+
+    return run
+
+
+def _decides_in_branch(body: tirx.Stmt, branch: bool = False) -> bool:
+    """Whether there is a condition in one of two branches; `branch`: `body` is one itself."""
+    found = False
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:
+        nonlocal found
+        if isinstance(stmt, tirx.IfThenElse):
+            cases = [stmt.then_case, *([stmt.else_case] if stmt.else_case is not None else [])]
+            found |= branch or any(_decides_in_branch(case, len(cases) > 1) for case in cases)
+            return stmt
+        return None
+
+    rewrite(body, visit)
+    return found
 
 
 def _to_instructions() -> list[tvm.transform.Pass]:

@@ -15,6 +15,7 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.backend.cpu_generic.pipeline import dataflow_lower_passes, finalize_passes
 from tvm.tirx.build import codegen_build
 
+from tvmify.compiler.build import generate
 from tvmify.compiler.lowering import lower
 from tvmify.compiler.schedule import LEGALIZE, schedule
 from tvmify.runtime.native import cpu_features
@@ -69,11 +70,11 @@ class Built:
         return self.ir_mod[name]
 
     def run(self, inputs: Sequence[Array], weights: Sequence[Array] = ()) -> Array:
-        """Run on arrays; packs the weights first."""
+        """Run on arrays, lowered as for users; packs the weights first."""
         passes = dataflow_lower_passes(self.target) + finalize_passes(self.target)
-        executable = relax.build(
-            self.ir_mod, target=self.target, relax_pipeline=tvm.transform.Sequential(passes)
-        )
+        with self.target:
+            ir_mod = tvm.transform.Sequential(passes)(self.ir_mod)
+        executable = generate(ir_mod, self.target, "bytecode", threads=1).executable
         machine = relax.VirtualMachine(executable, tvm.cpu())
         arguments = [tvm.runtime.tensor(value) for value in inputs]
         if weights:

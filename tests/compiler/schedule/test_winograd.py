@@ -181,6 +181,23 @@ def test_values_at_every_second_pixel(target, shape, outputs, padding, algorithm
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
+    ("case", "algorithm"),
+    [
+        (Case((1, 49, 35, 31), 23, stride=2), "winograd F2 shared"),
+        (Case((1, 65, 24, 32), 17, stride=2), "winograd F4 shared"),
+        (Case((2, 51, 51, 65), 31, stride=2), "winograd F2 shared"),
+        (Case((1, 39, 70, 192), 17, padding=(0, 0)), "winograd F1x2 shared"),
+    ],
+)
+def test_values_where_chunks_end_with_half_a_tile_and_panels_with_half_a_vector(
+    target, case, algorithm
+):
+    """The last channels of these were never stored, with one of the targets."""
+    case.check(algorithm, target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
     ("shape", "outputs", "size", "stride", "padding"),
     [
         ((1, 64, 64, 3), 64, 7, 2, (3, 3)),
