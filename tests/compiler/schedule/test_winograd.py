@@ -205,6 +205,8 @@ def test_values_where_chunks_end_with_half_a_tile_and_panels_with_half_a_vector(
         ((3, 40, 33, 1), 23, 3, 1, (1, 1)),
         ((1, 29, 70, 4), 48, 5, 2, (0, 2)),
         ((2, 37, 146, 2), 16, 3, 2, (1, 0)),
+        ((1, 18, 296, 3), 64, 7, 2, (3, 3)),  # 37 tiles in a row
+        ((1, 60, 59, 3), 40, 11, 4, (2, 2)),
     ],
 )
 def test_values_of_planes(target, shape, outputs, size, stride, padding):
@@ -327,8 +329,9 @@ def test_planes_are_for_filters_that_save_enough():
         window = Window((size, size), (stride, stride), (1, 1), (size // 2,) * 4)
         return _names(pixels, 3, window=window, outputs=64, planar=True)
 
-    assert names(7, 2)[0] == names(5, 2)[0] == "winograd F1x4"
+    assert names(7, 2)[0] == names(11, 4)[0] == "winograd F1x4"
     assert names(3, 2)[0].startswith("direct")
+    assert names(7, 2, pixels=296)[0].startswith("direct")  # 37 tiles: sums of a row leave L1
     assert names(7, 2, pixels=16)[0].startswith("direct")
     assert not any("winograd" in name for name in names(9, 2) + names(7, 1))
 

@@ -9,7 +9,8 @@ element-wise chain that follows. Loops, outside in:
   group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are
   read once a chunk.
 - *planes*: chunk (parallel) → [rows → pixels brought together → transformed inputs] → channels →
-  group of tiles → [point → registers] → tile → results. Sums of a group stay in L1.
+  group of tiles → [point → registers] → tile → results, with the sums of a group in L1. Groups that
+  do not divide a row: row of tiles → [point → group → registers] → tile → results.
 - *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
   then channels → chunk (parallel) → as above. Each thread reads weights of its own, and inputs
   most of which others have transformed, so that it fetches those of the next group meanwhile.
@@ -119,8 +120,8 @@ def _cut(
 ) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Cut the store into chunks of tiles.
 
-    Returns the loops over chunks, that which holds the sums of a tile of channels, and that over
-    registers of them, around one tile.
+    Returns the loops over chunks, that which holds the sums of a tile of channels (of planes, those
+    of a group of tiles, or of a row), and that over registers of them, around one tile.
     """
     height, width, down, across, shared, lanes = plan
     b, y, x, c = sch.get_loops(store)
@@ -137,9 +138,10 @@ def _cut(
         sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
         chunk, channels = fuse(sch, [fy, fx]), t
     else:
-        group, dx = sch.split(dx, [None, rows])
-        sch.reorder(fy, fx, t, dy, group, dx, vector, yi, xi, lane)
-        chunk, channels = fuse(sch, [fy, fx]), group
+        sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
+        chunk, channels = fuse(sch, [fy, fx]), dy
+        if across % rows == 0:  # else the loops along the last group would depend on where it ends
+            channels, dx = sch.split(dx, [None, rows])
     return chunk, channels, vector
 
 
