@@ -120,12 +120,12 @@ def test_matrices_correlate_exactly(results, taps):
 
 @pytest.mark.parametrize(
     ("results", "taps", "stride"),
-    [(2, 3, 1), (4, 3, 1), (2, 3, 2), (4, 3, 2), (4, 5, 2), (4, 7, 2), (2, 3, 3)],
+    [(2, 3, 1), (4, 3, 1), (2, 3, 2), (4, 3, 2), (4, 5, 2), (4, 7, 2), (2, 3, 3), (4, 11, 4)],
 )
 def test_expressions_compute_what_a_filter_does(results, taps, stride):
     """Each is chosen among all by an index that is a number once the loop has been unrolled."""
     filtering = Filtering(results, taps, stride)
-    assert Filtering.is_known(results, taps, stride)
+    assert filtering.saves == (taps > stride)
     generator = np.random.default_rng(0)
     data, weights = generator.random(filtering.reach), generator.random(taps)
 
@@ -207,6 +207,7 @@ def test_values_where_chunks_end_with_half_a_tile_and_panels_with_half_a_vector(
         ((2, 37, 146, 2), 16, 3, 2, (1, 0)),
         ((1, 18, 296, 3), 64, 7, 2, (3, 3)),  # 37 tiles in a row
         ((1, 60, 59, 3), 40, 11, 4, (2, 2)),
+        ((1, 5, 3, 3), 32, 7, 2, (4, 5)),  # no more than a tile
     ],
 )
 def test_values_of_planes(target, shape, outputs, size, stride, padding):
@@ -333,7 +334,7 @@ def test_planes_are_for_filters_that_save_enough():
     assert names(3, 2)[0].startswith("direct")
     assert names(7, 2, pixels=296)[0].startswith("direct")  # 37 tiles: sums of a row leave L1
     assert names(7, 2, pixels=16)[0].startswith("direct")
-    assert not any("winograd" in name for name in names(9, 2) + names(7, 1))
+    assert not any("winograd" in name for name in names(9, 2) + names(7, 1) + names(4, 4))
 
 
 @pytest.mark.parametrize(

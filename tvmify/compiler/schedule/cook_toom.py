@@ -93,24 +93,28 @@ class Filtering:
     """Several results of a filter of some taps at a stride, from fewer products.
 
     At a stride of two, even taps see even inputs and odd taps odd ones: two filters of half the
-    taps, whose results are added.
+    taps, whose results are added. Where it does not save products, only `reach` is defined.
     """
 
     results: int
     taps: int
     stride: int
 
-    @staticmethod
-    def is_known(results: int, taps: int, stride: int) -> bool:
-        """Whether there are points for it."""
-        lengths = [len(range(phase, taps, stride)) for phase in range(stride)]
-        return all(length == 1 or (results, length) in POINTS for length in lengths)
+    @property
+    def lengths(self) -> list[int]:
+        """How many taps there are at every stride, from the first, the second … on."""
+        return [len(range(phase, self.taps, self.stride)) for phase in range(self.stride)]
+
+    @property
+    def saves(self) -> bool:
+        """Whether there are points for it, fewer than the products of all results and taps."""
+        known = all(length == 1 or (self.results, length) in POINTS for length in self.lengths)
+        return known and self.points < self.results * self.taps
 
     @property
     def phases(self) -> list[Transforms]:
-        """The matrices for every so many taps, from the first, the second … on."""
-        lengths = [len(range(phase, self.taps, self.stride)) for phase in range(self.stride)]
-        return [transforms(self.results, length) for length in lengths]
+        """The matrices for each of these filters."""
+        return [transforms(self.results, length) for length in self.lengths]
 
     @property
     def points(self) -> int:

@@ -19,7 +19,8 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.windows import NCHW, Window, pad
 from tvmify.compiler.schedule.winograd_cut import Cut
 
-#: Names of the template's blocks: the padded image; inputs transformed down and across; sums of
+#: Names of the template's blocks: the padded image; of planes, what tiles see at the same place,
+#: brought together; inputs transformed down and across; sums of
 #: products of some input channels, and of all; results transformed down and across; their sum,
 #: whether it is no number; the same results computed directly; the store.
 PAD, SPLIT = "winograd_pad", "winograd_split"
@@ -45,19 +46,19 @@ def candidates(
     planar: bool = False,
 ) -> list[Winograd]:
     """Return the kernels there are for a convolution."""
-    (height, width), (down, across) = window.size, window.strides
-    square = height == width and down == across and window.dilation == (1, 1)
+    (height, width), (stride, apart) = window.size, window.strides
+    square = height == width and stride == apart and window.dilation == (1, 1)
     if not square or groups > 1 or dtype != _DTYPE or out[3] < machine.lanes():
         return []
     convolution = image, out, window
     if planar:
-        if width == 1 or not Filtering.is_known(4, width, across):
+        if not Filtering(4, width, stride).saves:
             return []
         return [Winograd.of(*convolution, 1, 4, False, machine, planar)]
-    if width != 3 or across > 2 or image[3] < machine.lanes():
+    if width != 3 or stride > 2 or image[3] < machine.lanes():
         return []
     # Of several images there are rows enough to read weights for.
-    sizes = [(2, 2), (4, 4), *[(1, 2)] * (out[0] == 1 == across)]
+    sizes = [(2, 2), (4, 4), *[(1, 2)] * (out[0] == 1 == stride)]
     return [
         Winograd.of(*convolution, *size, shared, machine)
         for size in sizes
@@ -127,9 +128,8 @@ class Winograd(Cut):
         tall, (stride, apart) = rows // self.out[0], self.window.strides
         # With rows of the filter in the reduction, the rows of whole chunks.
         high = -(-tall // self.down) * self.down if self.taps > 1 else tall
-        columns = self.chunks[1] * self.across
-        if self.planar:
-            columns += self.stretches[1]
+        # Of planes whole vectors of tiles, which see a little of the next.
+        columns = self.stretches[1] + 1 if self.planar else self.chunks[1] * self.across
         size = (high * height, columns * width)
         padded = pad(image, self.window, size, PAD, channels=self.channels, planar=self.planar)
 
@@ -212,11 +212,11 @@ class Winograd(Cut):
         brought together. Vectors of tiles are a dimension, since TVM would else cut the last.
         """
         n, channels, tall, wide = (int(size) for size in padded.shape)
-        stride, apart = self.window.strides[0], self.width * self.window.strides[1]
+        stride, step = self.window.strides[0], self.width * self.window.strides[1]
         lines, columns = self.stretches
         split = te.compute(
-            (n, channels, tall, apart, wide // apart),
-            lambda b, c, y, phase, i: padded[b, c, y, i * apart + phase],
+            (n, channels, tall, step, wide // step),
+            lambda b, c, y, phase, i: padded[b, c, y, i * step + phase],
             name=SPLIT,
         )
 
@@ -225,7 +225,7 @@ class Winograd(Cut):
             tile = fx * self.across + v * self.lanes + lane
             first = fy * self.down
             place = first // self.out[1], channel, first % self.out[1] * stride + row
-            return self.horizontal.data(p, lambda x: split[(*place, x % apart, tile + x // apart)])
+            return self.horizontal.data(p, lambda x: split[(*place, x % step, tile + x // step)])
 
         shape = (*self.chunks, self.points, lines, columns // self.lanes, self.lanes)
         return te.compute(shape, data, name=DATA)

@@ -57,6 +57,8 @@ _START, _FORK = 50_000, 20_000
 _FAR_ROW = 0.125
 #: Chunks with inputs of their own are made so small that there are this many.
 _FEW_CHUNKS = 8
+#: Bands of rows of planes, likewise, which see some rows twice: half as many take 2 % less.
+_FEW_BANDS = 16
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class Cut:
         points = _points(window, height, width)
         if planar:
             across = columns
-            most = max(1, rows // (2 * _FEW_CHUNKS))
+            line = points * image[3] * across * 4  # bytes of inputs, for each row of the image
+            seen = machine.l2_bytes // 2 // line - window.size[0]
+            most = max(1, min(rows // _FEW_BANDS, seen // window.strides[0] + 1))
             down = max(n for n in range(1, most + 1) if out[1] % n == 0)
         elif shared:
             tile_bytes = points * 4 * lanes * 4
@@ -184,7 +188,7 @@ class Cut:
 
     @property
     def depth(self) -> int:
-        """Length of one of them: input channels of a block, whole registers of them."""
+        """Length of such a block: whole registers of input channels; of planes, all there is."""
         if self.planar:
             return self.taps * self.image[3]
         even = -(-self.image[3] // self.blocks)
