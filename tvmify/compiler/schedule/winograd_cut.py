@@ -219,9 +219,11 @@ class Cut:
         panels = -(-self.out[3] // self.tile.columns)
         outputs = panels * self.tile.columns
         weights = self.points * self.pieces * self.depth * outputs
-        inputs = chunks * self.points * prod(self.stretches)
-        if not self.planar:
-            inputs *= self.channels
+        inputs = chunks * prod(self.stretches)
+        if self.planar:  # each pixel is padded and brought to others beside
+            inputs *= self.points + self.width * self.window.strides[1]
+        else:
+            inputs *= self.points * self.channels
         results = chunks * self.points * self.down * self.across * outputs
         if self.shared:
             nearby = max(_NEARBY, _BOTH * machine.l2_bytes)
