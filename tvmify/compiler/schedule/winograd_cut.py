@@ -113,11 +113,15 @@ class Cut:
             seen = machine.l2_bytes // 2 // line - window.size[0]
             most = max(1, min(rows // _FEW_BANDS, seen // window.strides[0] + 1))
             down = max(n for n in range(1, most + 1) if out[1] % n == 0)
+            ranked = tiles.ranked(across, out[3], machine)
+            whole = (tile for tile in ranked[:_NEAR_BEST] if across % tile.rows == 0)
+            tile = next(whole, ranked[0])
         elif shared:
             tile_bytes = points * 4 * lanes * 4
             room = max(1, machine.l2_bytes // tile_bytes)
             across = _even(columns, room)
             down = _even(rows, max(1, room // across))
+            tile = _tile(down * across, out[3], machine, narrow=False)
         else:
             # Inputs, and sums for two registers of channels.
             tile_bytes = points * (image[3] + 2 * lanes) * 4
@@ -125,12 +129,7 @@ class Cut:
             across = _even(columns, room)
             most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
             down = _even(rows, most)
-        if planar:
-            ranked = tiles.ranked(across, out[3], machine)
-            whole = (tile for tile in ranked[:_NEAR_BEST] if across % tile.rows == 0)
-            tile = next(whole, ranked[0])
-        else:
-            tile = _tile(down * across, out[3], machine, narrow=not shared)
+            tile = _tile(down * across, out[3], machine, narrow=True)
         size = height, width, down, across
         return cls(tuple(image), tuple(out), window, *size, shared, tile, lanes, planar)
 

@@ -85,7 +85,7 @@ class WinogradConvolution(Rule):
         extents = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
         work = float(prod(extents))
         weights = prod(extents[2:5]) * prod(extents[-2:]) * 4  # bytes: there is float32 only
-        chunk, channels, vector = _cut(sch, store, plan, *extents[-3:-1])
+        chunk, at, vector = _cut(sch, store, plan, *extents[-3:-1])
         parallel_if_worth(sch, chunk, machine, work)
         _in_registers(sch, store)
         # The flag before what it guards. Tiles of one row are transformed across alone.
@@ -98,7 +98,7 @@ class WinogradConvolution(Rule):
         _in_registers(sch, sch.get_sblock(RESULT))
         if height > 1:
             _in_registers(sch, sch.get_sblock(UP), by_columns=True)
-        _schedule_sums(sch, channels, machine, weights, bool(shared))
+        _schedule_sums(sch, at, machine, weights, bool(shared))
         if find(sch, SPLIT) is not None:
             _schedule_planes(sch, chunk, lanes)
         else:
@@ -120,8 +120,9 @@ def _cut(
 ) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Cut the store into chunks of tiles.
 
-    Returns the loops over chunks, that which holds the sums of a tile of channels (of planes, those
-    of a group of tiles, or of a row), and that over registers of them, around one tile.
+    Returns the loops over chunks, that in which sums are kept (all of a tile of channels; of
+    planes, those of a group of tiles, or of a row), and that over registers of channels, around
+    one tile.
     """
     height, width, down, across, shared, lanes = plan
     b, y, x, c = sch.get_loops(store)
@@ -131,18 +132,16 @@ def _cut(
     fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
     fx, dx = sch.split(xo, [None, across])
     t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
+    chunks = [t, fy, fx] if shared else [fy, fx, t]
+    sch.reorder(*chunks, dy, dx, vector, yi, xi, lane)
     if shared:
-        sch.reorder(t, fy, fx, dy, dx, vector, yi, xi, lane)
-        chunk = channels = fuse(sch, [t, fy, fx])
-    elif find(sch, SPLIT) is None:
-        sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
-        chunk, channels = fuse(sch, [fy, fx]), t
+        chunk = sums = fuse(sch, chunks)
     else:
-        sch.reorder(fy, fx, t, dy, dx, vector, yi, xi, lane)
-        chunk, channels = fuse(sch, [fy, fx]), dy
-        if across % rows == 0:  # else the loops along the last group would depend on where it ends
-            channels, dx = sch.split(dx, [None, rows])
-    return chunk, channels, vector
+        chunk, sums = fuse(sch, [fy, fx]), t
+    if find(sch, SPLIT) is not None:
+        # By rows, since the loops along a last group that is shorter would depend on where it ends.
+        sums = sch.split(dx, [None, rows])[0] if across % rows == 0 else dy
+    return chunk, sums, vector
 
 
 def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
@@ -159,11 +158,11 @@ def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False
 
 
 def _schedule_sums(
-    sch: s_tir.Schedule, channels: LoopRV, machine: Microarchitecture, weights: int, shared: bool
+    sch: s_tir.Schedule, at: LoopRV, machine: Microarchitecture, weights: int, shared: bool
 ) -> None:
     """Add products up in registers, block after block of input channels."""
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
-    sch.compute_at(sums, channels, preserve_unit_loops=True)
+    sch.compute_at(sums, at, preserve_unit_loops=True)
     several = len(sch.get(sums).iter_vars) > 7
     *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
     groups = extent(sch, group)
