@@ -167,7 +167,9 @@ def test_a_process_that_dies_takes_one_signature_with_it(models: Path) -> None:
 
 def test_an_interrupt_leaves_what_is_done(models: Path, cache_directory: Path) -> None:
     shapes = [argument for rows in range(1, 65) for argument in ("--shape", f"{rows},4")]
-    command = [sys.executable, "-c", "from tvmify.cli import app; app()", "warmup", "my_models:Net"]
+    # A shell that starts the tests in the background lets them, and what they start, ignore SIGINT.
+    main = "from signal import *; signal(SIGINT, default_int_handler); from tvmify.cli import app"
+    command = [sys.executable, "-c", f"{main}; app()", "warmup", "my_models:Net"]
     process = subprocess.Popen(
         [*command, *shapes, "--jobs", "1", "--json"],
         stdout=subprocess.PIPE,
