@@ -25,7 +25,7 @@ def scheduled() -> tvm.IRModule:
         def describe(builder, left, right):
             return relax.op.nn.gelu(relax.op.matmul(left, right))
 
-        built = build(describe, [random(rows, 32)], [random(32, 64, seed=1)], NATIVE)
+        built = build(describe, [random(rows, 32)], [random(32, 50, seed=1)], NATIVE)
         for variable, function in built.ir_mod.functions_items():
             if isinstance(function, tirx.PrimFunc):
                 name = f"{variable.name_hint}_{rows}"
@@ -35,7 +35,11 @@ def scheduled() -> tvm.IRModule:
     return tvm.IRModule(functions)
 
 
-def test_does_to_each_function_what_tvm_does_to_all(scheduled: tvm.IRModule):
+def test_does_to_each_function_what_tvm_does_to_all(
+    scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
+):
+    # TVM moves conditions out of branches, too.
+    monkeypatch.setattr(lowering, "_decides_in_branch", lambda body: False)
     with NATIVE:
         to_packed, finalize, _ = default_s_tir_pipeline()
         bound = tirx.transform.BindTarget(NATIVE.with_host(NATIVE))(scheduled)
