@@ -246,9 +246,8 @@ class Winograd(Cut):
             fy, fx, t, p, o, g, r, lane = i
             weight = packed[t, p, o * depth + k, lane]
             if self.planar:
-                by_row = self.groups // self.down
-                line = g // by_row * self.window.strides[0] * self.channels
-                tile = g % by_row * self.tile.rows + r
+                line = g // self.in_row * self.window.strides[0] * self.channels
+                tile = g % self.in_row * self.tile.rows + r
                 return data[fy, fx, p, line + k, tile // self.lanes, tile % self.lanes] * weight
             if self.taps == 1:
                 return data[fy, fx, g, p, r, o * depth + k] * weight
@@ -280,8 +279,7 @@ class Winograd(Cut):
         ) -> Expr:
             point = p * columns + q
             if self.planar:
-                g = dy * (self.groups // self.down) + dx // group
-                return sums[fy, fx, t, point, g, dx % group, lane]
+                return sums[fy, fx, t, point, dy * self.in_row + dx // group, dx % group, lane]
             number = dy * self.across + dx
             return sums[fy, fx, t, point, number // group, number % group, lane]
 

@@ -169,10 +169,15 @@ class Cut:
         return -(-rows // self.down), -(-columns // self.across)
 
     @property
+    def in_row(self) -> int:
+        """How often the tiles of one row fill the registers."""
+        return -(-self.across // self.tile.rows)
+
+    @property
     def groups(self) -> int:
-        """How often the tiles of a chunk fill the registers; of an NCHW image, those of a row."""
+        """How often the tiles of a chunk fill the registers; of an NCHW image, row by row."""
         if self.planar:
-            return self.down * -(-self.across // self.tile.rows)
+            return self.down * self.in_row
         return -(-self.down * self.across // self.tile.rows)
 
     @property
@@ -209,7 +214,7 @@ class Cut:
         rows = self.vertical.reach + (self.down - 1) * self.window.strides[0]
         if not self.planar:
             return rows, self.across
-        across = self.groups // self.down * self.tile.rows
+        across = self.in_row * self.tile.rows
         return rows * self.image[3], -(-across // self.lanes) * self.lanes
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
