@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
@@ -42,6 +45,16 @@ class Failing(Rule):
         raise ValueError("what a rule draws\nno such loop")
 
 
+class Undecided(Failing):
+    """Spoils every function, and then has no business with it."""
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Take nothing."""
+        with contextlib.suppress(ValueError):
+            super().schedule(sch, machine)
+        return None
+
+
 def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return relax.op.add(x, x)
 
@@ -54,6 +67,33 @@ def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
     assert built.rules == {"elementwise (failing failed: no such loop)"}
     tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
     np.testing.assert_array_equal(built.run([x]), x + x)
+
+
+def test_the_next_rule_sees_nothing_of_what_one_did_that_took_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    x = random(6, 40)
+    plain = build(doubled, [x])
+    monkeypatch.setattr(rules, "RULES", (Undecided("undecided"), Noting(), Elementwise()))
+    built = build(doubled, [x])
+    assert built.rules == {"elementwise"}
+    tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
+
+
+def test_a_function_is_analysed_once_for_all_rules_that_only_look(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made = []
+    original = s_tir.Schedule.__init__
+
+    def noted(self: s_tir.Schedule, *args: Any, **kwargs: Any) -> None:
+        made.append(self)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(s_tir.Schedule, "__init__", noted)
+    monkeypatch.setattr(rules, "RULES", (Noting(), Noting(), Elementwise()))
+    build(doubled, [random(6, 40)])
+    assert len(made) == 1
 
 
 def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):

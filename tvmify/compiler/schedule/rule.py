@@ -22,7 +22,7 @@ class Rule(ScheduleRule):
 
     A rule finds its anchor block, fuses what surrounds it, and returns None when it has no
     business with the function. An exception means "mine, but it did not work": the next rule is
-    tried and the report says so.
+    tried and the report says so. Either way, what it did to the schedule is forgotten.
     """
 
     #: Name in the report.
@@ -49,33 +49,42 @@ class Outcome:
         return (self.rule or "unscheduled") + f" ({'; '.join(self.failures)})" * bool(self.failures)
 
 
-class _Attempt(ScheduleRule):
-    """A rule as dlight's ``ApplyDefaultSchedule`` is to try it.
+class _InTurn(ScheduleRule):
+    """Rules as one that dlight's ``ApplyDefaultSchedule`` can try.
 
     That tells nobody which rule had which function, and an error would end it: both are noted
     here.
     """
 
     def __init__(
-        self, name: str, rule: ScheduleRule, outcomes: defaultdict[tirx.PrimFunc, Outcome]
+        self,
+        rules: Mapping[str, ScheduleRule],
+        outcomes: defaultdict[tirx.PrimFunc, Outcome],
     ) -> None:
-        self.name, self.rule, self.outcomes = name, rule, outcomes
+        self.rules, self.outcomes = rules, outcomes
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule a function, or return None: another rule is to try it."""
+        """Schedule a function by the first rule that takes it."""
         outcome = self.outcomes[func]
-        try:
-            schedule = self.rule.apply(func, target, tunable)
-        except Exception as error:  # TVM's errors share no narrower class
-            message = str(error).strip().splitlines()
-            outcome.failures.append(
-                f"{self.name} failed: {message[-1] if message else repr(error)}"
-            )
-            return None
-        if not isinstance(schedule, s_tir.Schedule):
-            return None
-        outcome.rule = self.name
-        return schedule
+        fresh: s_tir.Schedule | None = None
+        for name, rule in self.rules.items():
+            try:
+                if isinstance(rule, Rule):
+                    # To make a schedule takes longer than most rules need to find no anchor in it.
+                    if fresh is None or not fresh.mod["main"].same_as(func):
+                        fresh = s_tir.Schedule(func)
+                    schedule = rule.schedule(fresh, Microarchitecture.of(target))
+                else:
+                    schedule = rule.apply(func, target, tunable)
+            except Exception as error:  # TVM's errors share no narrower class
+                message = str(error).strip().splitlines()
+                outcome.failures.append(f"{name} failed: {message[-1] if message else repr(error)}")
+                fresh = None
+                continue
+            if isinstance(schedule, s_tir.Schedule):
+                outcome.rule = name
+                return schedule
+        return None
 
 
 def apply_in_turn(
@@ -98,7 +107,6 @@ def apply_in_turn(
     # dlight passes over what claims to be scheduled.
     tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
     outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
-    attempts = [_Attempt(name, rule, outcomes) for name, rule in rules.items()]
     with target:
-        scheduled = ApplyDefaultSchedule(*attempts)(IRModule(tried))
+        scheduled = ApplyDefaultSchedule(_InTurn(rules, outcomes))(IRModule(tried))
     return scheduled, {variable: outcomes[f] for variable, f in tried.items()}
