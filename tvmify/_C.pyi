@@ -87,22 +87,3 @@ class LatestCall:
         """
     def forget(self) -> None:
         """Forget the call."""
-
-@final
-class Shortcut:
-    """As ``_compiled_call_impl`` of a class of modules: leads a call to their `LatestCall`.
-
-    Only where nothing else would come between: no hook, no other forward, no ``torch.compile``. All
-    other calls go the way that `torch.nn.Module` leads them.
-
-    Parameters
-    ----------
-    place
-        Under which name modules keep their dispatcher.
-    forward
-        What that name stands for in the class; a subclass may have another.
-    """
-
-    def __new__(cls, place: str, forward: Callable[..., Any]) -> Shortcut: ...
-    def __get__(self, module: Any, owner: Any = ..., /) -> Any: ...
-    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any: ...

@@ -19,7 +19,7 @@ from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
 from tvmify.methods import Decoration, check_methods, decorate_methods, dispatcher_of_method
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER, Shortcut, autocast_text, original
+from tvmify.runtime import DISPATCHER, autocast_text, original
 from tvmify.signature import example_arguments
 
 Subject = TypeVar("Subject")
@@ -343,8 +343,6 @@ class _ScriptedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._tvmify_dispatcher(args, kwargs)
-
-    _compiled_call_impl = Shortcut(f"{DISPATCHER}dispatcher", forward)
 
     def train(self, mode: bool = True) -> _ScriptedModule:
         super().train(mode)
