@@ -53,15 +53,12 @@ class _InTurn(ScheduleRule):
     """Rules as one that dlight's ``ApplyDefaultSchedule`` can try.
 
     That tells nobody which rule had which function, and an error would end it: both are noted
-    here.
+    in `outcomes`.
     """
 
-    def __init__(
-        self,
-        rules: Mapping[str, ScheduleRule],
-        outcomes: defaultdict[tirx.PrimFunc, Outcome],
-    ) -> None:
-        self.rules, self.outcomes = rules, outcomes
+    def __init__(self, rules: Mapping[str, ScheduleRule]) -> None:
+        self.rules = rules
+        self.outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a function by the first rule that takes it."""
@@ -79,7 +76,7 @@ class _InTurn(ScheduleRule):
             except Exception as error:  # TVM's errors share no narrower class
                 message = str(error).strip().splitlines()
                 outcome.failures.append(f"{name} failed: {message[-1] if message else repr(error)}")
-                fresh = None
+                fresh = None  # what stopped half-way may be neither the old schedule nor a new one
                 continue
             if isinstance(schedule, s_tir.Schedule):
                 outcome.rule = name
@@ -106,7 +103,7 @@ def apply_in_turn(
     """
     # dlight passes over what claims to be scheduled.
     tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
-    outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
+    in_turn = _InTurn(rules)
     with target:
-        scheduled = ApplyDefaultSchedule(_InTurn(rules, outcomes))(IRModule(tried))
-    return scheduled, {variable: outcomes[f] for variable, f in tried.items()}
+        scheduled = ApplyDefaultSchedule(in_turn)(IRModule(tried))
+    return scheduled, {variable: in_turn.outcomes[f] for variable, f in tried.items()}
