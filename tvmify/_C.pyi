@@ -87,3 +87,25 @@ class LatestCall:
         """
     def forget(self) -> None:
         """Forget the call."""
+
+@final
+class Shortcut(property):
+    """As ``_compiled_call_impl`` of a class of modules: leads a call to their `LatestCall`.
+
+    Only where nothing else would come between: no hook, no other forward, nobody who records. All
+    other calls go the way that `torch.nn.Module` leads them. What ``Module.compile()`` sets has
+    precedence.
+
+    Parameters
+    ----------
+    fget
+        What torch.compile reads in place of native code; to return None.
+    place
+        Under which name modules keep their dispatcher.
+    forward
+        What that name stands for in the class; a subclass may have another.
+    """
+
+    def __init__(
+        self, fget: Callable[[Any], None], place: str, forward: Callable[..., Any]
+    ) -> None: ...

@@ -17,7 +17,13 @@ from tvmify.capture.threads import is_recorded_elsewhere
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
-from tvmify.methods import Decoration, check_methods, decorate_methods, dispatcher_of_method
+from tvmify.methods import (
+    Decoration,
+    check_methods,
+    decorate_methods,
+    dispatcher_of_method,
+    shortcut,
+)
 from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, autocast_text, original
 from tvmify.signature import example_arguments
@@ -343,6 +349,8 @@ class _ScriptedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._tvmify_dispatcher(args, kwargs)
+
+    _compiled_call_impl = shortcut(f"{DISPATCHER}dispatcher", forward)
 
     def train(self, mode: bool = True) -> _ScriptedModule:
         super().train(mode)

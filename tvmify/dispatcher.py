@@ -83,6 +83,8 @@ class Dispatcher:
         As given.
     module
         Returns the module, which is held weakly.
+    latest
+        Makes the call that was made last again; a `Shortcut` goes straight to it.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Dispatcher:
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self._lock = threading.RLock()
         self._memory = Entries(compile_options.cache_size)
-        self._latest = LatestCall()
+        self.latest = LatestCall()
         self._warned: set[str] = set()
         self._builds = self._disk_hits = 0
         self._seconds: Counter[str] = Counter()
@@ -136,7 +138,7 @@ class Dispatcher:
             With ``strict=True``, when the call cannot run compiled.
         """
         # Mostly it is the last call again, which native code finds and runs by itself.
-        if (result := self._latest(args, kwargs)) is not NotImplemented:
+        if (result := self.latest(args, kwargs)) is not NotImplemented:
             return result
         leaves, entry = self._find(args, kwargs)
         if entry.run is not None:
@@ -201,7 +203,7 @@ class Dispatcher:
             self._constants.clear()
             self._constants_guard = None
             self._floats = Floats()
-            self._latest.forget()
+            self.latest.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of a module begin without one: it belongs to one module in one process.
@@ -211,7 +213,7 @@ class Dispatcher:
         """Return what the caches have done so far."""
         memory = self._memory
         entries = sum(entry.run is not None for entry in memory.values())
-        hits = memory.hits + self._latest.hits
+        hits = memory.hits + self.latest.hits
         counts = hits, memory.misses, self._builds, self._disk_hits, entries
         return CacheInfo(*counts, dict(self._seconds)).with_regions(memory.values())
 
@@ -235,7 +237,7 @@ class Dispatcher:
     def _lookup(self, signature: Hashable) -> Entry | None:
         if self._unsettled is not None:
             return self._unsettled
-        generation = self._latest.generation
+        generation = self.latest.generation
         # Compares all weights and attributes with those of the last call, in native code.
         if self._watched is None or self._watched.guard.changed():
             self._look_again()
@@ -245,7 +247,7 @@ class Dispatcher:
         if entry is not None and not self._floats.arguments:
             run, watched = entry.plain_run, self._watched  # None if another thread refreshes
             if run is not None and watched is not None:
-                self._latest.keep(generation, watched.guard, signature, run)
+                self.latest.keep(generation, watched.guard, signature, run)
         return entry
 
     def _look_again(self) -> None:
@@ -265,7 +267,7 @@ class Dispatcher:
             self._weights = PackedWeights()
             self._state = state
             self._watched = watched
-            self._latest.forget()
+            self.latest.forget()
 
     def _bind(self, entry: Entry) -> Entry:
         with self._lock:
@@ -309,7 +311,7 @@ class Dispatcher:
                 make = functools.partial(self._make_entry, args, kwargs, stages)
                 found_by, entry = self._floats.make(signature, args, kwargs, make)
                 self._memory.keep(place, (self._state.number, found_by), entry)
-                self._latest.forget()  # which may be the one that had to leave
+                self.latest.forget()  # which may be the one that had to leave
                 stages.end()
                 self._seconds.update(stages.seconds)  # which adds them up
             return entry

@@ -16,7 +16,7 @@ from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER
+from tvmify.runtime import DISPATCHER, Shortcut
 
 # Held while a dispatcher is made, so that threads that call first together share one.
 _MAKING = threading.Lock()
@@ -62,8 +62,27 @@ def decorate_methods(
     decoration = Decoration(eager, compile_options, attribute)
     for name, function in eager.items():
         setattr(cls, name, _decorated(function, name, decoration))
+    if "forward" in eager:
+        cls._compiled_call_impl = shortcut(f"{attribute}forward", cls.forward)
     cls.__tvmify__ = decoration  # type: ignore[attr-defined]
     cls.__prepare_scriptable__ = undecorated  # type: ignore[attr-defined]
+
+
+def shortcut(place: str, forward: Callable[..., Any]) -> Any:
+    """Return what, as ``_compiled_call_impl`` of a class, leads calls straight to the latest one.
+
+    Parameters
+    ----------
+    place
+        The attribute under which an instance keeps the dispatcher of ``forward``.
+    forward
+        As the class has it now: calls that lead to another one do not go this way.
+    """
+    return Shortcut(_uncompiled, place, forward)
+
+
+def _uncompiled(_: nn.Module) -> None:
+    """Stand for native code, which torch.compile cannot read."""
 
 
 def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
@@ -149,7 +168,8 @@ def undecorated(
 def _plain_class(
     cls: type[nn.Module], called: Callable[..., Any] | None, is_forward: bool
 ) -> type[nn.Module]:
-    members: dict[str, Any] = {"__tvmify__": None, "__module__": cls.__module__}
+    members: dict[str, Any] = dict.fromkeys(("__tvmify__", "_compiled_call_impl"))
+    members["__module__"] = cls.__module__
     members["__qualname__"] = cls.__qualname__
     for base in cls.__mro__:
         decoration = vars(base).get("__tvmify__")

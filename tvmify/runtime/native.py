@@ -91,7 +91,14 @@ def built_against() -> str:
 
 
 # After the libraries, which it is linked to.
-from tvmify._C import Call, Guard, LatestCall, flatten, with_method_renamed  # noqa: E402
+from tvmify._C import (  # noqa: E402
+    Call,
+    Guard,
+    LatestCall,
+    Shortcut,
+    flatten,
+    with_method_renamed,
+)
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -99,4 +106,12 @@ def cpu_features() -> tuple[str, ...]:
     return tuple(torch.ops.tvmify.cpu_features())
 
 
-__all__ = ["Call", "Guard", "LatestCall", "cpu_features", "flatten", "with_method_renamed"]
+__all__ = [
+    "Call",
+    "Guard",
+    "LatestCall",
+    "Shortcut",
+    "cpu_features",
+    "flatten",
+    "with_method_renamed",
+]

@@ -28,6 +28,6 @@ bool has_changed(PyObject* guard);
 PyObject* with_method_renamed(PyObject* module, PyObject* args);
 
 // The classes of the module.
-extern PyType_Spec guard_spec, call_spec, latest_call_spec;
+extern PyType_Spec guard_spec, call_spec, latest_call_spec, shortcut_spec;
 
 }  // namespace tvmify::python

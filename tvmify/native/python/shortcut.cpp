@@ -1,0 +1,218 @@
+// Shortcut: from nn.Module.__call__ to the call that was made last, past all that lies between.
+//
+// nn.Module asks for `_compiled_call_impl` first, where Module.compile() puts its own. What it does
+// otherwise, in Python, looks for hooks, finds none, and calls a forward which asks a dispatcher:
+// that takes longer than many a short program. A property, so that torch.compile, which cannot read
+// native code, reads its Python getter instead and goes the other way.
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
+
+#include "bindings.h"
+
+namespace tvmify::python {
+namespace {
+
+Owned checked(PyObject* object) {
+  if (object == nullptr) throw python_error();
+  return Owned(object);
+}
+
+Owned attribute_of(PyObject* object, PyObject* name) {
+  return checked(PyObject_GetAttr(object, name));
+}
+
+// Returns a borrowed reference, or null.
+PyObject* find(PyObject* dict, PyObject* key) {
+  PyObject* const value = PyDict_GetItemWithError(dict, key);
+  if (value == nullptr && PyErr_Occurred()) throw python_error();
+  return value;
+}
+
+// Whether a dict of hooks is there, with nothing in it.
+bool is_empty(PyObject* dict, PyObject* key) {
+  PyObject* const hooks = find(dict, key);
+  return hooks != nullptr && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) == 0;
+}
+
+// The names that we look for, in the same place in memory as those of Python code, and what of
+// PyTorch's own decides how a module is called. Never freed: classes may outlive all else.
+struct Names {
+  static PyObject* of(const char* text) {
+    return checked(PyUnicode_InternFromString(text)).release();
+  }
+
+  static PyObject* variables_of(const char* module) {
+    return PyModule_GetDict(checked(PyImport_ImportModule(module)).release());
+  }
+
+  PyObject *compiled_call_impl = of("_compiled_call_impl"), *call_impl = of("_call_impl"),
+           *forward = of("forward"), *module = of("module"), *latest = of("latest"),
+           *is_compiling = of("_is_compiling_flag");
+  PyObject* own_hooks[4] = {of("_backward_hooks"), of("_backward_pre_hooks"), of("_forward_hooks"),
+                            of("_forward_pre_hooks")};
+  PyObject* hooks_of_all[4] = {of("_global_backward_hooks"), of("_global_backward_pre_hooks"),
+                               of("_global_forward_hooks"), of("_global_forward_pre_hooks")};
+  PyObject* of_modules = variables_of("torch.nn.modules.module");
+  PyObject* of_compiler = variables_of("torch.compiler");
+  PyObject* frame_callback =
+      find(variables_of("torch._C._dynamo.eval_frame"), of("get_eval_frame_callback"));
+  PyObject* usual_call_impl = attribute_of(find(of_modules, of("Module")), call_impl).release();
+};
+const Names* names;
+
+// Whether a call now is just a call: there are no hooks for all modules, and nobody records.
+bool nobody_looks() {
+  for (PyObject* const key : names->hooks_of_all) {
+    if (!is_empty(names->of_modules, key)) return false;
+  }
+  if (torch::jit::tracer::isTracing()) return false;
+  if (find(names->of_compiler, names->is_compiling) != Py_False) return false;
+  // While torch.compile looks at frames, it is to see the operators.
+  return names->frame_callback != nullptr &&
+         checked(PyObject_CallNoArgs(names->frame_callback)).get() == Py_None;
+}
+
+// What a Shortcut has beyond a property, and behind it in memory.
+struct Way {
+  PyObject *place, *forward;  // owned
+
+  static Way& of(PyObject* self) {
+    return *reinterpret_cast<Way*>(reinterpret_cast<char*>(self) + PyProperty_Type.tp_basicsize);
+  }
+};
+
+// Returns the LatestCall of a module whose call would lead there, and to nothing else; or null.
+Owned latest_of(PyObject* module, const Way& way) {
+  if (!nobody_looks()) return nullptr;
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(module));
+  const Owned members = checked(PyObject_GenericGetDict(module, nullptr));
+  PyObject* const dict = members.get();
+  if (attribute_of(type, names->forward).get() != way.forward ||
+      attribute_of(type, names->call_impl).get() != names->usual_call_impl ||
+      find(dict, names->forward) != nullptr || find(dict, names->call_impl) != nullptr) {
+    return nullptr;
+  }
+  for (PyObject* const key : names->own_hooks) {
+    if (!is_empty(dict, key)) return nullptr;
+  }
+  PyObject* const dispatcher = find(dict, way.place);
+  if (dispatcher == nullptr || dispatcher == Py_None) return nullptr;
+  // A shallow copy of a module comes with the dispatcher of the one it was copied from.
+  PyObject* owner = nullptr;
+  if (PyWeakref_GetRef(attribute_of(dispatcher, names->module).get(), &owner) < 0) {
+    throw python_error();
+  }
+  const bool is_its_own = Owned(owner).get() == module;
+  return is_its_own ? attribute_of(dispatcher, names->latest) : nullptr;
+}
+
+// A call of a module; `bound` holds it and the Shortcut.
+PyObject* call(PyObject* bound, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  PyObject* const module = PyTuple_GET_ITEM(bound, 0);
+  const Owned named = kwargs != nullptr ? Owned(Py_NewRef(kwargs)) : checked(PyDict_New());
+  if (const Owned latest = latest_of(module, Way::of(PyTuple_GET_ITEM(bound, 1)))) {
+    PyObject* const both[] = {args, named.get()};
+    Owned result = checked(PyObject_Vectorcall(latest.get(), both, 2, nullptr));
+    if (result.get() != Py_NotImplemented) return result.release();
+  }
+  return PyObject_Call(attribute_of(module, names->call_impl).get(), args, named.get());
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef calling = {"_compiled_call_impl",
+                       reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)),
+                       METH_VARARGS | METH_KEYWORDS, "Call the module."};
+
+PyObject* get(PyObject* self, PyObject* module, PyObject*) {
+  HANDLE_TH_ERRORS
+  if (module == nullptr || module == Py_None) return Py_NewRef(self);
+  const Owned members = checked(PyObject_GenericGetDict(module, nullptr));
+  if (PyObject* set = find(members.get(), names->compiled_call_impl)) return Py_NewRef(set);
+  return PyCFunction_New(&calling, checked(PyTuple_Pack(2, module, self)).get());
+  END_HANDLE_TH_ERRORS
+}
+
+// Module.compile() sets it, as an attribute of the module.
+int set(PyObject*, PyObject* module, PyObject* value) {
+  const Owned members(PyObject_GenericGetDict(module, nullptr));
+  if (members == nullptr) return -1;
+  return value != nullptr ? PyDict_SetItem(members.get(), names->compiled_call_impl, value)
+                          : PyDict_DelItem(members.get(), names->compiled_call_impl);
+}
+
+// Classes that are pickled by value take it along.
+PyObject* reduce(PyObject* self, PyObject*) {
+  const Owned getter(PyObject_GetAttrString(self, "fget"));
+  if (getter == nullptr) return nullptr;
+  const Way& way = Way::of(self);
+  return Py_BuildValue("O(OOO)", Py_TYPE(self), getter.get(), way.place, way.forward);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(Way::of(self).forward);
+  return PyProperty_Type.tp_traverse(self, visit, arg);
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(Way::of(self).place);
+  Py_CLEAR(Way::of(self).forward);
+  return PyProperty_Type.tp_clear(self);
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  Py_CLEAR(Way::of(self).place);
+  Py_CLEAR(Way::of(self).forward);
+  PyObject_GC_Track(self);  // as property expects it
+  PyProperty_Type.tp_dealloc(self);
+  Py_DECREF(type);
+}
+
+int initialize(PyObject* self, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  static const char* parameters[] = {"fget", "place", "forward", nullptr};
+  PyObject *getter, *place, *forward;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUO:Shortcut", const_cast<char**>(parameters),
+                                   &getter, &place, &forward)) {
+    return -1;
+  }
+  if (names == nullptr) names = new Names();
+  Way& way = Way::of(self);
+  Py_XSETREF(way.place, Py_NewRef(place));
+  Py_XSETREF(way.forward, Py_NewRef(forward));
+  // With a text of its own: that of the getter would have to go into a __dict__, which it has not.
+  const Owned all = checked(Py_BuildValue("OOOs", getter, Py_None, Py_None, calling.ml_doc));
+  return PyProperty_Type.tp_init(self, all.get(), nullptr);
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
+PyMethodDef methods[] = {
+    {"__reduce__", reduce, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyType_Slot slots[] = {
+    {Py_tp_init, reinterpret_cast<void*>(initialize)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_descr_get, reinterpret_cast<void*>(get)},
+    {Py_tp_descr_set, reinterpret_cast<void*>(set)},
+    {Py_tp_methods, methods},
+    {Py_tp_base, &PyProperty_Type},
+    {Py_tp_doc, const_cast<char*>("Leads from a call of a module to its LatestCall.")},
+    {0, nullptr},
+};
+
+}  // namespace
+
+PyType_Spec shortcut_spec = {"tvmify._C.Shortcut",
+                             static_cast<int>(PyProperty_Type.tp_basicsize + sizeof(Way)), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace tvmify::python
