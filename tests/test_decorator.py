@@ -220,6 +220,24 @@ def test_deepcopy_of_a_decorated_instance(inference: None) -> None:
     assert twin.linear is not fast.linear
 
 
+def test_a_copy_of_a_decorated_instance_forgets_what_module_compile_set(inference: None) -> None:
+    fast = decorate(Plain().eval())
+    fast.compile(backend="eager")
+    twin = copy.deepcopy(fast)
+    with torch.no_grad():
+        twin.linear.bias += 1
+    assert torch.equal(fast(X), Plain.forward(fast, X))
+    assert torch.allclose(twin(X), Plain.forward(twin, X))
+
+
+def test_a_module_that_torch_compiled_runs_compiled_by_us(inference: None) -> None:
+    plain = Plain().eval()
+    plain.compile(backend="eager")
+    fast = decorate(plain)
+    assert torch.allclose(fast(X), plain(X))
+    assert builds(fast) == 1
+
+
 def test_a_function() -> None:
     @decorate(strict=True)
     def gelu_twice(x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:

@@ -17,8 +17,9 @@ from torch import nn
 
 import tvmify
 from tests.tolerances import assert_close_to_reference
-from tvmify import TensorSpec, TvmifyWarning
+from tvmify import TensorSpec, TvmifyWarning, dispatcher
 from tvmify import tvmify as decorate
+from tvmify.progress import Stages
 
 
 class Scaled(nn.Module):
@@ -179,6 +180,19 @@ def test_edit_in_place_needs_refresh(pair: tuple[Any, Scaled]) -> None:
     fast.sizes[0] = 9
     fast.refresh()
     assert_same(fast)
+
+
+def test_another_thread_refreshes_between_a_miss_and_the_lock(
+    pair: tuple[Any, Scaled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, _ = pair
+
+    def refresh_first(*args: Any) -> Stages:
+        fast.refresh()
+        return Stages(*args)
+
+    monkeypatch.setattr(dispatcher, "Stages", refresh_first)
+    assert_same(fast, x=X[:2])
 
 
 def test_a_single_element_written_through_data_needs_refresh(pair: tuple[Any, Scaled]) -> None:

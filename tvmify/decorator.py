@@ -280,7 +280,9 @@ def _decorate_instance(
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    return {k: v for k, v in module.__dict__.items() if not k.startswith(DISPATCHER)}
+    # What Module.compile() leaves behind calls this very module; nn.Module drops it likewise.
+    ours = (DISPATCHER, "_compiled_call_impl")
+    return {k: v for k, v in module.__dict__.items() if not k.startswith(ours)}
 
 
 def _reduce_instance(self: nn.Module, protocol: object) -> tuple[Any, ...]:

@@ -298,10 +298,13 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------- miss
 
     def _prepare(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Entry:
-        place = self._state.number, signature
-        if (known := self._memory.known(place) or Entry.of_capture()) is not None:
+        known = self._memory.known((self._state.number, signature)) or Entry.of_capture()
+        if known is not None:
             return known
         with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
+            if self._watched is None:
+                self._look_again()  # for another thread has refreshed the module meanwhile
+            place = self._state.number, signature
             entry = self._memory.known(place)
             if entry is None:
                 if not self._keeps_all:  # else it is of a part, which nobody calls by itself

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.compiler import is_compiling
 
@@ -81,6 +82,7 @@ def shortcut(place: str, forward: Callable[..., Any]) -> Any:
     return Shortcut(_uncompiled, place, forward)
 
 
+@torch.jit.unused  # else a traced module with exported methods would have it as a property
 def _uncompiled(_: nn.Module) -> None:
     """Stand for native code, which torch.compile cannot read."""
 

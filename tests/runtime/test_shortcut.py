@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -140,6 +141,31 @@ def test_hooks_of_all_modules_that_were_put_in_place_of_others(monkeypatch: pyte
     assert seen == ["hook"]
 
 
+class AlwaysTrue(dict[Any, Any]):
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_hooks_of_a_kind_of_their_own_are_looked_at_by_pytorch():
+    module = module_of()
+    module._forward_hooks = AlwaysTrue()
+    assert module(1) == 2
+
+
+def test_a_call_that_somebody_else_replaced_before_us_is_made():
+    """In a process of its own, since ours has looked at PyTorch's already."""
+    script = """
+import torch
+from torch import nn
+calls, usual = [], nn.Module._call_impl
+nn.Module._call_impl = lambda self, *args: (calls.append(self), usual(self, *args))[1]
+from tests.runtime.test_shortcut import Latest, module_of
+assert module_of(latest=Latest())(1) == 2
+assert len(calls) == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 class Overriding(Slow):
     def forward(self, x: Any) -> Any:
         return super().forward(x) * 10
@@ -150,12 +176,23 @@ class Intercepting(Slow):
         return "intercepted"
 
 
+class Redirecting(Slow):
+    def __getattribute__(self, name: str) -> Any:
+        return (lambda x: x * 10) if name == "forward" else super().__getattribute__(name)
+
+
 class Inheriting(Slow):
     """Has all of its base."""
 
 
 @pytest.mark.parametrize(
-    ("cls", "result"), [(Overriding, 20), (Intercepting, "intercepted"), (Inheriting, "latest")]
+    ("cls", "result"),
+    [
+        (Overriding, 20),
+        (Intercepting, "intercepted"),
+        (Redirecting, 10),
+        (Inheriting, "latest"),
+    ],
 )
 def test_subclasses(cls: type[nn.Module], result: Any):
     assert module_of(cls)(1) == result
@@ -193,13 +230,25 @@ def test_what_module_compile_sets_has_precedence_until_it_is_deleted():
 
 
 def test_deleting_what_was_not_set():
-    with pytest.raises(KeyError, match="_compiled_call_impl"):
+    with pytest.raises(AttributeError, match="_compiled_call_impl"):
         del module_of()._compiled_call_impl
 
 
 def test_traces_see_the_operators():
     traced = torch.jit.trace(module_of(), (X,))
     assert torch.equal(traced(X * 2), X * 2 + 1)
+
+
+class Exporting(Slow):
+    @torch.jit.export
+    def other(self, x: Tensor) -> Tensor:
+        return x * 10
+
+
+def test_traces_with_exported_methods_can_be_called():
+    traced = torch.jit.trace(module_of(Exporting), (X,))
+    assert torch.equal(traced(X * 2), X * 2 + 1)
+    assert torch.equal(traced.other(X), X * 10)
 
 
 def test_fx_sees_the_operators():
@@ -281,12 +330,14 @@ def test_wrong_arguments_are_refused():
         Shortcut(unchanged)  # type: ignore[call-arg]
 
 
-def test_without_initialization_it_leads_nowhere():
-    class Empty(nn.Module):
-        forward = Slow.forward
-        _compiled_call_impl = Shortcut.__new__(Shortcut)  # type: ignore[call-arg]
+def test_there_is_none_that_leads_nowhere():
+    with pytest.raises(TypeError, match="fget"):
+        Shortcut.__new__(Shortcut)  # type: ignore[call-arg]
 
-    assert Empty()(1) == 2
+
+def test_classes_are_no_modules():
+    with pytest.raises(TypeError, match="a class has no dispatcher"):
+        vars(Slow)["_compiled_call_impl"].__set__(int, 1)
 
 
 def test_modules_and_classes_are_freed():

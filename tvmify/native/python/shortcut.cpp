@@ -23,6 +23,12 @@ Owned attribute_of(PyObject* object, PyObject* name) {
   return checked(PyObject_GetAttr(object, name));
 }
 
+// The dict of a module.
+Owned members_of(PyObject* module) {
+  TORCH_CHECK_TYPE(!PyType_Check(module), "a class has no dispatcher");  // nor a dict to write to
+  return checked(PyObject_GenericGetDict(module, nullptr));
+}
+
 // Returns a borrowed reference, or null.
 PyObject* find(PyObject* dict, PyObject* key) {
   PyObject* const value = PyDict_GetItemWithError(dict, key);
@@ -33,7 +39,8 @@ PyObject* find(PyObject* dict, PyObject* key) {
 // Whether a dict of hooks is there, with nothing in it.
 bool is_empty(PyObject* dict, PyObject* key) {
   PyObject* const hooks = find(dict, key);
-  return hooks != nullptr && PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) == 0;
+  return hooks != nullptr && (PyDict_CheckExact(hooks) || PyODict_CheckExact(hooks)) &&
+         PyDict_GET_SIZE(hooks) == 0;
 }
 
 // The names that we look for, in the same place in memory as those of Python code, and what of
@@ -49,7 +56,7 @@ struct Names {
 
   PyObject *compiled_call_impl = of("_compiled_call_impl"), *call_impl = of("_call_impl"),
            *forward = of("forward"), *module = of("module"), *latest = of("latest"),
-           *is_compiling = of("_is_compiling_flag");
+           *getattribute = of("__getattribute__"), *is_compiling = of("_is_compiling_flag");
   PyObject* own_hooks[4] = {of("_backward_hooks"), of("_backward_pre_hooks"), of("_forward_hooks"),
                             of("_forward_pre_hooks")};
   PyObject* hooks_of_all[4] = {of("_global_backward_hooks"), of("_global_backward_pre_hooks"),
@@ -58,7 +65,16 @@ struct Names {
   PyObject* of_compiler = variables_of("torch.compiler");
   PyObject* frame_callback =
       find(variables_of("torch._C._dynamo.eval_frame"), of("get_eval_frame_callback"));
+  PyObject* usual_getattribute = _PyType_Lookup(&PyBaseObject_Type, getattribute);
   PyObject* usual_call_impl = attribute_of(find(of_modules, of("Module")), call_impl).release();
+
+  Names() {
+    // Somebody has put another in its place before we came; it is to be called.
+    if (!PyFunction_Check(usual_call_impl) ||
+        PyFunction_GET_GLOBALS(usual_call_impl) != of_modules) {
+      Py_CLEAR(usual_call_impl);
+    }
+  }
 };
 const Names* names;
 
@@ -86,26 +102,27 @@ struct Way {
 // Returns the LatestCall of a module whose call would lead there, and to nothing else; or null.
 Owned latest_of(PyObject* module, const Way& way) {
   if (!nobody_looks()) return nullptr;
-  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(module));
-  const Owned members = checked(PyObject_GenericGetDict(module, nullptr));
+  PyTypeObject* const type = Py_TYPE(module);
+  const Owned members = members_of(module);
   PyObject* const dict = members.get();
-  if (attribute_of(type, names->forward).get() != way.forward ||
-      attribute_of(type, names->call_impl).get() != names->usual_call_impl ||
+  if (_PyType_Lookup(type, names->forward) != way.forward ||
+      _PyType_Lookup(type, names->call_impl) != names->usual_call_impl ||
+      _PyType_Lookup(type, names->getattribute) != names->usual_getattribute ||
       find(dict, names->forward) != nullptr || find(dict, names->call_impl) != nullptr) {
     return nullptr;
   }
   for (PyObject* const key : names->own_hooks) {
     if (!is_empty(dict, key)) return nullptr;
   }
-  PyObject* const dispatcher = find(dict, way.place);
-  if (dispatcher == nullptr || dispatcher == Py_None) return nullptr;
+  const Owned dispatcher(Py_XNewRef(find(dict, way.place)));
+  if (dispatcher == nullptr || dispatcher.get() == Py_None) return nullptr;
   // A shallow copy of a module comes with the dispatcher of the one it was copied from.
   PyObject* owner = nullptr;
-  if (PyWeakref_GetRef(attribute_of(dispatcher, names->module).get(), &owner) < 0) {
+  if (PyWeakref_GetRef(attribute_of(dispatcher.get(), names->module).get(), &owner) < 0) {
     throw python_error();
   }
   const bool is_its_own = Owned(owner).get() == module;
-  return is_its_own ? attribute_of(dispatcher, names->latest) : nullptr;
+  return is_its_own ? attribute_of(dispatcher.get(), names->latest) : nullptr;
 }
 
 // A call of a module; `bound` holds it and the Shortcut.
@@ -129,7 +146,7 @@ PyMethodDef calling = {"_compiled_call_impl",
 PyObject* get(PyObject* self, PyObject* module, PyObject*) {
   HANDLE_TH_ERRORS
   if (module == nullptr || module == Py_None) return Py_NewRef(self);
-  const Owned members = checked(PyObject_GenericGetDict(module, nullptr));
+  const Owned members = members_of(module);
   if (PyObject* set = find(members.get(), names->compiled_call_impl)) return Py_NewRef(set);
   return PyCFunction_New(&calling, checked(PyTuple_Pack(2, module, self)).get());
   END_HANDLE_TH_ERRORS
@@ -137,10 +154,15 @@ PyObject* get(PyObject* self, PyObject* module, PyObject*) {
 
 // Module.compile() sets it, as an attribute of the module.
 int set(PyObject*, PyObject* module, PyObject* value) {
-  const Owned members(PyObject_GenericGetDict(module, nullptr));
-  if (members == nullptr) return -1;
-  return value != nullptr ? PyDict_SetItem(members.get(), names->compiled_call_impl, value)
-                          : PyDict_DelItem(members.get(), names->compiled_call_impl);
+  HANDLE_TH_ERRORS
+  const Owned members = members_of(module);
+  if (value != nullptr) return PyDict_SetItem(members.get(), names->compiled_call_impl, value);
+  if (find(members.get(), names->compiled_call_impl) == nullptr) {
+    PyErr_SetObject(PyExc_AttributeError, names->compiled_call_impl);
+    return -1;
+  }
+  return PyDict_DelItem(members.get(), names->compiled_call_impl);
+  END_HANDLE_TH_ERRORS_RET(-1)
 }
 
 // Classes that are pickled by value take it along.
@@ -173,23 +195,25 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-int initialize(PyObject* self, PyObject* args, PyObject* kwargs) {
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* parameters[] = {"fget", "place", "forward", nullptr};
   PyObject *getter, *place, *forward;
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OUO:Shortcut", const_cast<char**>(parameters),
                                    &getter, &place, &forward)) {
-    return -1;
+    return nullptr;
   }
   if (names == nullptr) names = new Names();
-  Way& way = Way::of(self);
-  Py_XSETREF(way.place, Py_NewRef(place));
-  Py_XSETREF(way.forward, Py_NewRef(forward));
+  Owned self = checked(PyType_GenericNew(type, nullptr, nullptr));
+  Way::of(self.get()) = {Py_NewRef(place), Py_NewRef(forward)};
   // With a text of its own: that of the getter would have to go into a __dict__, which it has not.
   const Owned all = checked(Py_BuildValue("OOOs", getter, Py_None, Py_None, calling.ml_doc));
-  return PyProperty_Type.tp_init(self, all.get(), nullptr);
-  END_HANDLE_TH_ERRORS_RET(-1)
+  return PyProperty_Type.tp_init(self.get(), all.get(), nullptr) == 0 ? self.release() : nullptr;
+  END_HANDLE_TH_ERRORS
 }
+
+// All is done by then, and nothing may change later.
+int initialize(PyObject*, PyObject*, PyObject*) { return 0; }
 
 PyMethodDef methods[] = {
     {"__reduce__", reduce, METH_NOARGS, nullptr},
@@ -197,6 +221,7 @@ PyMethodDef methods[] = {
 };
 
 PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create)},
     {Py_tp_init, reinterpret_cast<void*>(initialize)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
