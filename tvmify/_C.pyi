@@ -106,6 +106,6 @@ class Shortcut(property):
         What that name stands for in the class; a subclass may have another.
     """
 
-    def __new__(
-        cls, fget: Callable[[Any], None], place: str, forward: Callable[..., Any]
-    ) -> Shortcut: ...
+    def __init__(
+        self, fget: Callable[[Any], None], place: str, forward: Callable[..., Any]
+    ) -> None: ...

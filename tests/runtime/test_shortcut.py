@@ -246,7 +246,7 @@ class Exporting(Slow):
 
 
 def test_traces_with_exported_methods_can_be_called():
-    traced = torch.jit.trace(module_of(Exporting), (X,))
+    traced: Any = torch.jit.trace(module_of(Exporting), (X,))
     assert torch.equal(traced(X * 2), X * 2 + 1)
     assert torch.equal(traced.other(X), X * 10)
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 #: those of F4 are 1.0e-6 of the largest output in such blocks, and 3.3e-6 in one sum.
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
-#: direct kernel; nanoseconds per byte: of weights that the next chunk reads, unless the second cache
-#: keeps them (0.8 MB took no time at 56 × 56 × 64 → 128, stride 2, AVX-512); of transformed inputs
-#: that go through memory, and again for each tile of channels. Weights take no time while the
-#: products, which hide the way from memory, take longer. Fitted, within 13 %, to the times of 77
-#: kernels that come near the fastest for their shape, by a script that was not kept, and mended
+#: direct kernel; nanoseconds per byte: of weights that the next chunk reads, unless the second
+#: cache keeps them (0.8 MB took no time at 56 × 56 × 64 → 128, stride 2, AVX-512); of transformed
+#: inputs that go through memory, and again for each tile of channels. Weights take no time while
+#: the products, which hide the way from memory, take longer. Fitted, within 13 %, to the times of
+#: 77 kernels that come near the fastest for their shape, by a script that was not kept, and mended
 #: since by the times of 29 shapes with AVX-512 and with AVX2.
 _PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
 _AGAIN, _STORED, _READ = 0.021, 0.057, 0.05
