@@ -41,11 +41,6 @@ class Microarchitecture:
     memory_operands
         Whether arithmetic can take (and broadcast) an operand from memory, as on x86. Where it
         cannot, each operand needs a register of its own.
-    far_byte
-        Nanoseconds that one core takes to read a byte of weights from beyond its private caches.
-        That of networks, in which they come from memory: with 0.065, as kernels ask for whose
-        weights a large third cache keeps, ResNet-18 takes 7 % longer beside neighbours and as long
-        without (AVX-512, Zen 4).
     """
 
     vector_bits: int
@@ -53,7 +48,6 @@ class Microarchitecture:
     l1_bytes: int
     l2_bytes: int
     memory_operands: bool
-    far_byte: float = 0.08
 
     @classmethod
     def of(cls, target: Target) -> Microarchitecture:
@@ -65,9 +59,7 @@ class Microarchitecture:
             return cls(128, 32, 32 << 10, 512 << 10, memory_operands=False)
         avx512 = cpu == "x86-64-v4" or cpu in _AVX512_MODELS
         if "-avx512f" not in features and ("+avx512f" in features or avx512):
-            if "+avx512fp16" in features or cpu in _MESH_MODELS:
-                # Xeons since Sapphire Rapids. ResNet-18 takes 0.97 of the time with a `far_byte` of
-                # 0.12 there, but small images then go without Winograd.
+            if "+avx512fp16" in features or cpu in _FP16_MODELS:
                 return cls(512, 32, 48 << 10, 1 << 20, memory_operands=True)
             return cls(512, 32, 32 << 10, 1 << 20, memory_operands=True)
         avx2 = cpu == "x86-64-v3" or cpu in _AVX2_MODELS or avx512
@@ -120,8 +112,8 @@ def bits_of(dtype: str) -> int:
     return int(digits.group()) if digits else 8
 
 
-_MESH_MODELS = frozenset("sapphirerapids emeraldrapids graniterapids".split())
-_AVX512_MODELS = _MESH_MODELS | frozenset(
+_FP16_MODELS = frozenset("sapphirerapids emeraldrapids graniterapids".split())
+_AVX512_MODELS = _FP16_MODELS | frozenset(
     "skylake-avx512 cascadelake cooperlake cannonlake icelake-client icelake-server tigerlake "
     "rocketlake znver4 znver5".split()
 )

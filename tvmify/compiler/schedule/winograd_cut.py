@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 #: those of F4 are 1.0e-6 of the largest output in such blocks, and 3.3e-6 in one sum.
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
-#: direct kernel; nanoseconds per byte: of weights that the next chunk reads, unless the second
-#: cache keeps them (0.8 MB took no time at 56 × 56 × 64 → 128, stride 2, AVX-512); of transformed
-#: inputs that go through memory, and again for each tile of channels. Weights take no time while
-#: the products, which hide the way from memory, take longer. Fitted, within 13 %, to the times of
-#: 77 kernels that come near the fastest for their shape, by a script that was not kept, and mended
-#: since by the times of 29 shapes with AVX-512 and with AVX2.
+#: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
+#: way from memory; of weights that the next chunk reads, unless the second cache keeps them (0.8 MB
+#: took no time at 56 × 56 × 64 → 128, stride 2, AVX-512); of transformed inputs that go through
+#: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
+#: come near the fastest for their shape, by a script that was not kept, and mended since by the
+#: times of 29 shapes with AVX-512 and with AVX2. The weight of weights is that of networks, in
+#: which they come from memory: with 0.065, as kernels ask for whose weights a large third cache
+#: keeps, ResNet-18 takes 7 % longer beside neighbours and as long without (AVX-512).
 _PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
-_AGAIN, _STORED, _READ = 0.021, 0.057, 0.05
+_WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.05
 #: So many bytes of transformed inputs stay in the second and third cache, or so many times what the
 #: second holds, and are read in a third of the time (of images of 1.0 to 2.5 MB, stride 2, in less
 #: than that, AVX-512).
@@ -239,7 +241,7 @@ class Cut:
         products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
         transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
         start = _START + _FORK * self.shared
-        return start + max(products, weights * 4 * machine.far_byte) + transforms + moved
+        return start + max(products, weights * 4 * _WEIGHT) + transforms + moved
 
 
 def _points(window: Window, height: int, width: int) -> int:
