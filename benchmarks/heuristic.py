@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from tvmify.target import target_for
 GOALS = {10: 0.80, 25: 1.00}
 #: A shape that seems to lose more than so much is measured so many times: of ten candidates one
 #: is the fastest by luck.
-_DOUBTFUL, _VISITS = 0.05, 3
+_DOUBTFUL, _VISITS = 0.05, 5
 #: Seconds after which the building of a kernel is worth a line.
 _SLOW = 3.0
 
@@ -52,9 +53,16 @@ class Record:
         return all(any(name in visit for visit in self.visits) for name in names)
 
     def times(self, base: str) -> dict[str, float]:
-        """Return how many times as long as `base` each candidate takes."""
-        names = dict.fromkeys(name for visit in self.visits for name in visit)
-        return {name: self.seconds(name) / self.seconds(base) for name in names}
+        """Return how many times as long as `base` each candidate takes.
+
+        Of each visit that has both, as the machine may be faster at one than at another; the median
+        of visits, as one of them may be lucky.
+        """
+        ratios: dict[str, list[float]] = {}
+        for visit in self.visits:
+            for name in visit if base in visit else ():
+                ratios.setdefault(name, []).append(visit[name] / visit[base])
+        return {name: median(found) for name, found in ratios.items()}
 
     def lost(self, base: str) -> float:
         """Return by what share the fastest candidate is faster than `base`."""
@@ -128,25 +136,33 @@ def _build(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
 def _measure(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
     records = _records(folder)
     end = time.monotonic() + seconds
-    todo: list[tuple[int, Shape, list[str]]] = []
+    candidates = {}
     for shape in wanted:
         _, names = _candidates(shape)
         built = [name for name in names if _path(folder, shape, name).exists()]
-        record = records.setdefault(str(shape), Record())
-        if len(built) < 2 or names[0] not in built:
-            continue
-        if not record.knows(built):
-            todo.append((0, shape, built))
-        elif len(record.visits) < _VISITS and record.lost(names[0]) > _DOUBTFUL:
-            todo.append((len(record.visits), shape, built))
-    todo.sort(key=lambda item: item[0])
-    while todo and time.monotonic() < end:
-        _, shape, names = todo.pop(0)
+        if len(built) > 1 and names[0] in built:
+            candidates[shape] = built
+
+    def visits(shape: Shape) -> int | None:
+        """How often a shape was measured, if it is to be once more."""
+        record, names = records.setdefault(str(shape), Record()), candidates[shape]
+        if not record.knows(names):
+            return 0
+        doubtful = len(record.visits) < _VISITS and record.lost(names[0]) > _DOUBTFUL
+        return len(record.visits) if doubtful else None
+
+    while time.monotonic() < end:
+        todo = {shape: count for shape in candidates if (count := visits(shape)) is not None}
+        if not todo:
+            break
+        shape = min(todo, key=todo.__getitem__)
+        names = candidates[shape]
         times = dict(zip(names, _times(shape, names, folder), strict=True))
         records[str(shape)].visits.append(times)
         kept = {name: record.visits for name, record in records.items()}
         (folder / "times.json").write_text(json.dumps(kept, indent=1))
-    print(f"{len(todo)} shapes are left to measure")
+    left = sum(visits(shape) is not None for shape in candidates)
+    print(f"{left} shapes are left to measure")
 
 
 def _times(shape: Shape, names: Sequence[str], folder: Path) -> list[float]:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
 #: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
-#: way from memory; of weights that the next chunk reads, unless the second cache keeps them (0.8 MB
-#: took no time at 56 × 56 × 64 → 128, stride 2, AVX-512); of transformed inputs that go through
+#: way from memory; of weights that the next chunk reads, unless the second cache keeps half of them
+#: (0.8 and 1.6 MB took no time at 56 × 56, stride 2, AVX-512); of transformed inputs that go through
 #: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
 #: come near the fastest for their shape, by a script that was not kept, and mended since by the
 #: times of 29 shapes with AVX-512 and with AVX2. The weight of weights is that of networks, in
@@ -236,7 +236,7 @@ class Cut:
         elif self.planar:
             moved = results * 4 * (_SUMS if self.across % self.tile.rows == 0 else _FAR_SUMS)
         else:
-            again = 0 if machine.keeps(weights * 4) else _AGAIN
+            again = 0 if machine.keeps(weights * 4 / 2) else _AGAIN
             moved = weights * 4 * (chunks - 1) * again
         products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
         transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
