@@ -168,9 +168,7 @@ def test_values(target, shape, outputs, padding, algorithm):
 @pytest.mark.parametrize(
     ("shape", "outputs", "padding"), [*_IMAGES, ((1, 27, 28, 130), 48, (1, 2))]
 )
-@pytest.mark.parametrize(
-    "algorithm", ["winograd F2", "winograd F2 shared", "winograd F4", "winograd F4 shared"]
-)
+@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F2 shared"])
 def test_values_at_every_second_pixel(target, shape, outputs, padding, algorithm):
     Case(shape, outputs, stride=2, padding=padding).check(algorithm, target)
 
@@ -180,7 +178,6 @@ def test_values_at_every_second_pixel(target, shape, outputs, padding, algorithm
     ("shape", "last", "stride", "padding", "algorithm"),
     [
         ((1, 49, 35, 31), -1, 2, (1, 1), "winograd F2 shared"),
-        ((1, 65, 24, 32), 1, 2, (1, 1), "winograd F4 shared"),
         ((2, 51, 51, 65), -1, 2, (1, 1), "winograd F2 shared"),
         ((1, 39, 70, 192), 1, 1, (0, 0), "winograd F1x2 shared"),
     ],
@@ -231,7 +228,7 @@ def test_values_of_tiles_of_one_row(target, shape, outputs, padding, algorithm):
 @pytest.mark.parametrize("channels", [64, 128, 512])
 def test_accuracy_holds_whatever_is_chosen(channels):
     size = {64: 28, 128: 28, 512: 14}[channels]
-    for stride, algorithms in {1: ("F4", "F2", "F1x2"), 2: ("F4", "F2")}.items():
+    for stride, algorithms in {1: ("F4", "F2", "F1x2"), 2: ("F2",)}.items():
         for algorithm in algorithms:
             Case((1, size, size, channels), channels, stride=stride).check(f"winograd {algorithm}")
 
@@ -242,7 +239,7 @@ def test_accuracy_holds_whatever_is_chosen(channels):
         ("winograd F2", Case((1, 12, 12, 32), 32)),
         ("winograd F4", Case((1, 12, 12, 32), 32)),
         ("winograd F1x2", Case((1, 12, 12, 32), 32)),
-        ("winograd F4", Case((1, 24, 24, 32), 32, stride=2)),
+        ("winograd F2", Case((1, 24, 24, 32), 32, stride=2)),
         ("winograd F1x4", Case((1, 40, 40, 3), 32, 7, 2, (3, 3), planar=True)),
     ],
 )
@@ -316,11 +313,13 @@ def test_few_inputs_are_shared_by_all_channels_with_avx2():
 
 
 def test_every_second_pixel():
-    """Where the weights, 25/9 or 9 times as many, do not take longer to read than they save."""
+    """Where the weights, 25/9 times as many, do not take longer to read than they save."""
     assert _names(56, 64, window=_EVERY_SECOND, outputs=128)[0] == "winograd F2"
     assert _names(28, 128, window=_EVERY_SECOND, outputs=256)[0] == "winograd F2 shared"
     assert _names(14, 256, window=_EVERY_SECOND, outputs=512)[0].startswith("direct")
-    assert _names(160, 64, AVX2, window=_EVERY_SECOND, outputs=128)[0] == "winograd F4"
+    assert _names(160, 64, AVX2, window=_EVERY_SECOND, outputs=128)[0] == "winograd F2"
+    # Tiles of 4×4 read 9 times as many, for a fifth less products than those of 2×2.
+    assert not any("F4" in name for name in _names(56, 64, window=_EVERY_SECOND, outputs=128))
 
 
 def test_planes_are_for_filters_that_save_enough():

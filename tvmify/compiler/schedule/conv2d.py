@@ -98,8 +98,8 @@ def algorithms(
 
     An estimate counts products, the work of transforms, and the weights, which come from beyond
     the caches: F4 multiplies a quarter as often as the direct kernel, and reads four times as
-    many weights; at stride 2, nine sixteenths as often, and nine times as many. Where accuracy is
-    to be strict, there is the direct kernel alone.
+    many weights; at stride 2, F2 seven tenths as often, and almost three times as many. Where
+    accuracy is to be strict, there is the direct kernel alone.
     """
     convolution = image, kernel, out, window, groups, dtype, machine
     first, *others = direct.candidates(*convolution, planar)

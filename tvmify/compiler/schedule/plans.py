@@ -37,8 +37,10 @@ _CORES = (2, 4)
 #: second cache does not hold it; per byte of a large result that is written by columns; and of a
 #: fork. All are what is left beside the multiply-adds, with blocks fetched ahead. Fitted (least
 #: squares of relative errors, none negative, by a script that was not kept) to the times of 923
-#: kernels within 13 %, as benchmarks/heuristic.py measures them.
+#: kernels within 13 %, as benchmarks/heuristic.py measures them; but 0.012, not 0.007, for the
+#: left-hand side, since Whisper's took 0.87 of the time in blocks of rows on a Xeon.
 _CYCLE, _FAR_BYTE, _NEAR_BYTE = 0.22, 0.035, 0.006
+_SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.012, 0.04, 1500.0
 #: How much longer a tile waits for its weights that no other meets: nothing else hides the way,
 #: unless the second cache keeps them. Since the fit: two tiles that share a block of others were
 #: faster than one that is twice as high.
@@ -48,7 +50,10 @@ _LONE = 1.25
 #: of 7 × 7 with many channels took up to 1.28 times as long in two blocks of two tiles as in one of
 #: four, those of 64 rows 1.04 to 1.15 times in two of four (AVX-512).
 _SHORT_BLOCK = 1
-_SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.012, 0.04, 1500.0
+#: Nanoseconds per byte of the left-hand side that a core reads beside its share of the rows, which
+#: another core wrote. Since the fit: by rows, products of 14 × 14 images took 0.84 to 0.96 of the
+#: time, and MobileNetV2 0.96; with 0.035, some are cut into blocks that are too short (AVX-512).
+_FOREIGN_BYTE = 0.02
 #: And per byte of weights that a tile reads from the second cache, because a block of the panel is
 #: more than so many times as large as the first one. Since the fit: with AVX-512 the mean loss of
 #: 145 products fell from 3.8 to 3.5 %, the largest from 34 to 23 %, with anything from 0.001 to
@@ -194,6 +199,8 @@ def nanoseconds(
     around = left // work.batch // (blocks if plan.rows_first else 1)
     if machine.distance(around) > 1:
         time += left * panels / cores * _LEFT_BYTE
+    shares = work.batch * (blocks if plan.rows_first else 1)
+    time += (left / min(shares, cores) - left / cores) * _FOREIGN_BYTE
     if not plan.rows_first and panels > 1 and result > machine.l2_bytes:
         time += result / cores * _RESULT_BYTE
     return time + forks * _FORK

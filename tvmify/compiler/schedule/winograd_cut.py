@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 _BLOCK = 64
 #: What a multiply-add takes, and what transforming one input or one result takes, in those of the
 #: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
-#: way from memory; of weights that the next chunk reads, unless the second cache keeps half of them
-#: (0.8 and 1.6 MB took no time at 56 × 56, stride 2, AVX-512); of transformed inputs that go through
-#: memory, and again for each tile of channels. Fitted, within 13 %, to the times of 77 kernels that
-#: come near the fastest for their shape, by a script that was not kept, and mended since by the
-#: times of 29 shapes with AVX-512 and with AVX2. The weight of weights is that of networks, in
-#: which they come from memory: with 0.065, as kernels ask for whose weights a large third cache
-#: keeps, ResNet-18 takes 7 % longer beside neighbours and as long without (AVX-512).
+#: way from memory; of weights that the next chunk reads, shared by its tiles in registers, which
+#: hide the way together, unless the second cache keeps half of them (0.8 and 1.6 MB took no time at
+#: 56 × 56, stride 2, AVX-512); of transformed inputs that go through memory, and again for each
+#: tile of channels. Fitted, within 13 %, to the times of 77 kernels that come near the fastest for
+#: their shape, by a script that was not kept, and mended since by the times of 29 shapes with
+#: AVX-512 and with AVX2. The weight of weights is that of networks, in which they come from memory:
+#: with 0.065, as kernels ask for whose weights a large third cache keeps, ResNet-18 takes 7 %
+#: longer beside neighbours and as long without (AVX-512).
 _PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
 _WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.05
 #: So many bytes of transformed inputs stay in the second and third cache, or so many times what the
@@ -237,7 +238,7 @@ class Cut:
             moved = results * 4 * (_SUMS if self.across % self.tile.rows == 0 else _FAR_SUMS)
         else:
             again = 0 if machine.keeps(weights * 4 / 2) else _AGAIN
-            moved = weights * 4 * (chunks - 1) * again
+            moved = weights * 4 * (chunks - 1) * again / self.groups
         products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
         transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
         start = _START + _FORK * self.shared
