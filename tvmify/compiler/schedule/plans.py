@@ -45,11 +45,12 @@ _SUM_BYTE, _LEFT_BYTE, _RESULT_BYTE, _FORK = 0.018, 0.012, 0.04, 1500.0
 #: unless the second cache keeps them. Since the fit: two tiles that share a block of others were
 #: faster than one that is twice as high.
 _LONE = 1.25
-#: And how much longer tiles wait, shared by those of a block of rows, where the next block reads
-#: the same weights, so that the way to new ones is hidden by one block alone. Since the fit: images
-#: of 7 × 7 with many channels took up to 1.28 times as long in two blocks of two tiles as in one of
-#: four, those of 64 rows 1.04 to 1.15 times in two of four (AVX-512).
-_SHORT_BLOCK = 1
+#: The multiply-adds of a block of more rows than this hide the way of its weights from memory, all
+#: but a share that falls with their square. Since the fit: two cores that each read all weights
+#: for half of 128 or 197 rows take 0.98 to 1.02 times as long as two that share them out (the
+#: estimate had been 1.1), and MiniLM takes 0.96; two blocks of 26 or 32 rows that meet the same
+#: weights, one after the other, take 1.1 to 1.28 times as long as one (AVX-512).
+_HIDING = 32
 #: Nanoseconds per byte of the left-hand side that a core reads beside its share of the rows, which
 #: another core wrote. Since the fit: by rows, products of 14 × 14 images took 0.84 to 0.96 of the
 #: time, and MobileNetV2 0.96; with 0.035, some are cut into blocks that are too short (AVX-512).
@@ -190,8 +191,7 @@ def nanoseconds(
     far = right if plan.rows_first and blocks > 1 else right / cores
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
     far *= _LONE if plan.block == 1 and not machine.keeps(right) else 1
-    if not plan.rows_first and blocks > 1:
-        far *= 1 + _SHORT_BLOCK / plan.block
+    far *= min(1, _HIDING / (plan.block * plan.rows)) ** 2
     time += far * _FAR_BYTE + near * _NEAR_BYTE
     if plan.block > 1 and plan.depth * plan.columns * element > _SPILLS * machine.l1_bytes:
         time += steps * plan.columns * element * _SPILLED_BYTE
