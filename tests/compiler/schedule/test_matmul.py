@@ -208,9 +208,10 @@ def test_weights_are_fetched_ahead():
 @pytest.mark.parametrize(("target", "lines"), [(AVX2, 2), (AVX512, 1)])
 def test_rows_are_fetched_ahead_where_few_columns_need_them(target, lines):
     # An iteration takes four steps of 6 rows with AVX2, two with AVX-512; a line has 16 elements.
+    # All weights stay in the second cache: of others, two blocks are on their way.
     def prefetches(columns):
-        weights = [random(columns, 128, seed=1), random(columns, seed=2)]
-        inputs = [random(64, 128)]
+        weights = [random(columns, 64, seed=1), random(columns, seed=2)]
+        inputs = [random(64, 64)]
         if target is NATIVE:
             check(_linear, _linear_reference, inputs, weights, rule="matmul", target=target)
         return _prefetches(build(_linear, inputs, weights, target))

@@ -403,3 +403,25 @@ def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
     assert found == wanted[1:] + wanted[:1]
     own = case.build(algorithm)
     assert "address_of(winograd_data" not in own.kernel().script()
+
+
+def test_weights_from_memory_are_fetched_two_blocks_ahead():
+    """The next block into the first cache, the one after it into the second."""
+
+    def fetched(outputs):
+        found = []
+
+        def visit(stmt):
+            if isinstance(stmt, tirx.Evaluate) and "prefetch" in str(stmt.value.op):
+                load, _, cache, _ = stmt.value.args[0].args[0], *stmt.value.args[1:]
+                if "data" not in load.source.name:
+                    found.append((load.indices[-1], int(cache)))
+
+        built = Case((1, 14, 14, 256), outputs).build("winograd F2 shared", AVX512)
+        rewrite_body(built.kernel(), visit)
+        return found
+
+    (next_one, first), (after_it, second) = fetched(128)
+    assert (first, second) == (3, 2)
+    assert int(sym.Analyzer().simplify(after_it - next_one)) == 64 * 64  # elements of a block
+    assert [cache for _, cache in fetched(16)] == [3]  # the second cache keeps these
