@@ -367,16 +367,14 @@ def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
     """By each tile those of the next one, also where that is of another block or point."""
     case = Case((1, 14, 14, 128), 64)
     built = case.build(algorithm + " shared")
-    loops, fetched = [], []
+    loops, fetched = [], _prefetches(built)
 
     def visit(stmt):
         if isinstance(stmt, tirx.For):
             loops.append(stmt)
-        if isinstance(stmt, tirx.Evaluate) and "prefetch" in str(stmt.value.op):
-            fetched.append(stmt.value.args[0].args[0])
 
     rewrite_body(built.kernel(), visit)
-    data, *_ = (load for load in fetched if "data" in load.source.name)  # its first line
+    data, *_ = (load for load, _ in fetched if "data" in load.source.name)  # its first line
     nest = [loop for loop in loops if any(uses(i, [loop.loop_var]) for i in data.indices)]
     *several, _ = [loop for loop in nest if int(loop.extent) > 1]  # the last is along the block
     points, blocks, groups = (int(loop.extent) for loop in several)
@@ -409,19 +407,24 @@ def test_weights_from_memory_are_fetched_two_blocks_ahead():
     """The next block into the first cache, the one after it into the second."""
 
     def fetched(outputs):
-        found = []
-
-        def visit(stmt):
-            if isinstance(stmt, tirx.Evaluate) and "prefetch" in str(stmt.value.op):
-                load, _, cache, _ = stmt.value.args[0].args[0], *stmt.value.args[1:]
-                if "data" not in load.source.name:
-                    found.append((load.indices[-1], int(cache)))
-
         built = Case((1, 14, 14, 256), outputs).build("winograd F2 shared", AVX512)
-        rewrite_body(built.kernel(), visit)
-        return found
+        return [found for found in _prefetches(built) if "data" not in found[0].source.name]
 
     (next_one, first), (after_it, second) = fetched(128)
     assert (first, second) == (3, 2)
-    assert int(sym.Analyzer().simplify(after_it - next_one)) == 64 * 64  # elements of a block
+    distance = after_it.indices[-1] - next_one.indices[-1]
+    assert int(sym.Analyzer().simplify(distance)) == 64 * 64  # elements of a block
     assert [cache for _, cache in fetched(16)] == [3]  # the second cache keeps these
+
+
+def _prefetches(built):
+    """What is fetched ahead, and into which cache, as LLVM numbers them."""
+    found = []
+
+    def visit(stmt):
+        if isinstance(stmt, tirx.Evaluate) and "prefetch" in str(stmt.value.op):
+            address, _, cache, _ = stmt.value.args
+            found.append((address.args[0], int(cache)))
+
+    rewrite_body(built.kernel(), visit)
+    return found

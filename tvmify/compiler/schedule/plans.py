@@ -196,10 +196,9 @@ def nanoseconds(
     if plan.block > 1 and plan.depth * plan.columns * element > _SPILLS * machine.l1_bytes:
         time += steps * plan.columns * element * _SPILLED_BYTE
     time += (-(-work.depth // plan.depth) - 1) * result / cores * _SUM_BYTE
-    around = left // work.batch // (blocks if plan.rows_first else 1)
-    if machine.distance(around) > 1:
-        time += left * panels / cores * _LEFT_BYTE
     shares = work.batch * (blocks if plan.rows_first else 1)
+    if machine.distance(left // shares) > 1:
+        time += left * panels / cores * _LEFT_BYTE
     time += (left / min(shares, cores) - left / cores) * _FOREIGN_BYTE
     if not plan.rows_first and panels > 1 and result > machine.l2_bytes:
         time += result / cores * _RESULT_BYTE

@@ -2,7 +2,8 @@
 
 Weights of a model do not fit the caches: each comes from memory once per call. The processor's own
 prefetcher sees a new block only when the first tile of rows reads it, and that tile waits; so the
-steps before it ask for the lines, spread evenly over all of them. A lone tile, which reads each
+steps before it ask for the lines, spread evenly over all of them, and where blocks are small for
+those of the block after the next as well. A lone tile, which reads each
 weight once, asks for what it reads some steps later: nothing else would hide the way from memory,
 and the processor's own prefetcher stops at the end of every page.
 

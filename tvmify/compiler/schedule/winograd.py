@@ -57,9 +57,12 @@ def candidates(
         return [Winograd.of(*convolution, 1, 4, False, machine, planar)]
     if width != 3 or stride > 2 or image[3] < machine.lanes():
         return []
-    # At stride 2, tiles of 4×4 save a fifth of the products of 2×2 and read thrice the weights.
-    # Of several images there are rows enough to read weights for.
-    sizes = [(2, 2), *[(4, 4)] * (stride == 1), *[(1, 2)] * (out[0] == 1 == stride)]
+    sizes = [(2, 2)]
+    if stride == 1:
+        # At stride 2 they save a fifth of the products of 2×2 and read thrice the weights.
+        sizes.append((4, 4))
+        if out[0] == 1:  # of several images there are rows enough to read weights for
+            sizes.append((1, 2))
     return [
         Winograd.of(*convolution, *size, shared, machine)
         for size in sizes
