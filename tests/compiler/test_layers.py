@@ -140,6 +140,17 @@ def test_average_pooling(options: dict[str, Any]):
     check(nn.AvgPool2d(**options), torch.randn(1, 8, 12, 12))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 2, 1)], ids=repr)
+def test_pooling_among_convolutions_of_other_dtypes(pool: nn.Module, dtype: torch.dtype):
+    # Channels come last there, for which TVM's own pools are not taken.
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Conv2d(8, 5, 1)).to(dtype)
+    x = torch.randn(1, 3, 14, 14).to(dtype)
+    x[0, 0, 4, 4] = float("nan")
+    artifact = check(module, x)
+    assert "pooling" in artifact.report["kernels"].values()
+
+
 def test_pooling_of_other_ranks_and_sizes():
     check(nn.Sequential(nn.MaxPool1d(3, 2), nn.AvgPool1d(3, 2, 1)), torch.randn(2, 4, 21))
     check(nn.Sequential(nn.MaxPool3d(2), nn.AvgPool3d(2)), with_specials(1, 2, 8, 8, 8))

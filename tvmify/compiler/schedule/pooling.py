@@ -22,21 +22,24 @@ _MAXIMA = 8
 def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.nn.max_pool2d``; NaN is greater than any number, as in PyTorch."""
     dtype = str(call.ty.dtype)
+    wide = accumulator(dtype)  # TVM has no isnan of bfloat16
 
     def describe(
         window: Window, cut: Cut, machine: Microarchitecture
     ) -> Callable[[te.Tensor], te.Tensor]:
-        greatest = te.comm_reducer(_greater, lambda kind: _lowest(str(kind)), name="greatest")
+        greatest = te.comm_reducer(
+            _greater, lambda kind: tirx.const(-math.inf, str(kind)), name="greatest"
+        )
         return lambda image: slide(
             image,
             window,
             _out(call),
             _BLOCKS,
             machine,
-            element_bits=bits_of(dtype),
-            border=float(_lowest(dtype).value),
-            combine=lambda pixel, block, ry, rx, lane: greatest(pixel, axis=[ry, rx]),
-            finish=lambda result, y, x: result,
+            element_bits=bits_of(wide),
+            border=-math.inf,
+            combine=lambda pixel, block, ry, rx, lane: greatest(pixel.astype(wide), axis=[ry, rx]),
+            finish=lambda result, y, x: result.astype(dtype),
             cut=cut,
         )
 
@@ -106,10 +109,6 @@ def _out(call: Call) -> tuple[int, ...]:
 
 def _greater(a: Expr, b: Expr) -> Expr:
     return tirx.Select(tirx.any(a >= b, tirx.isnan(a)), a, b)
-
-
-def _lowest(dtype: str) -> Expr:
-    return tirx.const(-math.inf, dtype)
 
 
 def _count(at: tirx.Var, axis: int, window: Window, size: int, with_padding: bool) -> Expr:
