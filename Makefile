@@ -18,9 +18,10 @@
 #
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
 # TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
-# CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, and THREADS="1 2"
-# how many threads it may use. For `make opinfo`, JOBS=2 is how many processes run at a time, and
-# SAMPLES=2 how many samples of each operator (0: all); for `make programs`, SEED=1 draws others.
+# CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, THREADS="1 2" how
+# many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make opinfo`,
+# JOBS=2 is how many processes run at a time, and SAMPLES=2 how many samples of each operator (0:
+# all); for `make programs`, SEED=1 draws others.
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -43,6 +44,7 @@ TESTS ?=
 MODELS ?= *
 CONTENDERS ?= *
 ROUNDS ?= 7
+DTYPE ?= float32
 THREADS ?= 2
 MUTANTS ?= 100000
 JOBS ?= 2
@@ -95,7 +97,7 @@ format: install
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.run --models '$(MODELS)' --contenders '$(CONTENDERS)' \
-	    --rounds $(ROUNDS) --threads '$(THREADS)'
+	    --rounds $(ROUNDS) --threads '$(THREADS)' --dtype $(DTYPE)
 
 bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py

@@ -1,6 +1,7 @@
 """Where the time of a compiled model goes: every kernel, with its rule, speed and share.
 
     python -m benchmarks.kernels resnet18 [--threads 2] [--calls 30] [--top 20] [--accuracy strict]
+        [--dtype bfloat16]
 
 Kernels are timed where they run, between the others and on real activations, by the virtual
 machine's instrument. That, and TVM's own threads instead of those that a decorated module shares
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils import _pytree as pytree
 
-from benchmarks.models import MODELS, build
+from benchmarks.models import DTYPES, MODELS, build, in_dtype
 from tvmify.capture import capture, resolve
 from tvmify.runtime import cpu_features
 from tvmify.target import target_for
@@ -79,9 +80,12 @@ class Program:
         import tvm
 
         # Copies: torch's own memory may be aligned less than kernels rely on.
-        self.arguments = [tvm.runtime.tensor(leaves[i].numpy()) for i in self.inputs]
+        def copied(x: torch.Tensor) -> tvm.runtime.Tensor:
+            return tvm.runtime.from_dlpack(x).copyto(tvm.cpu())  # type: ignore[attr-defined]
+
+        self.arguments = [copied(leaves[i]) for i in self.inputs]
         if weights:
-            given = [tvm.runtime.tensor(weight.numpy()) for weight in weights]
+            given = [copied(weight) for weight in weights]
             self.arguments += list(self.machine["pack"](*given))
 
     def _compile(self, exported: torch.export.ExportedProgram, accuracy: str) -> None:
@@ -214,10 +218,13 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=30)
     parser.add_argument("--top", type=int, default=20, help="how many kernels to show")
     parser.add_argument("--accuracy", choices=("default", "strict"), default="default")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
     given = parser.parse_args()
     # For TVM's own threads; bound to cores, two of them can end up on one.
     os.environ |= {"TVM_NUM_THREADS": str(given.threads), "TVM_BIND_THREADS": "0"}
-    kernels, whole = Program(given.model, given.accuracy).measure(given.calls)
+    kernels, whole = Program(in_dtype(given.model, given.dtype), given.accuracy).measure(
+        given.calls
+    )
     show(kernels, whole, given.top, Console(width=200))
 
 

@@ -1,6 +1,7 @@
 """tvmify against every way to run a PyTorch module on a CPU.
 
     python -m benchmarks.run [--models resnet18,mlp*] [--contenders …] [--rounds 7] [--threads 2]
+        [--dtype bfloat16]
 
 Each contender is a process of its own. They take turns, one burst of calls at a time, so that a
 disturbance of the machine meets all of them alike; whoever does not measure is stopped (SIGSTOP),
@@ -28,7 +29,7 @@ from rich.progress import Progress, TaskID
 
 from benchmarks.contenders import CONTENDERS
 from benchmarks.goals import goals
-from benchmarks.models import MODELS, chosen
+from benchmarks.models import DTYPES, MODELS, chosen, in_dtype
 from benchmarks.process import Worker, WorkerError, take_turns
 from benchmarks.results import Result, Row, rows
 from benchmarks.table import show
@@ -45,11 +46,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--contenders", default="*", help="names or patterns (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="bursts of each (default: 7)")
     parser.add_argument("--threads", default="2", help="numbers of threads (default: 2)")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of floats")
     parser.add_argument("--caches", type=Path, help="keep what was compiled in this folder")
     parser.add_argument("--output", type=Path, default=Path("build/bench"), metavar="FOLDER")
     given = parser.parse_args(arguments)
     try:
-        models = chosen(given.models, list(MODELS))
+        models = [in_dtype(name, given.dtype) for name in chosen(given.models, list(MODELS))]
         names = chosen(given.contenders, list(CONTENDERS))
     except ValueError as error:
         parser.error(str(error))

@@ -39,6 +39,9 @@ MODELS: dict[str, str] = {
     "dlrm": "small:dlrm",
 }
 
+#: Types of weights and inputs, the usual one first.
+DTYPES = ("float32", "bfloat16")
+
 
 def chosen(names: str, known: Sequence[str]) -> list[str]:
     """Return what a list such as ``"resnet18,mlp*"`` names, in the order of ``known``.
@@ -55,11 +58,21 @@ def chosen(names: str, known: Sequence[str]) -> list[str]:
     return [name for name in known if any(fnmatch.fnmatch(name, p) for p in patterns)]
 
 
+def in_dtype(name: str, dtype: str) -> str:
+    """Return the name under which `build` knows a model whose floats are of another type."""
+    return name if dtype == DTYPES[0] else f"{name}.{dtype}"
+
+
 def build(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Return a model and the arguments of its call, the same in every process."""
     import torch
 
+    name, _, dtype = name.partition(".")
     file, builder = MODELS[name].split(":")
     torch.manual_seed(0)
     module, args = getattr(importlib.import_module(f"{__name__}.{file}"), builder)()
+    if dtype:
+        kind = getattr(torch, dtype)
+        module = module.to(kind)
+        args = tuple(arg.to(kind) if arg.is_floating_point() else arg for arg in args)
     return module.eval(), args
