@@ -15,6 +15,8 @@ from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
 from tvmify.compiler import Tuning, compile
+from tvmify.compiler.schedule import pairs
+from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 
 class Stopwatch:
@@ -95,6 +97,19 @@ def test_what_is_known_is_not_measured_again():
     report = tuned(deeper, database, stopwatch).report["tuning"]
     assert (report["workloads"], report["measured"]) == (3, 1)
     assert stopwatch.shapes == [[(24, 40), (40, 8)]]
+
+
+def test_products_of_bfloat16_are_measured_as_such(monkeypatch):
+    monkeypatch.setattr(pairs, "_FEW_ROWS", 24)  # in pairs on any processor
+    monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
+    database, stopwatch = Measurements(None, "cpu"), Stopwatch()
+    x = torch.randn(24, 96).bfloat16()
+    artifact = tuned(mlp().bfloat16(), database, stopwatch, (x,))
+    report = artifact.report["tuning"]
+    assert (report["workloads"], report["measured"], len(report["changed"])) == (2, 2, 2)
+    assert all("pairs" in workload for workload in report["changed"])
+    for artifacts in stopwatch.measured:
+        assert len({artifact.library for artifact in artifacts}) > 1
 
 
 def test_an_interrupt_keeps_what_is_done():

@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import split_host_device_mods
 
+from tvmify.compiler.passes.define_pairs import DefinePairs
 from tvmify.compiler.passes.share_evenly import ShareEvenly
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
@@ -166,5 +167,6 @@ def _to_instructions() -> list[tvm.transform.Pass]:
         ShareEvenly(),
         ShuffleLoads(),
         SumsOnStack(),
+        DefinePairs(),
         finalize_host_passes(),
     ]

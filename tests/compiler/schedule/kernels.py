@@ -33,20 +33,21 @@ NEON = tvm.target.Target(
 )
 
 
-def _runnable(*features: str) -> bool:
+def runnable(*features: str) -> bool:
+    """Whether this machine has such instructions."""
     return platform.machine() == "x86_64" and set(features) <= set(cpu_features())
 
 
 #: Targets to run on, each skipped where the processor lacks it.
 TARGETS = [
     pytest.param(
-        AVX512, id="avx512", marks=pytest.mark.skipif(not _runnable("avx512f"), reason="no AVX-512")
+        AVX512, id="avx512", marks=pytest.mark.skipif(not runnable("avx512f"), reason="no AVX-512")
     ),
     pytest.param(
-        AVX2, id="avx2", marks=pytest.mark.skipif(not _runnable("avx2", "fma"), reason="no AVX2")
+        AVX2, id="avx2", marks=pytest.mark.skipif(not runnable("avx2", "fma"), reason="no AVX2")
     ),
 ]
-NATIVE = AVX512 if _runnable("avx512f") else AVX2
+NATIVE = AVX512 if runnable("avx512f") else AVX2
 
 Describe = Callable[..., relax.Expr]
 
@@ -162,7 +163,8 @@ def check(
     built = build(describe, inputs, weights, target)
     assert built.rules == {rule}, built.report
     actual = built.run(inputs, weights)
-    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in (*inputs, *weights)]
+    # NumPy takes bfloat16 for no kind of number at all.
+    wide = [a if a.dtype.kind in "biu" else a.astype(np.float64) for a in (*inputs, *weights)]
     expected = reference(*wide)
     assert actual.shape == expected.shape
     scale = max(float(np.abs(expected).max(initial=0.0)), 1e-30)

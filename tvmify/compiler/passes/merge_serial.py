@@ -12,13 +12,14 @@ import tvm
 from tvm import relax, tirx
 
 from tvmify.compiler.schedule.guards import STORES_TWICE
+from tvmify.compiler.schedule.pairs import PAIRS
 from tvmify.compiler.schedule.rewriting import rewrite_body
 from tvmify.compiler.schedule.shuffles import SHUFFLES
 
 #: Functions of more parts would keep LLVM busy for longer than they save.
 _MOST = 128
 #: What a function says to `build` if one of its parts does.
-_SAID = ("tvmify.asserts", SHUFFLES)
+_SAID = ("tvmify.asserts", SHUFFLES, PAIRS)
 
 Kernels = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
 

@@ -23,6 +23,7 @@ from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
 from tvmify.compiler.schedule.last_block import shorten_last_blocks
 from tvmify.compiler.schedule.legalizing import RULE
+from tvmify.compiler.schedule.pairs import add_in_place
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
 from tvmify.compiler.schedule.rule import Rule, apply_in_turn
@@ -91,5 +92,5 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
 def _finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Do to a scheduled function what no schedule can."""
     # Tails come last: they put conditions around the blocks that the others look for.
-    result = insert_prefetches(shorten_last_blocks(function))
+    result = add_in_place(insert_prefetches(shorten_last_blocks(function)))
     return mark_shuffles(split_tails(split_pieces(result)))

@@ -8,7 +8,7 @@ from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.schedule import choice, depthwise, direct, tiles, winograd
+from tvmify.compiler.schedule import choice, depthwise, direct, pairs, tiles, winograd
 from tvmify.compiler.schedule.direct import (
     ANCHOR,
     DEPTH,
@@ -68,7 +68,10 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         packs, hint = (pack,), "depthwise_conv2d"
     elif window.is_pointwise and groups == 1:
         pixels = [*out[:3], image[3]]
-        product = Product.of(pixels, (kernel[3], kernel[0]), out, dtype, machine)
+        narrow = pairs.rows_of(builder, data, [weight], prod(out[:3]), machine)
+        data = data if narrow is None else narrow
+        weights = (kernel[3], kernel[0])
+        product = Product.of(pixels, weights, out, dtype, machine, paired=narrow is not None)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
         candidates = algorithms(image, kernel, out, window, groups, dtype, machine, planar)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from tvm import relax, s_tir, te, tirx
 from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
-from tvmify.compiler.schedule import compact, plans
+from tvmify.compiler.schedule import compact, pairs, plans
 from tvmify.compiler.schedule.epilogue import inline_chain, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.loops import (
@@ -66,18 +67,22 @@ class Joined(Product):
         dtype: str,
         machine: Microarchitecture,
         is_compact: bool,
+        paired: bool,
     ) -> Joined:
         """Choose how to cut `count` products: as each of them, since panels are of one product."""
         bits = bits_of(accumulator(dtype))
         depth, columns = right
+        steps = -(-depth // 2) if paired else depth
         out = (count, *left[:-1], columns)
         rows = prod(left[:-1])
-        work = plans.Workload(1, rows, columns, depth, dtype, packed=True)
+        kind = pairs.KIND if paired else dtype
+        work = plans.Workload(1, rows, columns, steps, kind, packed=True)
         width = compact.VECTORS * machine.lanes(bits)
-        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits)
+        sample = partial(pairs.sample_of, left, right, out[1:]) if paired else None
+        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
         stack = (count, *[1] * (len(left) - 2), depth, columns)
         batch = tuple(out[axis] for axis in stacked(stack, out))
-        return cls(tuple(left), stack, out, batch, rows, columns, depth, plan, dtype)
+        return cls(tuple(left), stack, out, batch, rows, columns, steps, plan, dtype, paired)
 
     def pack(self, right: te.Tensor) -> te.Tensor:
         """Lay one of the matrices out as ``[columns / tile, blocks, 1, block, tile]``."""
@@ -86,7 +91,7 @@ class Joined(Product):
         def element(*index: tirx.Var) -> Expr:
             tile, block, _, step, lane = index
             k, column = block * length + step, tile * width + lane
-            value = right(k, column).astype(accumulator(self.dtype))
+            value = self.step(lambda i: right(i, column), k)
             return or_zero(value, (column, self.columns, width), (k, self.depth, length))
 
         shape = -(-self.columns // width), -(-self.depth // length), 1, length, width
@@ -104,8 +109,11 @@ def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -
     machine = Microarchitecture.current()
     left = [int(size) for size in rows.ty.shape]
     right = [int(size) for size in weights[0].ty.shape]
-    is_compact = compact.applies(builder, prod(left[:-1]), right, str(rows.ty.dtype), machine)
-    product = Joined.over(left, right, len(weights), str(rows.ty.dtype), machine, is_compact)
+    count, dtype = prod(left[:-1]), str(rows.ty.dtype)
+    narrow = pairs.rows_of(builder, rows, weights, count, machine)
+    paired = narrow is not None
+    is_compact = not paired and compact.applies(builder, count, right, dtype, machine)
+    product = Joined.over(left, right, len(weights), dtype, machine, is_compact, paired)
     panels = [
         builder.emit(builder.call_te(product.pack, weight, primfunc_name_hint="pack_matmul"))
         for weight in weights
@@ -115,7 +123,7 @@ def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -
         packed = compact.pack(builder, *packed)
     every = builder.call_te(
         product.with_packed,
-        rows,
+        rows if narrow is None else narrow,
         *packed,
         primfunc_name_hint="matmul",
         primfunc_attrs={"op_pattern": 4},

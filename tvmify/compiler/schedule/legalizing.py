@@ -76,7 +76,7 @@ def _main(builder: relax.BlockBuilder) -> relax.Function | None:
 @lru_cache(maxsize=2)
 def _product_weight_bytes(function: relax.Function) -> int:
     weights = weights_of(function)
-    values = {binding.var: binding.value for binding in _bindings(function)}
+    values = _values(function)
     pending: list[Expr] = [
         value.args[1]
         for value in values.values()
@@ -103,6 +103,17 @@ def _product_weight_bytes(function: relax.Function) -> int:
         elif isinstance(ty, relax.TensorType) and ty.shape is not None:  # parameter or constant
             total += prod(int(size) for size in ty.shape) * bits_of(str(ty.dtype)) // 8
     return total
+
+
+def values_of(builder: relax.BlockBuilder) -> dict[relax.Var, Expr]:
+    """Return what the variables of the program are bound to, before anything is lowered."""
+    main = _main(builder)
+    return {} if main is None else _values(main)
+
+
+@lru_cache(maxsize=2)
+def _values(function: relax.Function) -> dict[relax.Var, Expr]:
+    return {binding.var: binding.value for binding in _bindings(function)}
 
 
 def _bindings(function: relax.Function) -> Iterator[relax.VarBinding]:

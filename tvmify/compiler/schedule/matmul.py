@@ -16,7 +16,7 @@ from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.schedule import compact
+from tvmify.compiler.schedule import compact, pairs
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.legalizing import is_weight, plain
@@ -69,8 +69,12 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     machine = Microarchitecture.current()
     packed = is_weight(builder, right)
     rows = prod(out[:-1]) // prod(out[axis] for axis in stacked(right_shape, out))
-    is_compact = packed and compact.applies(builder, rows, right_shape, dtype, machine)
-    product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact)
+    narrow = pairs.rows_of(builder, left, [right], rows, machine) if packed else None
+    paired = narrow is not None
+    is_compact = (
+        packed and not paired and compact.applies(builder, rows, right_shape, dtype, machine)
+    )
+    product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact, paired)
     template, weights = product.with_both, [right]
     if packed:
         template = product.with_packed
@@ -80,7 +84,11 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     if is_compact:
         weights = compact.pack(builder, *weights)
     return builder.call_te(
-        template, left, *weights, primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
+        template,
+        left if narrow is None else narrow,
+        *weights,
+        primfunc_name_hint="matmul",
+        primfunc_attrs={"op_pattern": 4},
     )
 
 

@@ -41,6 +41,8 @@ class Microarchitecture:
     memory_operands
         Whether arithmetic can take (and broadcast) an operand from memory, as on x86. Where it
         cannot, each operand needs a register of its own.
+    multiplies_pairs
+        Whether an instruction adds products of two pairs of bfloat16 to sums in float32.
     """
 
     vector_bits: int
@@ -48,6 +50,7 @@ class Microarchitecture:
     l1_bytes: int
     l2_bytes: int
     memory_operands: bool
+    multiplies_pairs: bool = False
 
     @classmethod
     def of(cls, target: Target) -> Microarchitecture:
@@ -59,9 +62,9 @@ class Microarchitecture:
             return cls(128, 32, 32 << 10, 512 << 10, memory_operands=False)
         avx512 = cpu == "x86-64-v4" or cpu in _AVX512_MODELS
         if "-avx512f" not in features and ("+avx512f" in features or avx512):
-            if "+avx512fp16" in features or cpu in _FP16_MODELS:
-                return cls(512, 32, 48 << 10, 1 << 20, memory_operands=True)
-            return cls(512, 32, 32 << 10, 1 << 20, memory_operands=True)
+            l1_bytes = 48 << 10 if "+avx512fp16" in features or cpu in _FP16_MODELS else 32 << 10
+            pairs = "+avx512bf16" in features or cpu in _BF16_MODELS
+            return cls(512, 32, l1_bytes, 1 << 20, memory_operands=True, multiplies_pairs=pairs)
         avx2 = cpu == "x86-64-v3" or cpu in _AVX2_MODELS or avx512
         if "+avx2" in features or avx2:
             return cls(256, 16, 32 << 10, 256 << 10, memory_operands=True)
@@ -113,9 +116,10 @@ def bits_of(dtype: str) -> int:
 
 
 _FP16_MODELS = frozenset("sapphirerapids emeraldrapids graniterapids".split())
-_AVX512_MODELS = _FP16_MODELS | frozenset(
-    "skylake-avx512 cascadelake cooperlake cannonlake icelake-client icelake-server tigerlake "
-    "rocketlake znver4 znver5".split()
+_BF16_MODELS = _FP16_MODELS | frozenset("cooperlake znver4 znver5".split())
+_AVX512_MODELS = _BF16_MODELS | frozenset(
+    "skylake-avx512 cascadelake cannonlake icelake-client icelake-server tigerlake "
+    "rocketlake".split()
 )
 _AVX2_MODELS = frozenset(
     "haswell broadwell skylake alderlake raptorlake znver1 znver2 znver3 core-avx2".split()

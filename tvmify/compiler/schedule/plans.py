@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
+from typing import TYPE_CHECKING
 
 from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+
+if TYPE_CHECKING:
+    from tvmify.compiler.sample import Sample
 
 #: One sum over more elements than this is less exact than the accuracy policy wants. With
 #: ``accuracy="strict"`` it depends on how many there are, and may be short, but not shorter than
@@ -105,9 +109,14 @@ class Workload:
         return f"{kind} {self.batch}x{self.rows}x{self.depth}x{self.columns} {self.dtype}"
 
 
-def choose(work: Workload, machine: Microarchitecture, bits: int) -> Plan:
-    """Choose a plan; the alternatives are there for measurements."""
-    return choice.choose(str(work), candidates(work, machine, bits))
+def choose(
+    work: Workload,
+    machine: Microarchitecture,
+    bits: int,
+    sample: Callable[[], Sample] | None = None,
+) -> Plan:
+    """Choose a plan; the alternatives are there for measurements, see `choice.choose`."""
+    return choice.choose(str(work), candidates(work, machine, bits), sample)
 
 
 def lone(work: Workload, columns: int) -> Plan:

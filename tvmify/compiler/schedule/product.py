@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.schedule import compact, plans
+from tvmify.compiler.schedule import compact, pairs, plans
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
@@ -38,6 +39,8 @@ class Product:
         more than one matrix.
     rows, columns, depth
         Extents of one such product. All rows that meet the same matrix are numbered through.
+    paired
+        Whether two numbers of bfloat16 are one step of the reduction, of which there are `depth`.
     """
 
     left: tuple[int, ...]
@@ -49,6 +52,7 @@ class Product:
     depth: int
     plan: plans.Plan
     dtype: str
+    paired: bool = False
 
     #: Whether the sums of a whole reduction may stay in registers until they are stored.
     in_registers: ClassVar[bool] = True
@@ -63,6 +67,7 @@ class Product:
         machine: Microarchitecture,
         packed: bool = True,
         is_compact: bool = False,
+        paired: bool = False,
     ) -> Product:
         """Choose how to number the rows, and how to cut.
 
@@ -71,10 +76,21 @@ class Product:
         bits = bits_of(accumulator(dtype))
         batch = tuple(out[axis] for axis in stacked(right, out))
         rows, columns, depth = prod(out[:-1]) // prod(batch), out[-1], left[-1]
-        work = plans.Workload(prod(batch), rows, columns, depth, dtype, packed)
+        depth = -(-depth // 2) if paired else depth
+        kind = pairs.KIND if paired else dtype
+        work = plans.Workload(prod(batch), rows, columns, depth, kind, packed)
         width = compact.VECTORS * machine.lanes(bits)
-        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits)
-        return cls(tuple(left), tuple(right), tuple(out), batch, rows, columns, depth, plan, dtype)
+        sample = partial(pairs.sample_of, left, right, out) if paired else None
+        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
+        shapes = tuple(left), tuple(right), tuple(out)
+        return cls(*shapes, batch, rows, columns, depth, plan, dtype, paired)
+
+    def step(self, numbers: Callable[[Expr], Expr], k: Expr) -> Expr:
+        """Return what is multiplied in a step of the reduction: one of some numbers, or a pair."""
+        if not self.paired:
+            return numbers(k).astype(accumulator(self.dtype))
+        first, second = (numbers(2 * k + i).astype("float32") for i in (0, 1))
+        return pairs.word(first, or_zero(second, (2 * k + 1, self.left[-1], 2)))
 
     def pack(self, right: te.Tensor) -> te.Tensor:
         """Lay matrices out as ``[…, columns / tile, depth, tile]``, padded with zeros."""
@@ -84,7 +100,7 @@ class Product:
         def element(*index: tirx.Var) -> Expr:
             *outer, tile, k, lane = index
             column = tile * width + lane
-            value = right(*outer, k, column).astype(accumulator(self.dtype))
+            value = self.step(lambda i: right(*outer, i, column), k)
             return or_zero(value, (column, self.columns, width))
 
         shape = (*lead, -(-self.columns // width), self.depth, width)
@@ -92,7 +108,7 @@ class Product:
 
     def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
         """Lay out the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
-        turned = (self.depth, self.columns)
+        turned = (self.left[-1], self.columns)
         return self.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turned"))
 
     def row_of_panel(
@@ -122,7 +138,7 @@ class Product:
         self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
     ) -> te.Tensor:
         """The product with a right-hand side in tiles, compact ones if they have scales."""
-        plan, dtype = self.plan, accumulator(self.dtype)
+        plan = self.plan
         rows, width = plan.rows, plan.columns
         blocks = -(-self.depth // plan.depth)
         k = te.reduce_axis((0, plan.depth), "k")
@@ -130,7 +146,7 @@ class Product:
         through = [axis for axis in range(len(self.out) - 1) if axis not in axes]
         heights = [self.out[axis] for axis in through]
 
-        def partial(*index: Expr) -> Expr:
+        def part(*index: Expr) -> Expr:
             """Add up one block of the reduction."""
             step, *batch, row_tile, column_tile, row, lane = index
             row = row_tile * rows + row
@@ -141,8 +157,11 @@ class Product:
             if len(self.left) > 2:  # else its rows are numbered through as it is
                 row = own
             along = step * plan.depth + k
-            element = left(*_align(outer, self.left[:-2]), row, along).astype(dtype)
+            at = *_align(outer, self.left[:-2]), row
+            element = self.step(lambda i: left(*at, i), along)
             where = self.row_of_panel(outer, column_tile, step, k)
+            if self.paired:
+                return te.sum(pairs.dot(element, packed(*where, lane)), axis=k)
             if scales is None:
                 return te.sum(element * packed(*where, lane), axis=k)
             # Not the element times the scale, which may be infinite where no product is.
@@ -155,14 +174,14 @@ class Product:
         if blocks == 1:
             zero = tirx.const(0, "int64")
             name = ANCHOR if self.in_registers else PARTIAL
-            sums = tile = te.compute(shape, lambda *i: partial(zero, *i), name=name, attrs=attrs)
+            sums = tile = te.compute(shape, lambda *i: part(zero, *i), name=name, attrs=attrs)
             if not self.in_registers:
                 sums = te.compute(shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs)
         else:
             # Each block is added up in registers, then added to the sums: the panel's block stays
             # in the nearest cache, and sums of sums are more exact than one long sum.
             whole = {DEPTH: self.depth}
-            parts = te.compute((blocks, *shape), partial, name=PARTIAL, attrs=whole)
+            parts = te.compute((blocks, *shape), part, name=PARTIAL, attrs=whole)
             step = te.reduce_axis((0, blocks), "step")
             sums = te.compute(
                 shape, lambda *i: te.sum(parts(step, *i), axis=step), name=ANCHOR, attrs=attrs
