@@ -44,7 +44,8 @@ class Kernel:
         Of its function, and of the schedule rule that made it; "merged" if there were several.
     operations
         Floating point operations of the loops that the kernel was made from. Algorithms that save
-        some, such as Winograd's, count as they are, not as what they stand for.
+        some, such as Winograd's, count as they are, not as what they stand for. A pair of
+        bfloat16 counts as one number.
     shapes
         Of its arguments; the last is the result.
     bytes

@@ -153,6 +153,20 @@ def test_merged_and_moved_weights():
     assert _in_pairs(built)
 
 
+@needs_pairs
+def test_rows_that_were_reshaped():
+    # As behind attention, whose result is cast before its heads are joined.
+    def product(builder, x, weight):
+        joined = builder.emit(op.reshape(_wide(builder, x), [2, 5, 48]))
+        return op.matmul(joined, _wide(builder, weight))
+
+    x, weight = _narrow(2, 5, 6, 8), _narrow(48, 33, seed=1)
+    built = build(product, [x], [weight], PAIRS)
+    assert _in_pairs(built)
+    expected = x.astype(float).reshape(2, 5, 48) @ weight.astype(float)
+    assert np.allclose(built.run([x], [weight]), expected, rtol=0, atol=1e-5)
+
+
 def test_only_what_is_bfloat16():
     def of(rows, weights):
         def product(builder, x, weight):

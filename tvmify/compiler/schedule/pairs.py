@@ -19,6 +19,7 @@ from tvm.tirx import Stmt
 from tvm.tirx.op import register_intrin_lowering
 
 from tvmify.compiler.sample import Sample
+from tvmify.compiler.schedule import reshape
 from tvmify.compiler.schedule.legalizing import values_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rewriting import rewrite_body
@@ -36,7 +37,7 @@ _MOVES = frozenset(
     Op.get(f"relax.{name}")
     for name in ("broadcast_to", "concat", "expand_dims", "permute_dims", "reshape", "squeeze")
 )
-_ASTYPE = Op.get("relax.astype")
+_ASTYPE, _RESHAPE = Op.get("relax.astype"), Op.get("relax.reshape")
 _LOW, _HIGH = 0xFFFF, -0x10000
 #: The instruction in LLVM's notation, for vectors of so many sums. TVM has no vectors of bfloat16.
 _LLVM = """\
@@ -76,12 +77,19 @@ def rows_of(
     """
     values = values_of(builder)
     value = values.get(left)
+    if is_moved := _is(value, _RESHAPE):  # what permutations before and after a cast come to
+        value = values.get(value.args[0])
     distant = not machine.keeps(2 * prod(int(size) for size in rights[0].ty.shape))
     if not (machine.multiplies_pairs or (rows <= _FEW_ROWS and distant)):
         return None
     if not _is(value, _ASTYPE) or not _is_narrow(value.args[0]):
         return None
-    return value.args[0] if all(_was_narrow(right, values) for right in rights) else None
+    if not all(_was_narrow(right, values) for right in rights):
+        return None
+    if not is_moved:
+        return value.args[0]
+    moved = builder.normalize(relax.op.reshape(value.args[0], left.ty.shape))
+    return builder.emit(reshape.legalize(builder, moved))
 
 
 def sample_of(left: Sequence[int], right: Sequence[int], out: Sequence[int]) -> Sample:
