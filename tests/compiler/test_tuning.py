@@ -100,7 +100,7 @@ def test_what_is_known_is_not_measured_again():
 
 
 def test_products_of_bfloat16_are_measured_as_such(monkeypatch):
-    monkeypatch.setattr(pairs, "_FEW_ROWS", 24)  # in pairs on any processor
+    monkeypatch.setattr(pairs, "_FEW", 0.1)  # in pairs on any processor
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     database, stopwatch = Measurements(None, "cpu"), Stopwatch()
     x = torch.randn(24, 96).bfloat16()

@@ -239,6 +239,19 @@ def test_every_candidate_is_right(depth):
             check(_linear, _linear_reference, inputs, weights, rule="matmul")
 
 
+@pytest.mark.parametrize(("depth", "apart"), [(1024, 1), (2048, 1), (512, 2)])
+def test_tiles_of_rows_in_one_set_of_the_first_cache_are_low(depth, apart):
+    machine = Microarchitecture.of(AVX512)
+
+    def rows(depth, apart=1):
+        work = plans.Workload(1, 196, 512, depth, "float32", True, apart)
+        return plans.choose(work, machine, 32).rows
+
+    assert rows(960) > 10  # tiles of 14 divide 196
+    assert rows(512) > 10
+    assert rows(depth, apart) <= 10
+
+
 def test_few_rows_read_blocks_that_the_first_cache_holds_twice():
     machine = Microarchitecture.of(AVX2)
 

@@ -34,6 +34,32 @@ def test_processors_with_half_precision_have_more_in_the_first_cache(named):
     assert machine.l1_bytes == 48 << 10 > usual.l1_bytes
 
 
+@pytest.mark.parametrize(
+    ("features", "units"),
+    [
+        ("avx512bf16 avx512vbmi avx512vnni", 1),  # Zen 4
+        ("avx512bf16 avx512vbmi avx512vnni avxvnni", 2),  # Zen 5
+        ("avx512bf16 avx512vbmi avx512vnni avxvnni avx512fp16", 2),  # Xeons since Sapphire Rapids
+        ("avx512bf16 avx512vnni", 2),  # Cooper Lake
+        ("avx512vbmi avx512vnni", 2),  # Ice Lake
+    ],
+)
+def test_units_that_registers_pass_through(features, units):
+    mattr = ["+avx512f", *(f"+{name}" for name in features.split())]
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "mattr": mattr})
+    machine = Microarchitecture.of(target)
+    assert machine.units == units
+    assert machine.multiplies_pairs == ("bf16" in features)
+
+
+@pytest.mark.parametrize(("mcpu", "units"), [("znver4", 1), ("znver5", 2), ("znver3", 2)])
+def test_units_of_models(mcpu, units):
+    machine = Microarchitecture.of(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
+    assert machine.units == units
+    arithmetic = machine.nanoseconds(1e9) * machine.lanes()
+    assert arithmetic == pytest.approx(1e9 / (3 * units))
+
+
 @pytest.mark.parametrize(("target", "lanes", "registers"), MACHINES)
 @pytest.mark.parametrize("rows", [1, 2, 7, 128, 1000])
 @pytest.mark.parametrize("columns", [2, 17, 48, 1000])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tvm.target import Target
 
-#: Multiply-adds that a core starts per nanosecond in one vector lane: two units near 3 GHz.
-_FUSED_MULTIPLY_ADDS = 6
+#: Multiply-adds that a unit of a core starts per nanosecond in one vector lane: near 3 GHz.
+_FUSED_MULTIPLY_ADDS = 3
 #: Bytes that a core moves per nanosecond between its caches, measured while streaming from L2.
 _BYTES_PER_NANOSECOND = 20
 #: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
@@ -43,6 +43,9 @@ class Microarchitecture:
         cannot, each operand needs a register of its own.
     multiplies_pairs
         Whether an instruction adds products of two pairs of bfloat16 to sums in float32.
+    units
+        How many multiply-adds of whole registers start per cycle. One on Zen 4, whose registers of
+        512 bits pass through units of 256.
     """
 
     vector_bits: int
@@ -51,6 +54,7 @@ class Microarchitecture:
     l2_bytes: int
     memory_operands: bool
     multiplies_pairs: bool = False
+    units: int = 2
 
     @classmethod
     def of(cls, target: Target) -> Microarchitecture:
@@ -62,9 +66,18 @@ class Microarchitecture:
             return cls(128, 32, 32 << 10, 512 << 10, memory_operands=False)
         avx512 = cpu == "x86-64-v4" or cpu in _AVX512_MODELS
         if "-avx512f" not in features and ("+avx512f" in features or avx512):
-            l1_bytes = 48 << 10 if "+avx512fp16" in features or cpu in _FP16_MODELS else 32 << 10
+            halves = "+avx512fp16" in features or cpu in _FP16_MODELS
             pairs = "+avx512bf16" in features or cpu in _BF16_MODELS
-            return cls(512, 32, l1_bytes, 1 << 20, memory_operands=True, multiplies_pairs=pairs)
+            zen4 = cpu == "znver4" or (features >= _ZEN4 and not features & _NOT_ZEN4)
+            return cls(
+                vector_bits=512,
+                vector_registers=32,
+                l1_bytes=48 << 10 if halves else 32 << 10,
+                l2_bytes=1 << 20,
+                memory_operands=True,
+                multiplies_pairs=pairs,
+                units=1 if zen4 else 2,
+            )
         avx2 = cpu == "x86-64-v3" or cpu in _AVX2_MODELS or avx512
         if "+avx2" in features or avx2:
             return cls(256, 16, 32 << 10, 256 << 10, memory_operands=True)
@@ -94,7 +107,7 @@ class Microarchitecture:
 
         Weights come from beyond the private caches: in a network, other layers' were read since.
         """
-        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.lanes())
+        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.units * self.lanes())
         return arithmetic + weight_bytes / _WEIGHT_BYTES_PER_NANOSECOND
 
     @property
@@ -104,7 +117,7 @@ class Microarchitecture:
 
     def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
         """Decide whether a loop nest is long enough to pay for a fork and join."""
-        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.lanes())
+        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.units * self.lanes())
         traffic = byte_count / _BYTES_PER_NANOSECOND
         return max(arithmetic, traffic) > _FORK_WORTHWHILE_NANOSECONDS
 
@@ -117,6 +130,9 @@ def bits_of(dtype: str) -> int:
 
 _FP16_MODELS = frozenset("sapphirerapids emeraldrapids graniterapids".split())
 _BF16_MODELS = _FP16_MODELS | frozenset("cooperlake znver4 znver5".split())
+#: Features by which Zen 4 is told from all others with AVX-512: Cooper Lake lacks the second, Zen 5
+#: and Xeons since Sapphire Rapids have more.
+_ZEN4, _NOT_ZEN4 = {"+avx512bf16", "+avx512vbmi"}, {"+avxvnni", "+avx512fp16"}
 _AVX512_MODELS = _BF16_MODELS | frozenset(
     "skylake-avx512 cascadelake cannonlake icelake-client icelake-server tigerlake "
     "rocketlake".split()

@@ -64,6 +64,11 @@ _FOREIGN_BYTE = 0.02
 #: 145 products fell from 3.8 to 3.5 %, the largest from 34 to 23 %, with anything from 0.001 to
 #: 0.005; with AVX2 no choice depends on it.
 _SPILLED_BYTE, _SPILLS = 0.0014, 1.5
+#: Rows so many bytes apart, or a multiple of it, have their lines in one set of the first cache; of
+#: more than so many, some are gone before they are read to the end, and steps take so much longer
+#: for each. Tiles of 10, 12 and 14 rows of 1024 or 2048 elements took 1.03, 1.15 and 1.33 times as
+#: long as of 960, 1040 or 512 (Zen 4).
+_ALIKE, _IN_A_SET, _CROWDED = 4096, 10, 0.08
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Workload:
-    """One matrix product, or `batch` of them, of activations with weights or with activations."""
+    """One matrix product, or `batch` of them, of activations with weights or with activations.
+
+    Attributes
+    ----------
+    packed
+        Whether the right-hand side is a weight.
+    apart
+        How many rows of the left-hand side one row is from the next: as many as a stride says.
+    """
 
     batch: int
     rows: int
@@ -103,10 +116,12 @@ class Workload:
     depth: int
     dtype: str
     packed: bool
+    apart: int = 1
 
     def __str__(self) -> str:
         kind = "packed matmul" if self.packed else "matmul"
-        return f"{kind} {self.batch}x{self.rows}x{self.depth}x{self.columns} {self.dtype}"
+        apart = f" apart {self.apart}" * (self.apart > 1)
+        return f"{kind} {self.batch}x{self.rows}x{self.depth}x{self.columns} {self.dtype}{apart}"
 
 
 def choose(
@@ -196,6 +211,8 @@ def nanoseconds(
     steps = -(-tasks // cores) * plan.block * work.depth
     tile = tiles.Tile(plan.rows, plan.columns)
     time = steps * tiles.cycles(tile, machine, bits, work.columns) * _CYCLE
+    if work.depth * work.apart * element % _ALIKE == 0:
+        time *= 1 + max(plan.rows - _IN_A_SET, 0) * _CROWDED
     # By columns each core reads weights of its own, by rows each reads all of them.
     far = right if plan.rows_first and blocks > 1 else right / cores
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)

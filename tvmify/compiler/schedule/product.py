@@ -68,17 +68,19 @@ class Product:
         packed: bool = True,
         is_compact: bool = False,
         paired: bool = False,
+        apart: int = 1,
     ) -> Product:
         """Choose how to number the rows, and how to cut.
 
-        `packed` says that `right` is a weight, `is_compact` that it is stored as `compact` does.
+        `packed` says that `right` is a weight, `is_compact` that it is stored as `compact` does;
+        `apart` is that of `plans.Workload`.
         """
         bits = bits_of(accumulator(dtype))
         batch = tuple(out[axis] for axis in stacked(right, out))
         rows, columns, depth = prod(out[:-1]) // prod(batch), out[-1], left[-1]
         depth = -(-depth // 2) if paired else depth
         kind = pairs.KIND if paired else dtype
-        work = plans.Workload(prod(batch), rows, columns, depth, kind, packed)
+        work = plans.Workload(prod(batch), rows, columns, depth, kind, packed, apart)
         width = compact.VECTORS * machine.lanes(bits)
         sample = partial(pairs.sample_of, left, right, out) if paired else None
         plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)

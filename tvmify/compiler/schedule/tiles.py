@@ -93,11 +93,10 @@ def steps(tile: Tile, machine: Microarchitecture, bits: int, *lengths: int) -> i
 def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> float:
     """Estimate the cycles that one step of the reduction takes on one tile.
 
-    Two multiply-adds start per cycle, and loads hide behind them only in part; a sum can be added
-    to once per latency.
+    Loads hide behind multiply-adds only in part; a sum can be added to once per latency.
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
-    arithmetic = tile.rows * vectors / 2
+    arithmetic = tile.rows * vectors / machine.units
     around = _PER_VECTOR * vectors + _PER_ROW * tile.rows
     one_by_one = 1.0 if leaves_register(tile, machine, bits, columns) else _ONE_BY_ONE
     return max((arithmetic + around) * one_by_one, _LATENCY)
