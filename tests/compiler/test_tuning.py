@@ -39,6 +39,10 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(96, 160), nn.ReLU(), nn.Linear(160, 40))
 
 
+def convolutions() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(64, 64, 1), nn.Conv2d(64, 96, 1, stride=2))
+
+
 def tuned(
     module: nn.Module,
     database: Measurements,
@@ -99,15 +103,22 @@ def test_what_is_known_is_not_measured_again():
     assert stopwatch.shapes == [[(24, 40), (40, 8)]]
 
 
-def test_products_of_bfloat16_are_measured_as_such(monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "shape", "count"),
+    [
+        pytest.param(mlp(), (24, 96), 2, id="linear"),
+        pytest.param(convolutions(), (1, 64, 14, 14), 1, id="conv"),  # the first turns its image
+    ],
+)
+def test_products_of_bfloat16_are_measured_as_such(monkeypatch, module, shape, count):
     monkeypatch.setattr(pairs, "_FEW", 0.1)  # in pairs on any processor
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     database, stopwatch = Measurements(None, "cpu"), Stopwatch()
-    x = torch.randn(24, 96).bfloat16()
-    artifact = tuned(mlp().bfloat16(), database, stopwatch, (x,))
+    x = torch.randn(shape).bfloat16()
+    artifact = tuned(module.bfloat16(), database, stopwatch, (x,))
     report = artifact.report["tuning"]
     assert (report["workloads"], report["measured"], len(report["changed"])) == (2, 2, 2)
-    assert all("pairs" in workload for workload in report["changed"])
+    assert sum("pairs" in workload for workload in report["changed"]) == count
     for artifacts in stopwatch.measured:
         assert len({artifact.library for artifact in artifacts}) > 1
 

@@ -71,7 +71,8 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         narrow = pairs.rows_of(builder, data, [weight], prod(out[:3]), machine)
         data = data if narrow is None else narrow
         weights = (kernel[3], kernel[0])
-        paired, apart = narrow is not None, window.strides[1]
+        paired = narrow is not None
+        apart = 1 if paired else window.strides[1]  # pairs are measured without a stride
         product = Product.of(pixels, weights, out, dtype, machine, paired=paired, apart=apart)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
