@@ -117,7 +117,8 @@ def test_experts():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_types(dtype: torch.dtype):
     artifact = check(Weighted(3, 32, 40).to(dtype), torch.randn(2, 3, 5, 32).to(dtype))
-    assert _is_packed(artifact, 3 * 32 * 40)
+    together = 2 if dtype is torch.bfloat16 else 1  # two may be one word
+    assert _is_packed(artifact, 3 * 32 * 40 // together)
 
 
 def test_nan_and_infinities_stay_in_their_rows():

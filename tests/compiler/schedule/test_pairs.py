@@ -167,6 +167,37 @@ def test_rows_that_were_reshaped():
     assert np.allclose(built.run([x], [weight]), expected, rtol=0, atol=1e-5)
 
 
+@needs_pairs
+@pytest.mark.parametrize("which", ["weights", "rows"])
+def test_what_is_cast_on_the_way_is_rounded(which):
+    # TVM drops a cast to bfloat16 and back within a function; to cut digits off is no rounding.
+    numbers = random(35, 35, seed=3)
+    specials = np.array([0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 0x7F800000], dtype=np.uint32)
+    numbers[0, :4] = specials.view(np.float32)
+    unit = np.eye(35).astype(ml_dtypes.bfloat16)
+
+    def product(builder, x, weight):
+        def wide(v):
+            narrow = v if v.ty.dtype == "bfloat16" else builder.emit(op.astype(v, "bfloat16"))
+            return _wide(builder, narrow)
+
+        return op.matmul(wide(x), wide(weight))
+
+    operands = ([unit], [numbers]) if which == "weights" else ([numbers], [unit])
+    built = build(product, *operands, PAIRS)
+    assert _in_pairs(built)
+    actual = built.run(*operands)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = numbers.astype(ml_dtypes.bfloat16).astype(np.float32)
+    finite = np.isfinite(expected).all(axis=0 if which == "weights" else 1)
+    if which == "weights":
+        assert np.array_equal(actual[:, finite], expected[:, finite])
+        assert np.isnan(actual[:, :2]).all()
+    else:
+        assert np.array_equal(actual[finite], expected[finite])
+        assert np.isnan(actual[0]).all()
+
+
 def test_only_what_is_bfloat16():
     def of(rows, weights):
         def product(builder, x, weight):

@@ -68,7 +68,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         packs, hint = (pack,), "depthwise_conv2d"
     elif window.is_pointwise and groups == 1:
         pixels = [*out[:3], image[3]]
-        narrow = pairs.rows_of(builder, data, [weight], prod(out[:3]), machine)
+        # One channel by itself is no product where it is measured.
+        several = kernel[0] > 1
+        narrow = pairs.rows_of(builder, data, [weight], prod(out[:3]), machine) if several else None
         data = data if narrow is None else narrow
         weights = (kernel[3], kernel[0])
         paired = narrow is not None

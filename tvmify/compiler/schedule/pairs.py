@@ -26,6 +26,8 @@ from tvmify.compiler.schedule.rewriting import rewrite_body
 
 #: An operator of our own: a sum, and two words whose numbers are multiplied and added to it.
 ADD_DOT = "tvmify.add_dot"
+#: And one that makes a word of two numbers.
+_WORD = "tvmify.pair"
 #: What stands for the dtype of such products where kernels are chosen.
 KIND = "pairs"
 #: Attribute of a function that has it.
@@ -126,9 +128,34 @@ def _is_narrow(x: Expr) -> bool:
 
 
 def word(first: Expr, second: Expr) -> Expr:
-    """Put two numbers of bfloat16 into one word, an int32."""
-    low, high = (tirx.reinterpret("int32", x.astype("float32")) for x in (first, second))
-    return ((low >> 16) & _LOW) | (high & _HIGH)
+    """Put two numbers, in float32, into one word of bfloat16, an int32."""
+    return tirx.call_intrin("int32", _WORD, first, second)
+
+
+def _lower_word(call: Call) -> Expr:
+    """Write `_WORD` in terms that LLVM knows.
+
+    Numbers are rounded, to even, and NaN stays NaN: of a cast to bfloat16 and back within one
+    function, TVM leaves nothing. What comes from memory as bfloat16 is rounded already; LLVM sees
+    that, and leaves nothing of this.
+    """
+    kind = str(call.ty.dtype)
+
+    def const(value: int) -> Expr:
+        return tirx.const(value, kind)
+
+    def rounded(bits: Expr) -> Expr:
+        nearest = bits + const(0x7FFF) + ((bits >> const(16)) & const(1))
+        quiet = tirx.Select((bits & const(_LOW)) != const(0), const(0x400000), const(0))
+        is_nan = (bits & const(0x7FFFFFFF)) > const(0x7F800000)
+        return tirx.Select(is_nan, bits | quiet, nearest)
+
+    first, second = (tirx.Var(name, kind) for name in ("first", "second"))
+    low = (rounded(first) >> const(16)) & const(_LOW)
+    result = low | (rounded(second) & const(_HIGH))
+    for variable, number in zip((second, first), reversed(list(call.args)), strict=True):
+        result = tirx.Let(variable, tirx.reinterpret(kind, number), result)
+    return result
 
 
 def dot(a: Expr, b: Expr) -> Expr:
@@ -183,7 +210,8 @@ def _name(lanes: int) -> str:
     return f"tvmify_add_dot_{lanes}"
 
 
-register_op_attr(ADD_DOT, "TCallEffectKind", _PURE)
-register_op_attr(ADD_DOT, "TScriptPrinterName", "add_dot")
-register_op_attr(ADD_DOT, "TVectorizable", True)
-register_intrin_lowering(ADD_DOT, target="llvm", f=lower_sum)
+for _name_of, _lower in ((ADD_DOT, lower_sum), (_WORD, _lower_word)):
+    register_op_attr(_name_of, "TCallEffectKind", _PURE)
+    register_op_attr(_name_of, "TScriptPrinterName", _name_of.partition(".")[2])
+    register_op_attr(_name_of, "TVectorizable", True)
+    register_intrin_lowering(_name_of, target="llvm", f=_lower)
