@@ -6,9 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+import torch
 import tvm
+from torch import nn
+from torch.nn import functional as F
 from tvm import relax
 
+from tests.compiler import programs
 from tests.compiler.schedule.kernels import NATIVE, TARGETS, Array, random
 from tvmify.compiler import pipeline
 from tvmify.compiler.schedule import choice, schedule
@@ -78,9 +82,6 @@ class Network:
         return result.numpy()
 
     def expected(self) -> Array:
-        import torch
-        from torch.nn import functional as F
-
         x, wide, bias, narrow, offset = (
             torch.from_numpy(a).double() for a in (*self.inputs, *self.weights)
         )
@@ -156,3 +157,16 @@ def test_nan_and_infinities_stay_in_the_window():
     result = network.run()
     assert np.isnan(result[0, :, 9:12, 9:12]).all()
     assert np.isfinite(np.delete(result[0], [9, 10, 11], axis=1)).all()
+
+
+def test_a_result_that_is_broadcast_stays():
+    class Broadcast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.expand, self.filter = nn.Conv2d(16, 96, 1), nn.Conv2d(96, 96, 3, groups=96)
+
+        def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return self.filter(self.expand(x).relu()) + other
+
+    artifact = programs.check(Broadcast(), torch.randn(1, 16, 12, 12), torch.randn(4, 96, 10, 10))
+    assert JOINED not in artifact.report["kernels"].values()

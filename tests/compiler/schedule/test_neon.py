@@ -15,7 +15,7 @@ from tests.compiler.schedule.kernels import NEON, Describe, assembly, build, ran
 from tests.compiler.schedule.test_expanded_depthwise import JOINED, Network
 from tvmify.compiler import intrinsics
 from tvmify.compiler.converters import steps
-from tvmify.compiler.schedule.legalizing import RULE
+from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 op = relax.op
@@ -40,7 +40,7 @@ def test_expanded_depthwise():
     (joined,) = (
         function
         for _, function in network.ir_mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and function.attrs.get(RULE) == JOINED
+        if isinstance(function, tirx.PrimFunc) and names_of(function.body.block.body) == {JOINED}
     )
     assert re.search(MULTIPLY_ADD, assembly(joined, NEON))
 

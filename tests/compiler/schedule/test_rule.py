@@ -10,10 +10,9 @@ import pytest
 import tvm
 from tvm import relax, s_tir, tirx
 
-from tests.compiler.schedule.kernels import NATIVE, build, random
+from tests.compiler.schedule.kernels import build, random
 from tvmify.compiler import schedule as rules
 from tvmify.compiler.schedule.elementwise import Elementwise
-from tvmify.compiler.schedule.legalizing import scheduled_as
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
 
@@ -105,16 +104,3 @@ def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.Monkey
 
 def test_what_is_scheduled_says_so():
     assert build(doubled, [random(6, 40)]).kernel().attrs["tirx.is_scheduled"]
-
-
-def test_what_brings_its_rule_along_is_not_tried(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "RULES", ())
-    kernel = build(doubled, [random(6, 40)]).kernel()
-    own = kernel.with_attr(scheduled_as("by hand"))
-    claims = kernel.with_attr("tirx.is_scheduled", True)
-    monkeypatch.setattr(rules, "RULES", (noting := Noting(),))
-    ir_mod = tvm.IRModule({"own": own, "claims": claims})
-    after, report = rules.schedule(ir_mod, NATIVE)
-    assert report == {"own": "by hand", "claims": "unscheduled"}
-    assert len(noting.seen) == 1
-    tvm.ir.assert_structural_equal(after["own"], own)

@@ -11,9 +11,8 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
-from tvmify.compiler.converters import loops
-from tvmify.compiler.converters.registry import call_loop, converts, dtype_of, is_for_gpu
-from tvmify.compiler.schedule import choice
+from tvmify.compiler.converters.registry import converts, dtype_of, is_for_gpu, refuse_on_gpu
+from tvmify.compiler.schedule import choice, cumulative
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.errors import UnsupportedOperator
 
@@ -218,16 +217,19 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
     if not shape or 0 in shape:
         return x
     axis = int(node.args[1]) % len(shape)  # type: ignore[arg-type]
-    outer, inner, size = prod(shape[:axis]), prod(shape[axis + 1 :]), prod(shape)
-    # Along memory there are no vectors: an element takes as long as three.
-    machine = Microarchitecture.current()
-    work = size if inner > 1 else size * 3 * machine.lanes()
-    fork = outer > 1 and machine.worth_threads(work, size)
-    product = "cumprod" in str(node.target)
-    function = loops.accumulate(outer, shape[axis], inner, dtype_of(x), product=product, fork=fork)
-    flat = importer.emit(relax.op.reshape(x, [prod(shape)]))
-    result = call_loop(importer, function, "accumulate", [flat], prod(shape))
-    return relax.op.reshape(result, list(shape))
+    before, after = shape[:axis], shape[axis + 1 :]
+    # One axis on either side, if there is any.
+    flat = (*[prod(before)][: len(before)], shape[axis], *[prod(after)][: len(after)])
+    name = cumulative.PRODUCT if "cumprod" in str(node.target) else cumulative.SUM
+    refuse_on_gpu(name)
+    function = cumulative.kernel(
+        flat, len(before[:1]), dtype_of(x), name, Microarchitecture.current()
+    )
+    variable = importer.block_builder.add_func(function, name)
+    if flat != shape:
+        x = importer.emit(relax.op.reshape(x, flat))
+    result = importer.emit(relax.call_tir(variable, [x], relax.TensorType(flat, dtype_of(x))))
+    return result if flat == shape else relax.op.reshape(result, list(shape))
 
 
 @converts("linalg_vector_norm.default")

@@ -10,7 +10,7 @@ there. So a step is one pass over the recurrent weights, which lie in the order 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmify.compiler.schedule.emission import block, lanewise, registers, vectors
-from tvmify.compiler.schedule.legalizing import scheduled_as
+from tvmify.compiler.schedule.emission import anchor, argument, block, lanewise, registers, vectors
+from tvmify.compiler.schedule.legalizing import FUSIBLE
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import longest_sum, split_evenly
 
@@ -101,42 +101,41 @@ class Plan:
 def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of an LSTM; gates in torch's order: input, forget, cell, output."""
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_attr(scheduled_as("lstm"))
+        T.func_attr(FUSIBLE)
         layer = _Layer(plan, reverse)
         first_cell = layer.argument("first_cell", plan.batch, plan.padded)
         states = layer.argument("states", plan.steps, plan.batch, plan.padded)
         cell = layer.argument("cell", plan.batch, plan.padded)
-        layer.copy(layer.first_state, layer.previous, 0)
-        layer.copy(first_cell, cell)
-        with layer.tiles() as tile:
-            sums = tile.sums_of(tile.projected)
+        with layer.kernel("lstm", [first_cell], states, cell):
+            layer.copy(first_cell, cell)
+            with layer.tiles() as tile:
+                sums = tile.sums_of(tile.projected)
 
-            def activate(row: Expr, i: Expr) -> None:
-                # A cell is old until all rows are through: the last may come twice.
-                kept = tirx.sigmoid(sums[row, 1, i]) * cell[tile.place(row), tile.unit(i)]
-                added = tirx.sigmoid(sums[row, 0, i]) * tirx.tanh(sums[row, 2, i])
-                T.buffer_store(sums, kept + added, [row, 1, i])
-                shown = tirx.sigmoid(sums[row, 3, i]) * tirx.tanh(sums[row, 1, i])
-                T.buffer_store(sums, shown, [row, 3, i])
+                def activate(row: Expr, i: Expr) -> None:
+                    # A cell is old until all rows are through: the last may come twice.
+                    kept = tirx.sigmoid(sums[row, 1, i]) * cell[tile.place(row), tile.unit(i)]
+                    added = tirx.sigmoid(sums[row, 0, i]) * tirx.tanh(sums[row, 2, i])
+                    T.buffer_store(sums, kept + added, [row, 1, i])
+                    shown = tirx.sigmoid(sums[row, 3, i]) * tirx.tanh(sums[row, 1, i])
+                    T.buffer_store(sums, shown, [row, 3, i])
 
-            def store(row: Expr, i: Expr) -> None:
-                T.buffer_store(cell, sums[row, 1, i], [tile.place(row), tile.unit(i)])
-                tile.store(states, sums[row, 3, i], row, i)
+                def store(row: Expr, i: Expr) -> None:
+                    T.buffer_store(cell, sums[row, 1, i], [tile.place(row), tile.unit(i)])
+                    tile.store(states, sums[row, 3, i], row, i)
 
-            tile.each(activate)
-            tile.each(store)
+                tile.each(activate)
+                tile.each(store)
     return builder.get()
 
 
 def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     """Steps of a GRU; gates in torch's order: reset, update, new."""
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_attr(scheduled_as("gru"))
+        T.func_attr(FUSIBLE)
         layer = _Layer(plan, reverse)
         new_bias = layer.argument("new_bias", plan.padded)
         states = layer.argument("states", plan.steps, plan.batch, plan.padded)
-        layer.copy(layer.first_state, layer.previous, 0)
-        with layer.tiles() as tile:
+        with layer.kernel("gru", [new_bias], states), layer.tiles() as tile:
 
             def first(row: Expr, gate: Expr, i: Expr) -> Expr:
                 # What is new has a bias of its own, for the reset gate comes before the sum.
@@ -166,17 +165,28 @@ class _Layer:
         self.input = self.argument("projected", plan.steps, plan.batch, plan.gates, plan.padded)
         self.weights = self.argument("weights", *plan.packed_shape)
         self.first_state = self.argument("first_state", plan.batch, plan.padded)
-        #: The states before and after a step take turns.
-        self.previous = T.sblock_alloc_buffer((2, plan.batch, plan.padded), plan.dtype)
 
     def argument(self, name: str, *shape: int) -> tirx.Buffer:
         """Declare the next argument of the function."""
-        return T.arg(name, T.buffer(shape, self.plan.dtype))
+        return argument(name, shape, self.plan.dtype)
 
     def copy(self, source: tirx.Buffer, to: tirx.Buffer, *lead: int) -> None:
         """Copy a state."""
         with T.grid(self.plan.batch, self.plan.padded) as (row, unit):
             T.buffer_store(to, source[row, unit], [*lead, row, unit])
+
+    @contextmanager
+    def kernel(
+        self, name: str, reads: Sequence[tirx.Buffer], *writes: tirx.Buffer
+    ) -> Iterator[None]:
+        """Open the anchor, once all arguments are declared, and set the first state."""
+        with anchor(name, [self.input, self.weights, self.first_state, *reads], *writes):
+            #: The states before and after a step take turns.
+            self.previous = T.sblock_alloc_buffer(
+                (2, self.plan.batch, self.plan.padded), self.plan.dtype
+            )
+            self.copy(self.first_state, self.previous, 0)
+            yield
 
     @contextmanager
     def tiles(self) -> Iterator[_Tile]:

@@ -9,8 +9,11 @@ from tvm.target import Target
 
 from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import (
+    attention,
     conv2d,
+    cumulative,
     depthwise,
+    expanded_depthwise,
     joined,
     matmul,
     pooling,
@@ -21,8 +24,8 @@ from tvmify.compiler.schedule import (
 )
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
+from tvmify.compiler.schedule.handwritten import Handwritten
 from tvmify.compiler.schedule.last_block import shorten_last_blocks
-from tvmify.compiler.schedule.legalizing import RULE
 from tvmify.compiler.schedule.pairs import add_in_place
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
@@ -51,6 +54,14 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
 #: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
 RULES: tuple[Rule, ...] = (
     Empty(),
+    Handwritten(attention.NAME),
+    Handwritten(expanded_depthwise.NAME, again=True),
+    Handwritten("lstm", again=True),
+    Handwritten("gru", again=True),
+    Handwritten(cumulative.SUM),
+    Handwritten(cumulative.PRODUCT),
+    Handwritten("scatter"),
+    Handwritten("bounds check"),
     conv2d.Conv2d(),
     winograd_loops.WinogradConvolution(),
     depthwise.Depthwise(),
@@ -71,22 +82,16 @@ def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]
     ir_mod
         The module with each PrimFunc scheduled.
     report
-        For each PrimFunc the name of the rule that scheduled it, or that it brought along, or
-        ``"unscheduled"``. Rules that matched but failed are named after it: ``"elementwise (matmul
-        failed: …)"``.
+        For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
+        matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
     """
     intrinsics.register()
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    others = {v: f for v, f in functions.items() if RULE not in f.attrs}
-    scheduled, outcomes = apply_in_turn({rule.name: rule for rule in RULES}, others, target)
+    scheduled, outcomes = apply_in_turn({rule.name: rule for rule in RULES}, functions, target)
     for variable, outcome in outcomes.items():
         if outcome.rule is not None:
             ir_mod.update_func(variable, _finished(scheduled[variable]))
-    report = {
-        variable.name_hint: str(outcomes.get(variable) or function.attrs[RULE])
-        for variable, function in functions.items()
-    }
-    return ir_mod, report
+    return ir_mod, {variable.name_hint: str(outcome) for variable, outcome in outcomes.items()}
 
 
 def _finished(function: tirx.PrimFunc) -> tirx.PrimFunc:

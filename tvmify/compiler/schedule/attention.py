@@ -26,12 +26,16 @@ from tvmify.compiler.schedule import (
     choice,
 )
 from tvmify.compiler.schedule.attention_plans import Plan, Rows
-from tvmify.compiler.schedule.legalizing import scheduled_as
+from tvmify.compiler.schedule.emission import anchor, argument
+from tvmify.compiler.schedule.legalizing import FUSIBLE
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.powers import exponent_scale
 
 if TYPE_CHECKING:
     from tvmify.compiler.sample import Sample
+
+#: Of the rule, and of its anchor.
+NAME = "attention"
 
 
 @dataclass(frozen=True)
@@ -219,17 +223,18 @@ def kernel(attention: Attention, plan: Plan, machine: Microarchitecture) -> tirx
     """Return the function of query, key, value, mask (if there is one) and result."""
     operands = {"query": attention.query, "key": attention.key, "value": attention.value}
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_attr(scheduled_as("attention"))
+        T.func_attr(FUSIBLE)
         tensors = {
-            name: T.arg(name, T.buffer(operand.shape, attention.dtype))
+            name: argument(name, operand.shape, attention.dtype)
             for name, operand in operands.items()
         }
         if attention.mask is not None:
-            mask = T.buffer(attention.mask.shape, attention.mask.dtype)
-            tensors["mask"] = T.arg("mask", mask)
-        tensors["out"] = T.arg("out", T.buffer(attention.out, attention.dtype))
-        if isinstance(plan, Rows):
-            attention_rows.emit(attention, tensors, machine)
-        else:
-            attention_tiles.emit(attention, tensors, plan, machine)
+            tensors["mask"] = argument("mask", attention.mask.shape, attention.mask.dtype)
+        out = argument("out", attention.out, attention.dtype)
+        with anchor(NAME, tensors.values(), out):
+            tensors["out"] = out
+            if isinstance(plan, Rows):
+                attention_rows.emit(attention, tensors, machine)
+            else:
+                attention_tiles.emit(attention, tensors, plan, machine)
     return builder.get()

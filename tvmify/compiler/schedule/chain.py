@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler.schedule.inlining import nests_too_deep
-from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
+from tvmify.compiler.schedule.loops import blocks_of, element_count, is_injective, is_output
 from tvmify.compiler.schedule.rewriting import substitute
 
 
@@ -33,36 +33,41 @@ class Chain:
 
     @classmethod
     def of(cls, sch: s_tir.Schedule, anchor: str) -> Chain | None:
-        """Inline all that follows the block `anchor`; None if that is more than one expression."""
+        """Inline all that follows the block `anchor`; None if that is more than one expression.
+
+        Or if a result that it is of belongs to the caller, or is stored more than once.
+        """
         names = [sch.get(block).name_hint for block in blocks_of(sch)]
         following = names[names.index(anchor) + 1 :]
+        results = [region.source for region in sch.get(sch.get_sblock(anchor)).writes]
+        if any(result in sch.mod["main"].params for result in results):
+            return None
+        count = _iterations(sch, following[0])
         for name in following[:-1]:
             block = sch.get_sblock(name)
             if not is_injective(sch, block) or is_output(sch, block) or nests_too_deep(sch, block):
                 return None
             sch.compute_inline(block)
         last = sch.get(sch.get_sblock(following[-1]))
-        store = last.body
-        place = [variable.var for variable in last.iter_vars]
-        same = len(place) == len(store.indices) and all(
-            index.same_as(variable) for index, variable in zip(store.indices, place, strict=True)
-        )
-        if not same or not is_injective(sch, sch.get_sblock(following[-1])):
+        store, place = last.body, [variable.var for variable in last.iter_vars]
+        same = _is_at(place, store.indices) and count == _iterations(sch, following[-1])
+        read = [load.source for load in _loads(store.value) if load.source in results]
+        if not same or not read or any(source != read[0] for source in read):
             return None
-        return cls(place, sch.get(sch.get_sblock(anchor)).writes[0].source, store.value)
+        if not is_injective(sch, sch.get_sblock(following[-1])):
+            return None
+        return cls(place, read[0], store.value)
 
     @property
     def arguments(self) -> list[tirx.Var]:
         """The tensors that it reads besides the kernel's result."""
-        found: list[tirx.Var] = []
+        return [load.source for load in _loads(self.value) if load.source != self.stage]
 
-        def visit(node: Expr) -> Expr | None:
-            if isinstance(node, TensorLoad) and not node.source.same_as(self.stage):
-                found.append(node.source)
-            return None
-
-        substitute(self.value, visit)
-        return found
+    @property
+    def is_in_place(self) -> bool:
+        """Whether each element of `stage` is read at its place."""
+        read = [load for load in _loads(self.value) if load.source == self.stage]
+        return all(_is_at(self.place, load.indices) for load in read)
 
     def apply(
         self, result: Expr, place: Sequence[Expr], arguments: Mapping[tirx.Var, tirx.Var]
@@ -85,3 +90,24 @@ class Chain:
             return known.get(node) if isinstance(node, tirx.Var) else None
 
         return substitute(self.value, visit)
+
+
+def _iterations(sch: s_tir.Schedule, name: str) -> int:
+    return element_count(v.dom.extent for v in sch.get(sch.get_sblock(name)).iter_vars)
+
+
+def _loads(value: Expr) -> list[TensorLoad]:
+    """Return every element that an expression reads, those in indices aside."""
+    found: list[TensorLoad] = []
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, TensorLoad):
+            found.append(node)
+        return None
+
+    substitute(value, visit)
+    return found
+
+
+def _is_at(place: Sequence[tirx.Var], indices: Sequence[Expr]) -> bool:
+    return len(indices) == len(place) and all(map(Expr.same_as, indices, place))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tvm import tirx
@@ -39,6 +39,24 @@ def block(name: str) -> Iterator[None]:
     with T.sblock(name):
         T.reads([])
         T.writes([])
+        yield
+
+
+def argument(name: str, shape: Sequence[int], dtype: str) -> tirx.Buffer:
+    """Declare an argument of the function, of the same type as Relax has it: fusing wants that."""
+    return T.arg(name, T.buffer([tirx.const(size, "int64") for size in shape], dtype))
+
+
+@contextmanager
+def anchor(name: str, reads: Iterable[tirx.Buffer], *writes: tirx.Buffer) -> Iterator[None]:
+    """Open the block of all loops of a kernel, by which `Handwritten` finds it."""
+
+    def whole(tensor: tirx.Buffer) -> Expr:
+        return tensor[tuple(slice(0, int(size)) for size in tensor.shape)]
+
+    with T.sblock("root"), T.sblock(name):
+        T.reads([whole(tensor) for tensor in reads])
+        T.writes([whole(tensor) for tensor in writes])
         yield
 
 

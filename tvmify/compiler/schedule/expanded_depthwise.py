@@ -27,10 +27,10 @@ from tvm.script.ir_builder import tirx as T
 from tvmify.compiler.schedule import depthwise, product, tiles
 from tvmify.compiler.schedule.chain import Chain
 from tvmify.compiler.schedule.channelwise import UNROLLED_WINDOW, WINDOW, ranked_pixels
-from tvmify.compiler.schedule.emission import block, registers, scratch, tasks
+from tvmify.compiler.schedule.emission import anchor, block, registers, scratch, tasks
 from tvmify.compiler.schedule.epilogue import inline_producers
 from tvmify.compiler.schedule.guards import names_of
-from tvmify.compiler.schedule.legalizing import accumulator, scheduled_as
+from tvmify.compiler.schedule.legalizing import FUSIBLE, accumulator
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.prefetch import prefetches
 from tvmify.compiler.schedule.windows import Window
@@ -38,6 +38,9 @@ from tvmify.compiler.schedule.windows import Window
 #: Rows of the wide image that are computed, in rows that it has: beyond this, it is cheaper to
 #: write it and read it again, by estimate.
 _MOST_REPEATED = 1.5
+
+#: Of the rule, and of its anchor.
+NAME = "expanded depthwise"
 
 #: What the arguments of the two functions are called in the kernel.
 Arguments = Mapping[tirx.Var, tirx.Var]
@@ -154,14 +157,16 @@ class ExpandedDepthwise:
         those of the second, less its image.
         """
         with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-            T.func_attr(scheduled_as("expanded depthwise"))
+            T.func_attr(FUSIBLE)
             arguments: dict[tirx.Var, tirx.Var] = {}
             outer = [p for p in self.first.parameters if not p.same_as(self.first.result)]
             outer += [p for p in self.second.parameters if not p.same_as(self.second.image)]
             for i, parameter in enumerate(outer):
                 buffer = T.buffer(parameter.ty.shape, str(parameter.ty.dtype))
                 arguments[parameter] = T.arg(f"argument{i}", buffer)
-            self._emit(arguments)
+            *read, out = arguments.values()
+            with anchor(NAME, read, out):
+                self._emit(arguments)
         return builder.get()
 
     def _emit(self, arguments: Arguments) -> None:

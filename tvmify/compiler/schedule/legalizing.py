@@ -11,17 +11,12 @@ from tvm.ir import Call, Expr, GlobalVar, Op
 
 from tvmify.compiler.schedule.microarchitecture import bits_of
 
-#: Attribute of a function that is scheduled from the start: how reports name it.
-RULE = "tvmify.rule"
 #: Attribute of ``main``: bytes of the weights of products that are lowered already.
 WEIGHT_BYTES = "tvmify.weight_bytes"
-#: FuseOps leaves functions of this pattern alone ("opaque").
-_OPAQUE = 8
-
-
-def scheduled_as(rule: str) -> dict[str, object]:
-    """Return the attributes of a function whose loops are written as they shall be."""
-    return {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": _OPAQUE, RULE: rule}
+#: What FuseOps knows of a function: element-wise ones may follow it in one kernel.
+FUSIBLE = {"tirx.noalias": True, "op_pattern": 4}
+#: It stays by itself.
+OPAQUE = {"tirx.noalias": True, "op_pattern": 8}
 
 
 def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
