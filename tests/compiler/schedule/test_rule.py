@@ -104,3 +104,11 @@ def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.Monkey
 
 def test_what_is_scheduled_says_so():
     assert build(doubled, [random(6, 40)]).kernel().attrs["tirx.is_scheduled"]
+
+
+def test_a_rule_is_asked_about_functions_with_its_anchors_alone(monkeypatch: pytest.MonkeyPatch):
+    anchored, other = Noting(), Noting()
+    anchored.anchors, other.anchors = frozenset({"T_add"}), frozenset({"T_add", "T_multiply"})
+    monkeypatch.setattr(rules, "RULES", (anchored, other, Elementwise()))
+    assert build(doubled, [random(6, 40)]).rules == {"elementwise"}
+    assert (len(anchored.seen), len(other.seen)) == (1, 0)

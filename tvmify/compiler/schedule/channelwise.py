@@ -138,8 +138,6 @@ class Channelwise(Rule):
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `slide`."""
         pad_name, anchor_name, store_name = self.blocks
-        if find(sch, anchor_name) is None:
-            return None
         inline_producers(sch, anchor_name, keep=(pad_name,))
         store, rest = fuse_epilogue(sch, store_name)
         anchor = sch.get_sblock(anchor_name)

@@ -121,11 +121,10 @@ class Conv2d(Rule):
     """Tiles of pixels × channels in registers, stored with the element-wise chain that follows."""
 
     name = "conv2d"
+    anchors = frozenset({ANCHOR})
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize`."""
-        if find(sch, ANCHOR) is None:
-            return None
         inline_producers(sch, ANCHOR, keep=(PAD,))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)

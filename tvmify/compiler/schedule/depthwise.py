@@ -73,3 +73,4 @@ class Depthwise(Channelwise):
 
     name = "depthwise"
     blocks = _BLOCKS
+    anchors = frozenset({TILE})

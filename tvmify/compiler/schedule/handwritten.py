@@ -16,7 +16,7 @@ from tvmify.compiler.schedule.chain import Chain
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.guards import STORES_TWICE
 from tvmify.compiler.schedule.inlining import total_work
-from tvmify.compiler.schedule.loops import blocks_of, find
+from tvmify.compiler.schedule.loops import blocks_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rewriting import rewrite
 from tvmify.compiler.schedule.rule import Rule
@@ -34,12 +34,10 @@ class Handwritten(Rule):
     """
 
     def __init__(self, name: str, *, again: bool = False) -> None:
-        self.name, self.again = name, again
+        self.name, self.anchors, self.again = name, frozenset({name}), again
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Draw what follows the anchor into it, if it is one expression, or schedule that."""
-        if find(sch, self.name) is None:
-            return None
         function = sch.mod["main"]
         if len(blocks_of(sch)) > 1:
             work = total_work(sch)

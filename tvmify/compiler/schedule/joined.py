@@ -26,7 +26,6 @@ from tvmify.compiler.schedule.epilogue import inline_chain, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.loops import (
     blocks_of,
-    find,
     fuse,
     output_bits,
     parallel_if_worth,
@@ -149,11 +148,10 @@ class JoinedMatmul(Rule):
     """As `Matmul`, with the panels of all products one after the other in each task."""
 
     name = "joined matmul"
+    anchors = frozenset({ONE, ANCHOR})
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize` with what follows the products."""
-        if find(sch, ONE) is None or find(sch, ANCHOR) is None:
-            return None
         inline_producers(sch, ANCHOR, keep=(PARTIAL,))
         last = _inline_chain(sch)
         if last is None:

@@ -96,11 +96,10 @@ class Matmul(Rule):
     """Tiles of sums in registers, stored with whatever element-wise chain follows."""
 
     name = "matmul"
+    anchors = frozenset({ANCHOR})
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize`."""
-        if find(sch, ANCHOR) is None:
-            return None
         inline_producers(sch, ANCHOR, keep=(GATED, PACK, PARTIAL))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)

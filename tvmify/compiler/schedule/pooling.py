@@ -126,3 +126,4 @@ class Pooling(Channelwise):
 
     name = "pooling"
     blocks = _BLOCKS
+    anchors = frozenset({_BLOCKS[1]})

@@ -11,6 +11,7 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.s_tir.dlight.base import ApplyDefaultSchedule, ScheduleRule
 from tvm.target import Target
 
+from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: The attribute by which dlight knows what is scheduled.
@@ -27,10 +28,14 @@ class Rule(ScheduleRule):
 
     #: Name in the report.
     name: str = ""
+    #: Blocks that a function must have, all of them, for the rule to be tried.
+    anchors: frozenset[str] = frozenset()
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a function, or return None when the rule does not apply to it."""
         del tunable  # our rules choose without search
+        if not self.anchors <= _blocks(func):
+            return None
         return self.schedule(s_tir.Schedule(func), Microarchitecture.of(target))
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
@@ -63,10 +68,13 @@ class _InTurn(ScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a function by the first rule that takes it."""
         outcome = self.outcomes[func]
+        blocks = _blocks(func)
         fresh: s_tir.Schedule | None = None
         for name, rule in self.rules.items():
             try:
                 if isinstance(rule, Rule):
+                    if not rule.anchors <= blocks:
+                        continue
                     # To make a schedule takes longer than most rules need to find no anchor in it.
                     if fresh is None or not fresh.mod["main"].same_as(func):
                         fresh = s_tir.Schedule(func)
@@ -82,6 +90,12 @@ class _InTurn(ScheduleRule):
                 outcome.rule = name
                 return schedule
         return None
+
+
+def _blocks(function: tirx.PrimFunc) -> set[str]:
+    """Names of the blocks below the root."""
+    body = function.body
+    return names_of(body.block.body if isinstance(body, s_tir.SBlockRealize) else body)
 
 
 def apply_in_turn(
