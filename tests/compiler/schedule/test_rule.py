@@ -13,6 +13,7 @@ from tvm import relax, s_tir, tirx
 from tests.compiler.schedule.kernels import build, random
 from tvmify.compiler import schedule as rules
 from tvmify.compiler.schedule.elementwise import Elementwise
+from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
 
@@ -107,8 +108,10 @@ def test_what_is_scheduled_says_so():
 
 
 def test_a_rule_is_asked_about_functions_with_its_anchors_alone(monkeypatch: pytest.MonkeyPatch):
+    plain = build(doubled, [random(6, 40)]).kernel()
+    (block,) = names_of(plain.body.block.body)
     anchored, other = Noting(), Noting()
-    anchored.anchors, other.anchors = frozenset({"T_add"}), frozenset({"T_add", "T_multiply"})
+    anchored.anchors, other.anchors = frozenset({block}), frozenset({block, "another"})
     monkeypatch.setattr(rules, "RULES", (anchored, other, Elementwise()))
     assert build(doubled, [random(6, 40)]).rules == {"elementwise"}
     assert (len(anchored.seen), len(other.seen)) == (1, 0)
