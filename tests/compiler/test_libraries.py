@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -273,3 +276,29 @@ def test_new_weights_and_saved_files(dtype, tmp_path: Path):
         loaded = tvmify.load(tmp_path / "model.pt", strict=True)
         assert torch.equal(loaded(x), result)
         assert torch.equal(loaded(x), fast(x))
+
+
+def test_a_forked_child_does_not_wait_for_threads_that_it_does_not_have():
+    script = """
+        import os, sys
+        from dataclasses import replace
+        import torch
+        import tvmify
+        from tvmify.compiler import libraries
+
+        lines = libraries.LIBRARIES
+        libraries.LIBRARIES = tuple(replace(line, unmeasured=lambda *_: True) for line in lines)
+        torch.set_num_threads(2)
+        module, x = torch.nn.Linear(512, 512).eval(), torch.randn(128, 512)
+        fast = tvmify.tvmify(module, strict=True, compare=False, cache=False)
+        with torch.no_grad():
+            expected = fast(x)
+            child = os.fork()
+            if child == 0:
+                os._exit(not torch.allclose(fast(x), expected, atol=1e-5))
+            status = os.waitpid(child, 0)[1]
+        sys.exit(os.waitstatus_to_exitcode(status) or "by a library" not in fast.explain())
+    """
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=120
+    )
