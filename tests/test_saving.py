@@ -31,7 +31,7 @@ class Small(nn.Module):
         return self.head(self.features(x).mean((2, 3))) * self.scale
 
 
-#: AMX is never among the features of this machine: a process has to ask for it first.
+#: This one is never among the features of this machine: a process has to ask for it first.
 FOREIGN = {"kind": "llvm", "mattr": ["+avx2", "+fma", "+amx-tile"]}
 
 

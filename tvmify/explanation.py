@@ -138,6 +138,9 @@ def _lines_of(report: Mapping[str, object]) -> list[str]:
     if isinstance(bridged, Mapping) and bridged:
         calls = ", ".join(f"{count} {operator}" for operator, count in bridged.items())
         lines.append(f"    computed by PyTorch, inside of the program: {calls}")
+    libraries = report.get("libraries")
+    if isinstance(libraries, Mapping):
+        lines += [f"    by a library: {work}: {name}" for work, name in libraries.items()]
     tuning = report.get("tuning")
     if isinstance(tuning, Mapping):
         lines += _tuning_lines(tuning)

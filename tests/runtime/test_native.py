@@ -35,6 +35,7 @@ def test_a_missing_library_or_package_is_named():
 def test_cpu_features_are_those_that_linux_reports():
     names = {"sse4.1": "sse4_1", "sse4.2": "sse4_2", "avx512vnni": "avx512_vnni", "lzcnt": "abm"}
     names |= {"avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni"}
+    names["amx-bf16"] = "amx_bf16"
     names |= {"sse3": "pni", "bmi": "bmi1"}
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((line.split() for line in lines if line.startswith("flags")), None)

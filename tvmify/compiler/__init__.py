@@ -102,6 +102,7 @@ def _compile(
         from tvmify.compiler import build, pipeline
         from tvmify.compiler.importer import import_program
         from tvmify.compiler.packing import packed_keys
+        from tvmify.compiler.passes.call_libraries import called
         from tvmify.compiler.schedule import choice
 
         tvm_target = pipeline.tvm_target(target)
@@ -142,6 +143,7 @@ def _compile(
             "unscheduled": sum(rule.startswith("unscheduled") for rule in kernels.values()),
             "operators": imported.operators,
             "bridged": imported.bridged,
+            "libraries": called(lowered),
             "seconds": stages.seconds,
         },
     )

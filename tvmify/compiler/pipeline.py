@@ -11,6 +11,7 @@ from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 from tvmify.compiler.backend import Backend, Legalize
 from tvmify.compiler.cuda.backend import CUDA
 from tvmify.compiler.passes.align_ranks import AlignRanks
+from tvmify.compiler.passes.call_libraries import CallLibraries
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.gate_convolutions import GateConvolutions
@@ -47,7 +48,13 @@ LEGALIZERS: dict[str, Legalize] = {
 CPU = Backend(
     attention=(merge_projections(), CancelTransposes(), LowerAttention()),
     before_legalizing=tvm.transform.Sequential(
-        [GateConvolutions(), JoinProducts(), PlanarImages()]
+        [
+            GateConvolutions(),
+            JoinProducts(),
+            CallLibraries(),
+            relax.transform.DeadCodeElimination(),
+            PlanarImages(),
+        ]
     ),
     legalizers=LEGALIZERS,
     after_fusing=(JoinDepthwise(),),

@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "tensor_bridge.h"
+#include "thread_pool.h"
 
 namespace tvmify {
 namespace {
@@ -165,6 +166,7 @@ void call(ffi::PackedArgs arguments, ffi::Any* result) {
   // Casts and gradients are not the operators' own affair: the program has the casts in it.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  expect_no_threads_after_fork();
   try {
     std::vector<at::Tensor> inputs;
     for (int i = 1; i < arguments.size(); ++i) {

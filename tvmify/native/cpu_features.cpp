@@ -3,14 +3,29 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace tvmify {
 
 #if defined(__x86_64__)
 
+namespace {
+
+// Whether the kernel gives a process AMX's registers if it asks for them, as oneDNN does; our own
+// code has no use for them.
+bool gives_tiles() {
+  constexpr int kGetSupported = 0x1021;           // ARCH_GET_XCOMP_SUPP
+  constexpr unsigned long kTiles = 0b11UL << 17;  // their configuration and their contents
+  unsigned long supported = 0;
+  return syscall(SYS_arch_prctl, kGetSupported, &supported) == 0 && (supported & kTiles) == kTiles;
+}
+
+}  // namespace
+
 std::vector<std::string> cpu_features() {
-  // AMX is missing on purpose: a process has to ask the kernel for its registers first.
   std::vector<std::string> names;
   __builtin_cpu_init();
 #define TVMIFY_ADD(name) \
@@ -37,6 +52,7 @@ std::vector<std::string> cpu_features() {
   TVMIFY_ADD("avx512vnni");
   TVMIFY_ADD("avx512bf16");
   TVMIFY_ADD("avx512fp16");
+  if (gives_tiles()) TVMIFY_ADD("amx-bf16");
 #undef TVMIFY_ADD
   return names;
 }

@@ -198,4 +198,10 @@ void use_torch_threads(void* handle) {
   replace_pointer(handle, "__TVMBackendParallelBarrier", reinterpret_cast<void*>(&barrier));
 }
 
+void expect_no_threads_after_fork() {
+  if (in_forked_child.load(std::memory_order_relaxed) && at::get_num_threads() > 1) {
+    at::set_num_threads(1);
+  }
+}
+
 }  // namespace tvmify

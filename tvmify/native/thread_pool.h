@@ -11,4 +11,8 @@ namespace tvmify {
 // pool of its own.
 void use_torch_threads(void* handle);
 
+// To be called before PyTorch's own operators are, from compiled code. In a forked child they would
+// wait for ever for threads that it does not have, so from here on this thread does without.
+void expect_no_threads_after_fork();
+
 }  // namespace tvmify

@@ -52,6 +52,21 @@ def test_units_that_registers_pass_through(features, units):
     assert machine.multiplies_pairs == ("bf16" in features)
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"mcpu": "graniterapids"}, True),
+        ({"mattr": ["+avx512f", "+avx512bf16", "+amx-bf16"]}, True),
+        ({"mattr": ["+avx512f", "+avx512bf16"]}, False),
+        ({"mcpu": "cooperlake"}, False),
+    ],
+)
+def test_tiles_of_bfloat16(named, expected):
+    machine = Microarchitecture.of(tvm.target.Target({"kind": "llvm", **named}))
+    assert machine.multiplies_tiles == expected
+    assert machine.multiplies_pairs
+
+
 @pytest.mark.parametrize(("mcpu", "units"), [("znver4", 1), ("znver5", 2), ("znver3", 2)])
 def test_units_of_models(mcpu, units):
     machine = Microarchitecture.of(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))

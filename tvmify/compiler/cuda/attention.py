@@ -9,7 +9,7 @@ import tvm
 from tvm.ir import Expr
 from tvm.relax.expr_functor import mutator
 
-from tvmify.compiler.cuda.libraries import Aten, aten
+from tvmify.compiler.aten import Aten, aten
 from tvmify.compiler.passes.lower_attention import AttentionLowering
 from tvmify.compiler.passes.rewriting import rewrite_main
 from tvmify.compiler.schedule.attention import Attention, Operand

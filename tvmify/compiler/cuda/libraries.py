@@ -11,66 +11,21 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import tvm
-from torch._C import Graph
 from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmify.compiler.bridge import FUNCTION, example, insert
+from tvmify.compiler.aten import Aten, aten, multiply
 from tvmify.compiler.cuda.products import by_kernel
-from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
+from tvmify.compiler.passes.rewriting import is_call, linear, rewrite_main, values_and_readers
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
-_ADD, _ASTYPE, _MATMUL, _PERMUTE = (
-    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul", "permute_dims")
-)
+_ASTYPE, _PERMUTE = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.permute_dims")
 #: Layouts as PyTorch has them, whatever the memory format.
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
-
-
-class Aten:
-    """A graph of ATen operators, as they are written down."""
-
-    def __init__(self) -> None:
-        self.graph = Graph()
-
-    def __call__(self, operator: str, *arguments: Any) -> Any:
-        """Add a call; arguments that are no values of the graph are constants."""
-        values = [
-            x if isinstance(x, torch._C.Value) else self.graph.insertConstant(x) for x in arguments
-        ]
-        return insert(self.graph, f"aten::{operator}", values)[0]
-
-
-def aten(
-    tensors: Sequence[Expr],
-    shape: Sequence[int],
-    dtype: str,
-    body: Callable[..., Any],
-) -> relax.Call:
-    """Return a call of PyTorch.
-
-    Parameters
-    ----------
-    tensors
-        Given to the graph, contiguous.
-    shape, dtype
-        Of the result, which is made contiguous if it is not.
-    body
-        Takes an `Aten` and the graph's values of the tensors, and returns that of the result.
-    """
-    record = Aten()
-    result = body(record, *(record.graph.addInput(f"x{i}") for i in range(len(tensors))))
-    result.inferTypeFrom(example(list(shape), dtype))
-    record.graph.registerOutput(result)
-    text = tvm.ir.StringImm(str(record.graph))
-    return relax.op.call_pure_packed(
-        FUNCTION, text, *tensors, ty_args=[relax.TensorType(list(shape), dtype)]
-    )
 
 
 @tvm.transform.module_pass(opt_level=0, name="CallLibraries")
@@ -87,17 +42,17 @@ class _Calling(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
-        linear = filter(None, map(self.linear, self.values.values()))
+        products = filter(None, map(self.linear, self.values.values()))
         #: Products that additions take along.
-        self.taken = [product for product, _ in linear]
+        self.taken = [product for product, _ in products]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         if any(op.same_as(product) for product in self.taken):
             return call  # nobody will read it
-        if (linear := self.linear(op)) is not None:
-            product, bias = linear
+        if (found := self.linear(op)) is not None:
+            product, bias = found
             operands = [self.visit_expr(x) for x in (*product.args, bias)]
             return _product(self, operands[:2], _shape(op), op.ty.dtype, operands[2:])
         if name == "relax.astype":
@@ -109,20 +64,8 @@ class _Calling(PyExprMutator):
 
     def linear(self, value: Expr) -> tuple[relax.Call, Expr] | None:
         """Return a product and the bias that is added to it, if it is that; cuBLAS has both."""
-        if not is_call(_ADD, value):
-            return None
-        for variable, bias in (value.args, reversed(value.args)):
-            product = self.values.get(variable)
-            if (
-                is_call(_MATMUL, product)
-                and self.readers[variable] == 1
-                and str(value.ty.dtype) in _DTYPES
-                and len(product.args[1].ty.shape.values) == 2
-                and _shape(bias) == _shape(product)[-1:]
-                and len(_shape(product)) > 1
-            ):
-                return product, bias
-        return None
+        found = linear(value, self.values, self.readers)
+        return found if found is not None and str(value.ty.dtype) in _DTYPES else None
 
     def narrow(self, x: Expr) -> Expr | None:
         """Return the tensor of a half type that a tensor was made of, if it was."""
@@ -162,11 +105,7 @@ def _product(
 
     def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
         left = record("transpose", left, -2, -1) if turned[0] else left
-        if not shift:
-            right = record("transpose", right, -2, -1) if turned[1] else right
-            return record("matmul", left, right)
-        weight = right if turned[1] else record("transpose", right, -2, -1)
-        return record("linear", left, weight, *shift)
+        return multiply(record, left, right, *shift, turned=turned[1])
 
     return aten([*operands, *bias], shape, str(dtype), body)
 

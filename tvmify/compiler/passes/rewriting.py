@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
@@ -10,8 +11,14 @@ from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.passes.views import shape_of
 
-def rewrite_main(ir_mod: tvm.IRModule, mutator: type[PyExprMutator]) -> tvm.IRModule:
+_ADD, _MATMUL = tvm.ir.Op.get("relax.add"), tvm.ir.Op.get("relax.matmul")
+
+
+def rewrite_main(
+    ir_mod: tvm.IRModule, mutator: Callable[[tvm.IRModule], PyExprMutator]
+) -> tvm.IRModule:
     """Let a mutator rewrite ``main``; functions that it adds become part of the module."""
     rewriting = mutator(ir_mod)
     rewriting.builder_.update_func(
@@ -34,3 +41,25 @@ def values_and_readers(
 def is_call(operator: tvm.ir.Op, value: Any) -> bool:
     """Whether a value is a call of an operator."""
     return isinstance(value, relax.Call) and value.op == operator
+
+
+def linear(
+    value: Any, values: Mapping[relax.Var, Expr], readers: Mapping[relax.Var, int]
+) -> tuple[relax.Call, Expr] | None:
+    """Return a product and the bias that is added to it, if a value is that.
+
+    The product has one matrix on its right-hand side, and no other reader.
+    """
+    if not is_call(_ADD, value):
+        return None
+    for variable, bias in (value.args, reversed(value.args)):
+        product = values.get(variable)
+        if (
+            is_call(_MATMUL, product)
+            and readers[variable] == 1
+            and len(shape_of(product.args[1])) == 2
+            and shape_of(bias) == shape_of(product)[-1:]
+            and len(shape_of(product)) > 1
+        ):
+            return product, bias
+    return None

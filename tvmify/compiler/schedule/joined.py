@@ -42,6 +42,7 @@ from tvmify.compiler.schedule.product import (
     Product,
     flatten,
     stacked,
+    workload,
 )
 from tvmify.compiler.schedule.rule import Rule
 
@@ -71,17 +72,15 @@ class Joined(Product):
         """Choose how to cut `count` products: as each of them, since panels are of one product."""
         bits = bits_of(accumulator(dtype))
         depth, columns = right
-        steps = -(-depth // 2) if paired else depth
         out = (count, *left[:-1], columns)
         rows = prod(left[:-1])
-        kind = pairs.KIND if paired else dtype
-        work = plans.Workload(1, rows, columns, steps, kind, packed=True)
+        work = workload(1, rows, columns, depth, dtype, True, paired)
         width = compact.VECTORS * machine.lanes(bits)
         sample = partial(pairs.sample_of, left, right, out[1:]) if paired else None
         plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
         stack = (count, *[1] * (len(left) - 2), depth, columns)
         batch = tuple(out[axis] for axis in stacked(stack, out))
-        return cls(tuple(left), stack, out, batch, rows, columns, steps, plan, dtype, paired)
+        return cls(tuple(left), stack, out, batch, rows, columns, work.depth, plan, dtype, paired)
 
     def pack(self, right: te.Tensor) -> te.Tensor:
         """Lay one of the matrices out as ``[columns / tile, blocks, 1, block, tile]``."""

@@ -43,6 +43,8 @@ class Microarchitecture:
         cannot, each operand needs a register of its own.
     multiplies_pairs
         Whether an instruction adds products of two pairs of bfloat16 to sums in float32.
+    multiplies_tiles
+        Whether AMX multiplies tiles of bfloat16. None of our kernels uses it.
     units
         How many multiply-adds of whole registers start per cycle. One on Zen 4, whose registers of
         512 bits pass through units of 256.
@@ -54,6 +56,7 @@ class Microarchitecture:
     l2_bytes: int
     memory_operands: bool
     multiplies_pairs: bool = False
+    multiplies_tiles: bool = False
     units: int = 2
 
     @classmethod
@@ -76,6 +79,7 @@ class Microarchitecture:
                 l2_bytes=1 << 20,
                 memory_operands=True,
                 multiplies_pairs=pairs,
+                multiplies_tiles="+amx-bf16" in features or cpu in _FP16_MODELS,
                 units=1 if zen4 else 2,
             )
         avx2 = cpu == "x86-64-v3" or cpu in _AVX2_MODELS or avx512

@@ -89,7 +89,7 @@ def rows_of(
         return None
     if not _is(value, _ASTYPE) or not _is_narrow(value.args[0]):
         return None
-    if not all(_was_narrow(right, values) for right in rights):
+    if not all(was_narrow(right, values) for right in rights):
         return None
     if not is_moved:
         return value.args[0]
@@ -108,15 +108,15 @@ def sample_of(left: Sequence[int], right: Sequence[int], out: Sequence[int]) -> 
     return Sample([*types, relax.TensorType(list(out), "float32")], (False, True), body)
 
 
-def _was_narrow(x: Expr, values: dict[Expr, Expr]) -> bool:
+def was_narrow(x: Expr, values: dict[Expr, Expr]) -> bool:
     """Whether all elements of a tensor are numbers of bfloat16."""
     value = values.get(x, x)
     if isinstance(value, relax.Tuple):
-        return all(_was_narrow(part, values) for part in value.fields)
+        return all(was_narrow(part, values) for part in value.fields)
     if _is(value, _ASTYPE):
         return _is_narrow(value.args[0])
     moves = isinstance(value, Call) and value.op in _MOVES
-    return moves and _was_narrow(value.args[0], values)
+    return moves and was_narrow(value.args[0], values)
 
 
 def _is(value: Expr | None, operator: Op) -> bool:

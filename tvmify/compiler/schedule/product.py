@@ -78,14 +78,12 @@ class Product:
         bits = bits_of(accumulator(dtype))
         batch = tuple(out[axis] for axis in stacked(right, out))
         rows, columns, depth = prod(out[:-1]) // prod(batch), out[-1], left[-1]
-        depth = -(-depth // 2) if paired else depth
-        kind = pairs.KIND if paired else dtype
-        work = plans.Workload(prod(batch), rows, columns, depth, kind, packed, apart)
+        work = workload(prod(batch), rows, columns, depth, dtype, packed, paired, apart)
         width = compact.VECTORS * machine.lanes(bits)
         sample = partial(pairs.sample_of, left, right, out) if paired else None
         plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
         shapes = tuple(left), tuple(right), tuple(out)
-        return cls(*shapes, batch, rows, columns, depth, plan, dtype, paired)
+        return cls(*shapes, batch, rows, columns, work.depth, plan, dtype, paired)
 
     def step(self, numbers: Callable[[Expr], Expr], k: Expr) -> Expr:
         """Return what is multiplied in a step of the reduction: one of some numbers, or a pair."""
@@ -205,6 +203,22 @@ class Product:
             return numbered(*(index[axis] for axis in axes), row, index[-1])
 
         return te.compute(self.out, place, name=STORE)
+
+
+def workload(
+    batch: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: str,
+    packed: bool,
+    paired: bool,
+    apart: int = 1,
+) -> plans.Workload:
+    """Return what plans are chosen for; where numbers are paired, it has half as many steps."""
+    steps = -(-depth // 2) if paired else depth
+    kind = pairs.KIND if paired else dtype
+    return plans.Workload(batch, rows, columns, steps, kind, packed, apart)
 
 
 def stacked(right: Sequence[int], out: Sequence[int]) -> list[int]:
