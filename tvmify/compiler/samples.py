@@ -1,4 +1,4 @@
-"""Single operators of a program, each as a program of its own: what is measured to choose."""
+"""Operators and kernels of a program, each as one of its own: what is measured to choose."""
 
 from __future__ import annotations
 

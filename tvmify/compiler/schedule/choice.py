@@ -28,7 +28,8 @@ class Choices:
         Filled likewise: for a workload that is no operator by itself a
         `tvmify.compiler.sample.Sample`.
     asks
-        Whether somebody reads what was filled in.
+        Whether somebody reads these. Else whole functions, whose workloads take time to name, are
+        not among them.
     most
         So many candidates of a workload are worth their time. The heuristic lists the more
         promising ones first.
