@@ -59,6 +59,18 @@ def tuned(
     return artifact
 
 
+class Whole(nn.Module):
+    """A kernel for each of the rules that decide when they see the whole function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(203)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        normal = self.norm(x)
+        return normal.softmax(0), normal[:, 3:] * 2
+
+
 class Attention(nn.Module):
     """One projection for queries, keys and values, as in GPT-2, and a mask."""
 
@@ -117,7 +129,9 @@ def test_products_of_bfloat16_are_measured_as_such(monkeypatch, module, shape, c
     x = torch.randn(shape).bfloat16()
     artifact = tuned(module.bfloat16(), database, stopwatch, (x,))
     report = artifact.report["tuning"]
-    assert (report["workloads"], report["measured"], len(report["changed"])) == (2, 2, 2)
+    assert report["workloads"] == report["measured"] == len(report["changed"])
+    products = [name for name in report["changed"] if not name.startswith("elementwise")]
+    assert len(products) == 2
     assert sum("pairs" in workload for workload in report["changed"]) == count
     for artifacts in stopwatch.measured:
         assert len({artifact.library for artifact in artifacts}) > 1
@@ -214,10 +228,53 @@ def test_windows():
         (winner,) = (report["changed"][name] for name in report["changed"] if kind in name)
         assert winner.endswith("rows")
     image = (1, 40, 40, 16)
+    turned = [(1, 16, 40, 40)], [(1, 10, 10, 24)]  # on the way in and out
     # The products of a pixel with 16 channels are more than those with a window of 3 × 3.
-    assert stopwatch.shapes == [
+    assert [shapes for shapes in stopwatch.shapes if shapes not in turned] == [
         [(1, 20, 20, 16), (24, 1, 1, 16)],
         [image, (16, 3, 3, 1)],
         [image],
         [(1, 20, 20, 24)],
     ]
+
+
+def test_whole_kernels():
+    stopwatch, module, args = Stopwatch(), Whole(), (torch.randn(300, 203),)
+    artifact = tuned(module, Measurements(None, "cpu"), stopwatch, args)
+    report = artifact.report["tuning"]
+    assert not report["failed"]
+    # The first entries of names are their rule and what they return.
+    assert sorted(name.rpartition(" ")[0] for name in report["changed"]) == [
+        "column reduction 300x203 float32",
+        "elementwise 300x200 float32",
+        "reduction 300x203 float32",
+    ]
+    assert len(stopwatch.measured) == 3
+    for artifacts in stopwatch.measured:
+        assert len({candidate.library for candidate in artifacts}) > 1
+        ((kernel,),) = {tuple(candidate.report["kernels"].items()) for candidate in artifacts}
+        assert any(name.startswith(kernel[1]) for name in report["changed"])
+    by_rule = tuned(module, Measurements(None, "cpu"), Stopwatch(), args, limit=-1.0)
+    assert artifact.library != by_rule.library
+
+
+def test_equal_kernels_of_all_models_are_measured_once():
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(203), nn.LayerNorm(203)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(images))
+
+    database, args = Measurements(None, "cpu"), (torch.randn(300, 203),)
+    report = tuned(Other(), database, Stopwatch(), args).report["tuning"]
+    assert (report["workloads"], report["measured"]) == (1, 1)
+    report = tuned(Whole(), database, Stopwatch(), args).report["tuning"]
+    assert (report["workloads"], report["measured"]) == (3, 2)
+
+
+def test_the_packing_of_weights_is_not_measured():
+    args = (torch.randn(1, 512),)
+    report = tuned(nn.Linear(512, 640), Measurements(None, "cpu"), Stopwatch(), args).report
+    assert report["tuning"]["workloads"] == 1

@@ -1,9 +1,10 @@
-"""Single operators of a program, each as a program of its own: what is measured to choose."""
+"""Operators and kernels of a program, each as one of its own: what is measured to choose."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -28,7 +29,7 @@ _LOWERING = threading.Lock()
 def samples_of(
     ir_mod: tvm.IRModule, target: tvm.target.Target, choices: Choices
 ) -> dict[str, Sample]:
-    """Lower a program to learn its workloads.
+    """Lower a program, and schedule it, to learn its workloads.
 
     ``choices.asked`` is filled with their candidates. A workload whose operator takes more than
     tensors has no sample, unless whoever asked gave one.
@@ -49,9 +50,19 @@ def samples_of(
 
     backend = pipeline.backend_of(target)
     legalizers: dict[str, Any] = {name: noting(f) for name, f in backend.legalizers.items()}
-    with choosing(choices):
-        pipeline.lower(ir_mod, target, legalizers)
+    with choosing(replace(choices, asks=True)):
+        lowered = pipeline.lower(ir_mod, target, legalizers)
+        if target.kind.name == "llvm":  # rules for GPUs have nothing to choose
+            pipeline.schedule(_without_packing(pipeline.fuse(lowered, target)), target)
     return found | choices.samples
+
+
+def _without_packing(ir_mod: tvm.IRModule) -> tvm.IRModule:
+    """Return what runs at every call: weights are packed once, in whatever time that takes."""
+    main = {variable: f for variable, f in ir_mod.functions_items() if variable.name_hint != "pack"}
+    return relax.transform.DeadCodeElimination()(
+        tvm.IRModule(main, global_infos=ir_mod.global_infos)
+    )
 
 
 def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) -> Artifact:

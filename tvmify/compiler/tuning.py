@@ -1,10 +1,10 @@
 """Measured choice: the candidates of each workload are built and timed, once per processor.
 
-A workload (an operator with its shapes) that the database knows costs nothing. The others, those
-with the most work first, are built as programs of their own, in parallel; then all candidates of
-one workload take turns, with nothing else running. Each result is recorded at once, so that an
-interrupt, or the end of the time, loses only what was under way; what was not reached stays as
-the rules choose it.
+A workload (an operator with its shapes, or a function that fusing has made) that the database
+knows costs nothing. The others, those with the most work first, are built as programs of their own,
+in parallel; then all candidates of one workload take turns, with nothing else running. Each result
+is recorded at once, so that an interrupt, or the end of the time, loses only what was under way;
+what was not reached stays as the rules choose it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
 import pytest
 
-from tvmify.compiler.schedule.choice import Choices, choose, choosing, is_strict
+from tvmify.compiler.schedule.choice import (
+    Choices,
+    choose,
+    choosing,
+    is_asking,
+    is_measured,
+    is_strict,
+)
 
 
 def test_the_first_candidate_is_the_choice_of_the_rule():
@@ -29,3 +36,14 @@ def test_accuracy_holds_inside_only(accuracy):
     with choosing(Choices(accuracy=accuracy)):
         assert is_strict() == (accuracy == "strict")
     assert not is_strict()
+
+
+def test_whoever_takes_time_to_name_a_workload_knows_whether_it_is_in_vain():
+    assert not is_asking()
+    assert not is_measured()
+    with choosing(Choices(asks=True)):
+        assert is_asking()
+        assert not is_measured()
+    with choosing(Choices(measured={"work": "1"})):
+        assert not is_asking()
+        assert is_measured()

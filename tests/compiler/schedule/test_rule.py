@@ -112,6 +112,7 @@ def test_a_rule_is_asked_about_functions_with_its_anchors_alone(monkeypatch: pyt
     (block,) = names_of(plain.body.block.body)
     anchored, other = Noting(), Noting()
     anchored.anchors, other.anchors = frozenset({block}), frozenset({block, "another"})
+    other.name = "other"
     monkeypatch.setattr(rules, "RULES", (anchored, other, Elementwise()))
     assert build(doubled, [random(6, 40)]).rules == {"elementwise"}
     assert (len(anchored.seen), len(other.seen)) == (1, 0)

@@ -27,6 +27,9 @@ class Choices:
     samples
         Filled likewise: for a workload that is no operator by itself a
         `tvmify.compiler.sample.Sample`.
+    asks
+        Whether somebody reads these. Else whole functions, whose workloads take time to name, are
+        not among them.
     most
         So many candidates of a workload are worth their time. The heuristic lists the more
         promising ones first.
@@ -36,6 +39,7 @@ class Choices:
     measured: Mapping[str, str] = field(default_factory=dict)
     asked: dict[str, list[str]] = field(default_factory=dict)
     samples: dict[str, Any] = field(default_factory=dict)
+    asks: bool = False
     most: int = 6
 
 
@@ -55,6 +59,16 @@ def choosing(choices: Choices) -> Iterator[Choices]:
 def is_strict() -> bool:
     """Whether only kernels are allowed whose errors stay within twice those of eager."""
     return _current().accuracy == "strict"
+
+
+def is_asking() -> bool:
+    """Whether somebody wants to know what there is to choose among."""
+    return _current().asks
+
+
+def is_measured() -> bool:
+    """Whether anything was measured: else no workload need be named that takes time to name."""
+    return bool(_current().measured)
 
 
 def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | None = None) -> T:

@@ -6,7 +6,6 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.schedule.inlining import inline_cheap, total_work
 from tvmify.compiler.schedule.loops import (
     blocks_of,
     extent,
@@ -18,34 +17,55 @@ from tvmify.compiler.schedule.loops import (
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.pieces import split_rows
 from tvmify.compiler.schedule.rewriting import uses
-from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.turning import turn_operands
+from tvmify.compiler.schedule.ways import Several, Way
 
 #: Short loops over conditions, as of a concatenation of many small parts, are unrolled. Enough
 #: for the 27 parts of DLRM's; nothing longer was measured.
 _UNROLLED = 128
 
 
-class Elementwise(Rule):
+class Elementwise(Several):
     """One pass per result, vectorised along memory. Any function at all can take this rule."""
 
     name = "elementwise"
+    ways = Way(), Way(rows=True)
 
-    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
-        """Inline what can be inlined, then schedule each block that is left by itself."""
-        inline_cheap(sch)
-        work = total_work(sch)
+    def takes(self, sch: s_tir.Schedule) -> bool:
+        """Take what no other rule has taken."""
+        del sch
+        return True
+
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
+        """Schedule each block that is left by itself."""
         for block in blocks_of(sch):
-            schedule_block(sch, block, machine, work)
+            schedule_block(sch, block, machine, way.work, rows=way.rows)
         return sch
 
 
 def schedule_block(
-    sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
+    sch: s_tir.Schedule,
+    block: SBlockRV,
+    machine: Microarchitecture,
+    work: float,
+    sums: int = 8,
+    rows: bool = False,
 ) -> None:
     """Make one block a nest of its own: parallel outside, one vector inside.
 
     One element, computed without a loop, stays as it is.
+
+    Parameters
+    ----------
+    work
+        Multiply-adds of the whole function, which decide whether it is worth threads.
+    sums
+        How many vectors of sums there are inside, at most.
+    rows
+        Whether the vectors of a row are a loop of their own. As one with the rows there are more of
+        them to share, but TVM divides to learn in which row it is, and whether that ends here.
 
     Raises
     ------
@@ -68,8 +88,8 @@ def schedule_block(
     row = fuse(sch, spatial[len(spatial) - together :])
     outer = spatial[: len(spatial) - together]
     lanes = machine.lanes(output_bits(sch, block))
-    around, vectors = _cut(sch, row, lanes, alone=not outer, sums=bool(reduced))
-    outer += around
+    around, vectors = _cut(sch, row, lanes, sums if reduced else 0, alone=not outer)
+    outer += [] if rows and outer else around
     if outer:
         whole = fuse(sch, outer)
         parallel_if_worth(sch, whole, machine, work)
@@ -84,7 +104,7 @@ def schedule_block(
 
 
 def _cut(
-    sch: s_tir.Schedule, row: LoopRV, lanes: int, *, alone: bool, sums: bool
+    sch: s_tir.Schedule, row: LoopRV, lanes: int, sums: int, *, alone: bool
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """Split a row into loops around its vectors, and loops of these, of which lanes are the last.
 
@@ -98,7 +118,7 @@ def _cut(
         return [around], [vector]
     # Several vectors of sums stay in registers: one alone waits for its own additions, and takes
     # one cache line of each row.
-    width = next(n for n in (8, 4, 2, 1) if extent(sch, around) % n == 0)
+    width = next(n for n in (8, 4, 2, 1) if n <= sums and extent(sch, around) % n == 0)
     around, several = sch.split(around, [None, width])
     return [around], [several, vector]
 

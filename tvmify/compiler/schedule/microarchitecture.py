@@ -119,11 +119,13 @@ class Microarchitecture:
         """Registers that a kernel may keep sums in; the rest hold weights and an activation."""
         return self.vector_registers - (4 if self.vector_registers > 16 else 3)
 
+    def streaming(self, multiply_adds: float, byte_count: float) -> float:
+        """Estimate the nanoseconds that one core takes for a loop nest, tensors in its caches."""
+        return max(self.nanoseconds(multiply_adds), byte_count / _BYTES_PER_NANOSECOND)
+
     def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
         """Decide whether a loop nest is long enough to pay for a fork and join."""
-        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.units * self.lanes())
-        traffic = byte_count / _BYTES_PER_NANOSECOND
-        return max(arithmetic, traffic) > _FORK_WORTHWHILE_NANOSECONDS
+        return self.streaming(multiply_adds, byte_count) > _FORK_WORTHWHILE_NANOSECONDS
 
 
 def bits_of(dtype: str) -> int:

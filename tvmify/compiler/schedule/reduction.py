@@ -8,7 +8,6 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import choice
 from tvmify.compiler.schedule.elementwise import schedule_block
-from tvmify.compiler.schedule.inlining import inline_cheap, total_work
 from tvmify.compiler.schedule.legalizing import plain
 from tvmify.compiler.schedule.loops import (
     blocks_of,
@@ -25,11 +24,11 @@ from tvmify.compiler.schedule.loops import (
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.plans import split_evenly
 from tvmify.compiler.schedule.rewriting import uses
-from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.tails import remember_bound
+from tvmify.compiler.schedule.ways import Several, Way
 
-#: Vectors of partial sums per row: as many as an addition takes cycles, which they hide.
-_PARTIALS = 4
+#: Partial sums are added up in steps of so many.
+_STEP = 4
 #: Of more elements than this, sums of sums are made. Where all are alike, as behind ReLU, each
 #: addition rounds the same way: the variance of 640 was off by 4e-6 of the largest, with sums of
 #: 128 at most by 4e-7.
@@ -115,7 +114,15 @@ def _in_blocks(x: te.Tensor, axis: int) -> te.Tensor:
     return te.compute(shape, element, name="blocks")
 
 
-class Reduction(Rule):
+class _OfSums(Several):
+    """A rule of functions that add something up."""
+
+    def takes(self, sch: s_tir.Schedule) -> bool:
+        """Tell whether there is such a stage."""
+        return any("R" in kinds(sch, block) for block in blocks_of(sch))
+
+
+class Reduction(_OfSums):
     """One parallel loop over rows; all stages of a row inside it, each vectorised along the row.
 
     A sum along a row becomes a few vectors of partial sums, which are folded at the end of the
@@ -123,13 +130,13 @@ class Reduction(Rule):
     """
 
     name = "reduction"
+    #: Four vectors are as many as an addition takes cycles, which they hide.
+    ways = Way(4), Way(8), Way(2)
 
-    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
         """Schedule a function whose reductions all run along the last axes of one set of rows."""
-        if not any("R" in kinds(sch, block) for block in blocks_of(sch)):
-            return None
-        inline_cheap(sch)
-        work = total_work(sch)
         rows = _row_axes(sch)
         if rows is None:
             return None
@@ -139,13 +146,14 @@ class Reduction(Rule):
         try:
             for block in blocks_of(sch):
                 if "R" in kinds(sch, block):
-                    _split_into_partials(sch, sch.get(block).name_hint, rows, machine)
+                    name = sch.get(block).name_hint
+                    _split_into_partials(sch, name, rows, machine, way.vectors)
         except s_tir.ScheduleError:  # of no kind that TVM splits, as maxima that keep NaN
             return None
         *before, last = blocks_of(sch)
         if rows:
             row = fuse(sch, sch.get_loops(last)[:rows])
-            parallel_if_worth(sch, row, machine, work)
+            parallel_if_worth(sch, row, machine, way.work)
             for block in reversed(before):
                 sch.compute_at(block, row)
         for block in (*before, last):
@@ -153,19 +161,18 @@ class Reduction(Rule):
         return sch
 
 
-class ColumnReduction(Rule):
+class ColumnReduction(_OfSums):
     """Reductions across memory: the lanes are neighbours that are not added to each other."""
 
     name = "column reduction"
+    ways = Way(8), Way(8, rows=True), Way(2)
 
-    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
         """Schedule a function with a reduction, stage by stage."""
-        if not any("R" in kinds(sch, block) for block in blocks_of(sch)):
-            return None
-        inline_cheap(sch)
-        work = total_work(sch)
         for block in blocks_of(sch):
-            schedule_block(sch, block, machine, work)
+            schedule_block(sch, block, machine, way.work, sums=way.vectors, rows=way.rows)
         return sch
 
 
@@ -210,9 +217,9 @@ def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def _split_into_partials(
-    sch: s_tir.Schedule, name: str, rows: int, machine: Microarchitecture
+    sch: s_tir.Schedule, name: str, rows: int, machine: Microarchitecture, vectors: int
 ) -> None:
-    """Turn one sum per row into vectors of partial sums, folded in steps of four."""
+    """Turn one sum per row into some vectors of partial sums, folded in steps of four."""
     block = sch.get_sblock(name)
     body = sch.get(block)
     if len(body.writes) > 1:  # an index travels with the value: scalar
@@ -220,19 +227,19 @@ def _split_into_partials(
     lanes = machine.lanes(output_bits(sch, block))
     spatial = kinds(sch, block).count("S")
     whole = fuse(sch, sch.get_loops(block)[spatial:])
-    width = lanes * _PARTIALS
+    width = lanes * vectors
     while width > lanes and extent(sch, whole) < 2 * width:
         width //= 2
     while width < _WIDEST and extent(sch, whole) > _LONGEST * width:
         width *= 2
-    while width >= _PARTIALS and extent(sch, whole) > width:
+    while width >= _STEP and extent(sch, whole) > width:
         length = extent(sch, whole)
         _, inner = sch.split(whole, [None, width])
         partial = sch.rfactor(inner, rows)
         if length % width:
             remember_bound(sch, partial, length)
         whole = sch.get_loops(sch.get_sblock(name))[-1]
-        width //= _PARTIALS
+        width //= _STEP
 
 
 def _vectorize_row(
