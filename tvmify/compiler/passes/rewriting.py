@@ -10,6 +10,8 @@ from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+_DESCRIBED = tvm.ir.Op.get("relax.call_pure_packed")
+
 
 def rewrite_main(ir_mod: tvm.IRModule, mutator: type[PyExprMutator]) -> tvm.IRModule:
     """Let a mutator rewrite ``main``; functions that it adds become part of the module."""
@@ -34,3 +36,11 @@ def values_and_readers(
 def is_call(operator: tvm.ir.Op, value: Any) -> bool:
     """Whether a value is a call of an operator."""
     return isinstance(value, relax.Call) and value.op == operator
+
+
+def stands_for(name: str, value: Any) -> bool:
+    """Whether a value is a call by which a converter describes what a pass lowers."""
+    if not is_call(_DESCRIBED, value):
+        return False
+    function = value.args[0]
+    return isinstance(function, relax.ExternFunc) and str(function.global_symbol) == name

@@ -12,17 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.schedule import choice
 from tvmify.compiler.schedule.emission import anchor, argument, block, lanewise, registers, vectors
 from tvmify.compiler.schedule.legalizing import FUSIBLE
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import longest_sum, split_evenly
+
+if TYPE_CHECKING:
+    from tvmify.compiler.sample import Sample
+
+#: Vectors of each gate that are worth trying, where there are registers and units for them.
+_VECTORS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -31,16 +39,16 @@ class Plan:
 
     Attributes
     ----------
-    steps, batch, hidden, gates
-        Extents of the problem.
+    steps, batch, hidden, gates, dtype
+        Extents of the problem. An LSTM has four gates, a GRU three.
     lanes, vectors
-        Of a tile of hidden units; `padded` is a multiple of their product.
+        Of a tile of hidden units.
     rows
         Of the batch that are computed together.
     depth
         Of the previous state, whose products are one sum. The last block may be shorter.
     fork
-        Whether a step is long enough to share out.
+        Whether the tiles of a step are shared out.
     """
 
     steps: int
@@ -48,7 +56,6 @@ class Plan:
     hidden: int
     gates: int
     dtype: str
-    padded: int
     lanes: int
     vectors: int
     rows: int
@@ -67,20 +74,46 @@ class Plan:
     ) -> Plan:
         """Fill the registers: two vectors of each gate, and rows as there is room."""
         lanes = machine.lanes(bits_of(dtype))
-        vectors = 2 if hidden > lanes else 1
-        tile = vectors * lanes
-        padded = -(-hidden // tile) * tile
-        rows = min(batch, max(1, machine.accumulators // (gates * vectors)))
-        work = batch * gates * hidden * padded
-        fork = machine.worth_threads(work, gates * hidden * padded * bits_of(dtype) // 8)
         depth = split_evenly(hidden, longest_sum(hidden))
-        extents = steps, batch, hidden, gates
-        return cls(*extents, dtype, padded, lanes, vectors, rows, depth, fork)
+        plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
+        plan = plan.filled(2 if hidden > lanes else 1, machine)
+        weights = gates * hidden * plan.padded
+        fork = machine.worth_threads(batch * weights, weights * bits_of(dtype) // 8)
+        return replace(plan, fork=fork)
+
+    def __str__(self) -> str:
+        sums = f" sums of {self.depth}" if self.depth < self.hidden else ""
+        return f"{self.rows} rows {self.vectors} vectors{sums}{' shared' * self.fork}"
+
+    def filled(self, vectors: int, machine: Microarchitecture) -> Plan:
+        """Return it with so many vectors of each gate, and rows as there are registers for."""
+        room = machine.accumulators // (self.gates * vectors)
+        return replace(self, vectors=vectors, rows=min(self.batch, max(1, room)))
+
+    @property
+    def kind(self) -> str:
+        """Which kernel it is for."""
+        return "lstm" if self.gates == 4 else "gru"
+
+    @property
+    def workload(self) -> str:
+        """What decides how fast its candidates are: not which way time goes."""
+        return f"{self.kind} {self.steps}x{self.batch}x{self.hidden} {self.dtype}"
+
+    @property
+    def work(self) -> float:
+        """Multiply-adds, an activation counted as twenty."""
+        return float(self.steps * self.batch * self.gates * self.hidden * (self.hidden + 20))
 
     @property
     def tile(self) -> int:
         """Hidden units that are computed together."""
         return self.lanes * self.vectors
+
+    @property
+    def padded(self) -> int:
+        """Hidden units of whole tiles."""
+        return -(-self.hidden // self.tile) * self.tile
 
     @property
     def blocks(self) -> int:
@@ -96,6 +129,38 @@ class Plan:
     def packed_shape(self) -> tuple[int, int, int, int]:
         """Shape of the recurrent weights."""
         return (self.padded // self.tile, self.hidden, self.gates, self.tile)
+
+
+def choose(own: Plan, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:
+    """Return the plan that was measured to be the fastest, else its own one.
+
+    Parameters
+    ----------
+    sample
+        Returns what candidates are measured by.
+    """
+    return choice.choose(own.workload, candidates(own, machine), sample)
+
+
+def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Return the plans worth trying, the one estimated fastest first."""
+    other_tiles = [
+        own.filled(vectors, machine)
+        for vectors in _VECTORS
+        if vectors * own.gates <= machine.accumulators and (vectors - 1) * own.lanes < own.hidden
+    ]
+    # Blocks of rows as alike as can be, and one more of them.
+    fewer_rows = [
+        replace(own, rows=-(-own.batch // blocks)) for blocks in (own.blocks, own.blocks + 1)
+    ]
+    plans = [own, *other_tiles, *fewer_rows]
+    forked = [replace(plan, fork=not plan.fork) for plan in plans[:1] if plan.parts > 1]
+    return list(dict.fromkeys([own, *forked, *plans]))
+
+
+def kernel(plan: Plan, reverse: bool) -> tirx.PrimFunc:
+    """Return the function of projected inputs, packed weights, first states, and results."""
+    return (lstm if plan.kind == "lstm" else gru)(plan, reverse)
 
 
 def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
