@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tvm import tirx
@@ -20,7 +21,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmify.compiler.schedule import choice
+from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.emission import anchor, argument, block, lanewise, registers, vectors
 from tvmify.compiler.schedule.legalizing import FUSIBLE
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
@@ -29,8 +30,9 @@ from tvmify.compiler.schedule.plans import longest_sum, split_evenly
 if TYPE_CHECKING:
     from tvmify.compiler.sample import Sample
 
-#: Vectors of each gate that are worth trying, where there are registers and units for them.
-_VECTORS = (1, 2, 3, 4)
+#: Vectors of each gate, at most: with one row, those of all gates are about as many sums as two
+#: units need that take four cycles for each. Three and four were never faster (AVX2, AVX-512).
+_MOST_VECTORS = 2
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ class Plan:
         dtype: str,
         machine: Microarchitecture,
     ) -> Plan:
-        """Fill the registers: two vectors of each gate, and rows as there is room."""
+        """Choose the tile that is estimated to be the fastest."""
         lanes = machine.lanes(bits_of(dtype))
         depth = split_evenly(hidden, longest_sum(hidden))
         plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
-        plan = plan.filled(2 if hidden > lanes else 1, machine)
+        plan = _ranked(plan, machine)[0]
         weights = gates * hidden * plan.padded
         fork = machine.worth_threads(batch * weights, weights * bits_of(dtype) // 8)
         return replace(plan, fork=fork)
@@ -84,11 +86,6 @@ class Plan:
     def __str__(self) -> str:
         sums = f" sums of {self.depth}" if self.depth < self.hidden else ""
         return f"{self.rows} rows {self.vectors} vectors{sums}{' shared' * self.fork}"
-
-    def filled(self, vectors: int, machine: Microarchitecture) -> Plan:
-        """Return it with so many vectors of each gate, and rows as there are registers for."""
-        room = machine.accumulators // (self.gates * vectors)
-        return replace(self, vectors=vectors, rows=min(self.batch, max(1, room)))
 
     @property
     def kind(self) -> str:
@@ -143,19 +140,42 @@ def choose(own: Plan, machine: Microarchitecture, sample: Callable[[], Sample]) 
 
 
 def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
-    """Return the plans worth trying, the one estimated fastest first."""
-    other_tiles = [
-        own.filled(vectors, machine)
-        for vectors in _VECTORS
-        if vectors * own.gates <= machine.accumulators and (vectors - 1) * own.lanes < own.hidden
-    ]
-    # Blocks of rows as alike as can be, and one more of them.
-    fewer_rows = [
-        replace(own, rows=-(-own.batch // blocks)) for blocks in (own.blocks, own.blocks + 1)
-    ]
-    plans = [own, *other_tiles, *fewer_rows]
-    forked = [replace(plan, fork=not plan.fork) for plan in plans[:1] if plan.parts > 1]
-    return list(dict.fromkeys([own, *forked, *plans]))
+    """Return the plans worth trying: its own one, then others by rows, vectors and threads."""
+    ranked = _ranked(own, machine)
+    others = tiles.alternatives(ranked, lambda plan: plan.vectors, lambda plan: plan.rows)
+    this, *rest = (
+        [replace(plan, fork=not plan.fork)] if plan.parts > 1 else [] for plan in (own, *others)
+    )
+    return [own, *this, *others, *chain(*rest)]
+
+
+def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Order plans by how long their products take, that of the fastest tile first.
+
+    Rows that are computed twice, and units that are not there, count like others. With more sums
+    than leave registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM,
+    which fill 24 of 32 registers, take 1.2 to 2.2 times as long as 4 rows and 1 vector (AVX-512).
+    """
+    bits = bits_of(plan.dtype)
+
+    def tile(plan: Plan) -> tiles.Tile:
+        return tiles.Tile(plan.rows, plan.gates * plan.tile)
+
+    within = (
+        replace(plan, rows=rows, vectors=vectors)
+        for vectors in range(1, _MOST_VECTORS + 1)
+        for rows in range(1, min(plan.batch, machine.accumulators) + 1)
+        if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
+    )
+    fitting = (
+        plan
+        for plan in within
+        if tiles.leaves_register(tile(plan), machine, bits, tile(plan).columns)
+    )
+    return sorted(
+        fitting,
+        key=lambda plan: plan.parts * tiles.cycles(tile(plan), machine, bits, tile(plan).columns),
+    )
 
 
 def kernel(plan: Plan, reverse: bool) -> tirx.PrimFunc:
