@@ -154,7 +154,7 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
 
     Rows that are computed twice, and units that are not there, count like others. With more sums
     than leave registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM,
-    which fill 24 of 32 registers, take 1.2 to 2.2 times as long as 4 rows and 1 vector (AVX-512).
+    which fill 24 of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
     """
     bits = bits_of(plan.dtype)
 
