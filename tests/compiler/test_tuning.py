@@ -15,8 +15,11 @@ from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
 from tvmify.compiler import Tuning, compile
+from tvmify.compiler.pipeline import tvm_target
 from tvmify.compiler.schedule import pairs
+from tvmify.compiler.schedule.choice import Choices
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.schedule.recurrent import Plan, candidates
 
 
 class Stopwatch:
@@ -278,3 +281,58 @@ def test_the_packing_of_weights_is_not_measured():
     args = (torch.randn(1, 512),)
     report = tuned(nn.Linear(512, 640), Measurements(None, "cpu"), Stopwatch(), args).report
     assert report["tuning"]["workloads"] == 1
+
+
+class Recurrent(nn.Module):
+    """Layers of the same size, each in both directions, and the states alone."""
+
+    def __init__(self, kind: type[nn.RNNBase], layers: int) -> None:
+        super().__init__()
+        self.layers = kind(24, 40, layers, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize(("kind", "states"), [(nn.LSTM, 2), (nn.GRU, 1)])
+def test_recurrent_layers(kind, states):
+    torch.manual_seed(0)
+    module, args = Recurrent(kind, 2), (torch.randn(7, 5, 24),)
+    stopwatch = Stopwatch()
+    artifact = tuned(module, Measurements(None, "cpu"), stopwatch, args, limit=600.0)
+    report = artifact.report["tuning"]
+    assert not report["failed"]
+    gates = {nn.LSTM: 4, nn.GRU: 3}[kind]
+    name = f"{kind.__name__.lower()} 7x5x40 float32"
+    # Equal layers and both directions are measured once, and the product of their inputs is not:
+    # those of the sample have one feature.
+    sample = [(7, 5, 1), *[(5, 40)] * states, (gates * 40, 1), (gates * 40, 40)]
+    assert stopwatch.shapes.count(sample) == 1
+    assert [workload for workload in report["changed"] if workload.startswith(name)] == [name]
+    candidates = stopwatch.measured[stopwatch.shapes.index(sample)]
+    assert len({candidate.library for candidate in candidates}) == len(candidates) > 2
+    kernel = kind.__name__.lower()
+    assert all(kernel in candidate.report["kernels"].values() for candidate in candidates)
+    # The second layer's inputs are the results of both directions.
+    assert {(7, 5, 24), (7, 5, 80)} < {shapes[0] for shapes in stopwatch.shapes}
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_each_way_to_cut_a_recurrent_layer(kind):
+    torch.manual_seed(0)
+    machine = Microarchitecture.of(tvm_target(target()))
+    gates = {nn.LSTM: 4, nn.GRU: 3}[kind]
+    plans = candidates(Plan.of(7, 5, 40, gates, "float32", machine), machine)
+    names = [str(plan) for plan in plans[: Choices().most]]
+    libraries = set()
+    for best in names:
+        database = Measurements(None, "cpu")
+        database.record(plans[0].workload, {name: 1.0 + (name != best) for name in names})
+        args = (torch.randn(7, 5, 24),)
+        artifact = tuned(Recurrent(kind, 1), database, Stopwatch(), args, limit=-1.0)
+        libraries.add(artifact.library)
+        changed = artifact.report["tuning"]["changed"]
+        assert changed == ({} if best == names[0] else {plans[0].workload: best})
+    assert len(libraries) == len(names)

@@ -17,8 +17,8 @@ class Backend:
 
     Attributes
     ----------
-    attention
-        Lower what `tvmify.compiler.passes.lower_attention.describe` stands for.
+    described
+        Lower what converters only describe, as attention (`passes/lower_attention.py`).
     before_legalizing
         Takes operators out that are not lowered one by one.
     legalizers
@@ -30,7 +30,7 @@ class Backend:
         begins with ``"unscheduled"`` where none did.
     """
 
-    attention: tuple[tvm.transform.Pass, ...]
+    described: tuple[tvm.transform.Pass, ...]
     before_legalizing: tvm.transform.Pass
     legalizers: Mapping[str, Legalize]
     after_fusing: tuple[tvm.transform.Pass, ...]

@@ -20,6 +20,7 @@ from tvmify.compiler.passes.join_products import JoinProducts, MarkElementwise
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
+from tvmify.compiler.passes.lower_recurrent import LowerRecurrent
 from tvmify.compiler.passes.merge_projections import merge_projections
 from tvmify.compiler.passes.merge_serial import MergeSerial
 from tvmify.compiler.passes.name_kernels import NameKernels
@@ -46,7 +47,7 @@ LEGALIZERS: dict[str, Legalize] = {
 }
 
 CPU = Backend(
-    attention=(merge_projections(), CancelTransposes(), LowerAttention()),
+    described=(LowerRecurrent(), merge_projections(), CancelTransposes(), LowerAttention()),
     before_legalizing=tvm.transform.Sequential(
         [
             GateConvolutions(),
@@ -112,7 +113,7 @@ def lower(
             }
         ),
         # Takes in the permutations around attention, and leaves one that others undo.
-        *backend.attention,
+        *backend.described,
         CancelTransposes(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tests.compiler.schedule.kernels import NEON, Describe, assembly, build, random
 from tests.compiler.schedule.test_expanded_depthwise import JOINED, Network
 from tvmify.compiler import intrinsics
-from tvmify.compiler.converters import steps
+from tvmify.compiler.schedule import recurrent
 from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
@@ -26,10 +26,10 @@ MULTIPLY_ADD, ADD, MAXIMUM = (rf"\b{name}\tv\d+\.4s" for name in ("fmla", "fadd"
 CALL = r"\bbl?\t(exp|tanh|erf|log|sin)f?\b"
 
 
-@pytest.mark.parametrize(("kind", "gates"), [(steps.lstm, 4), (steps.gru, 3)])
+@pytest.mark.parametrize(("kind", "gates"), [(recurrent.lstm, 4), (recurrent.gru, 3)])
 def test_steps_of_recurrent_layers(kind: Callable[..., tirx.PrimFunc], gates: int):
     intrinsics.register()
-    plan = steps.Plan.of(4, 2, 24, gates, "float32", Microarchitecture.of(NEON))
+    plan = recurrent.Plan.of(4, 2, 24, gates, "float32", Microarchitecture.of(NEON))
     text = assembly(kind(plan, reverse=False), NEON)
     assert re.search(MULTIPLY_ADD, text)
     assert not re.search(CALL, text)

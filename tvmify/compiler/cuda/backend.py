@@ -15,7 +15,7 @@ from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.schedule import reduction, reshape
 
 CUDA = Backend(
-    attention=(CancelTransposes(), CallAttention()),
+    described=(CancelTransposes(), CallAttention()),
     before_legalizing=tvm.transform.Sequential(
         [
             ReshapeRows(),

@@ -17,7 +17,7 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.passes.call_attention import Turned, call_kernel
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.rewriting import rewrite_main, stands_for
 from tvmify.compiler.passes.views import shape_of, views
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -166,10 +166,7 @@ class _Lowering(AttentionLowering):
 
 def stands_for_attention(call: Expr) -> bool:
     """Whether an expression is a call that `describe` has made."""
-    if not _calls(call, "relax.call_pure_packed"):
-        return False
-    function = call.args[0]
-    return isinstance(function, relax.ExternFunc) and str(function.global_symbol) == NAME
+    return stands_for(NAME, call)
 
 
 def _calls(x: Expr | None, operator: str) -> bool:

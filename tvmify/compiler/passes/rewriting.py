@@ -13,7 +13,9 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.passes.views import shape_of
 
-_ADD, _MATMUL = tvm.ir.Op.get("relax.add"), tvm.ir.Op.get("relax.matmul")
+_ADD, _MATMUL, _DESCRIBED = (
+    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "call_pure_packed")
+)
 
 
 def rewrite_main(
@@ -63,3 +65,11 @@ def linear(
         ):
             return product, bias
     return None
+
+
+def stands_for(name: str, value: Any) -> bool:
+    """Whether a value is a call by which a converter describes what a pass lowers."""
+    if not is_call(_DESCRIBED, value):
+        return False
+    function = value.args[0]
+    return isinstance(function, relax.ExternFunc) and str(function.global_symbol) == name

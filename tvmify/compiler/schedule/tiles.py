@@ -74,8 +74,10 @@ def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: 
     registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27; products of two steps
     an iteration and convolutions of whole windows take twice the time. If a step has one vector,
     those of all steps are loaded at once, beside a second broadcast: 9 × 8 is as fast as
-    expected, 13 × 8 takes twice that.
+    expected, 13 × 8 takes twice that. A single row uses each vector once, straight from memory.
     """
+    if tile.rows == 1 and machine.memory_operands:
+        return True
     vectors = tile.columns // lanes_for(columns, machine, bits)
     loaded = vectors if vectors > 1 else _MOST_STEPS + 1
     return tile.rows * vectors + loaded + 1 < machine.vector_registers

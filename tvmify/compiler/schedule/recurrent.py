@@ -12,17 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.schedule import choice, tiles
 from tvmify.compiler.schedule.emission import anchor, argument, block, lanewise, registers, vectors
 from tvmify.compiler.schedule.legalizing import FUSIBLE
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import longest_sum, split_evenly
+
+if TYPE_CHECKING:
+    from tvmify.compiler.sample import Sample
+
+#: Vectors of each gate, at most: with one row, those of all gates are about as many sums as two
+#: units need that take four cycles for each. Three and four were never faster (AVX2, AVX-512).
+_MOST_VECTORS = 2
 
 
 @dataclass(frozen=True)
@@ -31,16 +41,16 @@ class Plan:
 
     Attributes
     ----------
-    steps, batch, hidden, gates
-        Extents of the problem.
+    steps, batch, hidden, gates, dtype
+        Extents of the problem. An LSTM has four gates, a GRU three.
     lanes, vectors
-        Of a tile of hidden units; `padded` is a multiple of their product.
+        Of a tile of hidden units.
     rows
         Of the batch that are computed together.
     depth
         Of the previous state, whose products are one sum. The last block may be shorter.
     fork
-        Whether a step is long enough to share out.
+        Whether the tiles of a step are shared out.
     """
 
     steps: int
@@ -48,7 +58,6 @@ class Plan:
     hidden: int
     gates: int
     dtype: str
-    padded: int
     lanes: int
     vectors: int
     rows: int
@@ -65,22 +74,43 @@ class Plan:
         dtype: str,
         machine: Microarchitecture,
     ) -> Plan:
-        """Fill the registers: two vectors of each gate, and rows as there is room."""
+        """Choose the tile that is estimated to be the fastest."""
         lanes = machine.lanes(bits_of(dtype))
-        vectors = 2 if hidden > lanes else 1
-        tile = vectors * lanes
-        padded = -(-hidden // tile) * tile
-        rows = min(batch, max(1, machine.accumulators // (gates * vectors)))
-        work = batch * gates * hidden * padded
-        fork = machine.worth_threads(work, gates * hidden * padded * bits_of(dtype) // 8)
         depth = split_evenly(hidden, longest_sum(hidden))
-        extents = steps, batch, hidden, gates
-        return cls(*extents, dtype, padded, lanes, vectors, rows, depth, fork)
+        plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
+        plan = _ranked(plan, machine)[0]
+        weights = gates * hidden * plan.padded
+        fork = machine.worth_threads(batch * weights, weights * bits_of(dtype) // 8)
+        return replace(plan, fork=fork)
+
+    def __str__(self) -> str:
+        sums = f" sums of {self.depth}" if self.depth < self.hidden else ""
+        return f"{self.rows} rows {self.vectors} vectors{sums}{' shared' * self.fork}"
+
+    @property
+    def kind(self) -> str:
+        """Which kernel it is for."""
+        return "lstm" if self.gates == 4 else "gru"
+
+    @property
+    def workload(self) -> str:
+        """What decides how fast its candidates are: not which way time goes."""
+        return f"{self.kind} {self.steps}x{self.batch}x{self.hidden} {self.dtype}"
+
+    @property
+    def work(self) -> float:
+        """Multiply-adds, an activation counted as twenty."""
+        return float(self.steps * self.batch * self.gates * self.hidden * (self.hidden + 20))
 
     @property
     def tile(self) -> int:
         """Hidden units that are computed together."""
         return self.lanes * self.vectors
+
+    @property
+    def padded(self) -> int:
+        """Hidden units of whole tiles."""
+        return -(-self.hidden // self.tile) * self.tile
 
     @property
     def blocks(self) -> int:
@@ -96,6 +126,61 @@ class Plan:
     def packed_shape(self) -> tuple[int, int, int, int]:
         """Shape of the recurrent weights."""
         return (self.padded // self.tile, self.hidden, self.gates, self.tile)
+
+
+def choose(own: Plan, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:
+    """Return the plan that was measured to be the fastest, else its own one.
+
+    Parameters
+    ----------
+    sample
+        Returns what candidates are measured by.
+    """
+    return choice.choose(own.workload, candidates(own, machine), sample)
+
+
+def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Return the plans worth trying: its own one, then others by rows, vectors and threads."""
+    ranked = _ranked(own, machine)
+    others = tiles.alternatives(ranked, lambda plan: plan.vectors, lambda plan: plan.rows)
+    this, *rest = (
+        [replace(plan, fork=not plan.fork)] if plan.parts > 1 else [] for plan in (own, *others)
+    )
+    return [own, *this, *others, *chain(*rest)]
+
+
+def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Order plans by how long their products take, that of the fastest tile first.
+
+    Rows that are computed twice, and units that are not there, count like others. With more sums
+    than leave registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM,
+    which fill 24 of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
+    """
+    bits = bits_of(plan.dtype)
+
+    def tile(plan: Plan) -> tiles.Tile:
+        return tiles.Tile(plan.rows, plan.gates * plan.tile)
+
+    within = (
+        replace(plan, rows=rows, vectors=vectors)
+        for vectors in range(1, _MOST_VECTORS + 1)
+        for rows in range(1, min(plan.batch, machine.accumulators) + 1)
+        if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
+    )
+    fitting = (
+        plan
+        for plan in within
+        if tiles.leaves_register(tile(plan), machine, bits, tile(plan).columns)
+    )
+    return sorted(
+        fitting,
+        key=lambda plan: plan.parts * tiles.cycles(tile(plan), machine, bits, tile(plan).columns),
+    )
+
+
+def kernel(plan: Plan, reverse: bool) -> tirx.PrimFunc:
+    """Return the function of projected inputs, packed weights, first states, and results."""
+    return (lstm if plan.kind == "lstm" else gru)(plan, reverse)
 
 
 def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
