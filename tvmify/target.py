@@ -25,6 +25,9 @@ _GPU = {
     "registers_per_block": 65536,
     "thread_warp_size": 32,
 }
+#: Features by which choices are made, and that code for a target does without: oneDNN has kernels
+#: for them, and looks for them itself.
+_OF_LIBRARIES = frozenset({"amx-bf16"})
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 
 
@@ -79,7 +82,8 @@ class Target:
         which the code was made.
         """
         architecture = str(self.host.get("mtriple", "")).partition("-")[0]
-        needed = [*([architecture] if architecture else []), *sorted(self.features)]
+        features = sorted(self.features - _OF_LIBRARIES)
+        needed = [*([architecture] if architecture else []), *features]
         return [*needed, f"cuda:{self.attributes['arch']}"] if self.kind == "cuda" else needed
 
 

@@ -255,7 +255,8 @@ def test_code_is_generated_for_a_machine_with_amx():
     with torch.no_grad():
         exported = torch.export.export(mlp(torch.bfloat16), (torch.randn(8, 64).bfloat16(),))
     artifact = compile(exported, machine)
-    assert "amx-bf16" in Target.parse(artifact.target).requirements
+    # Whoever has no AMX may run it, too: only the libraries that it calls use that.
+    assert "amx-bf16" not in Target.parse(artifact.target).requirements
     assert artifact.report["unscheduled"] == 0
 
 
