@@ -61,8 +61,8 @@ class CompileOptions:
         rules out the Winograd convolutions and compact weights and costs some speed.
     tune
         None: kernels are chosen by rule. ``"quick"``: candidates for each product, convolution,
-        attention, pool, reduction and element-wise kernel are timed for some milliseconds, once
-        per workload and processor.
+        attention, recurrent layer, pool, reduction and element-wise kernel are timed for some
+        milliseconds, once per workload and processor.
     compare
         After a build, time the compiled code against eager PyTorch on the inputs of the call, for
         about 0.2 s, and use the faster. False, or ``strict``, always uses compiled code.

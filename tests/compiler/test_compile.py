@@ -83,8 +83,8 @@ def test_kernels_without_a_schedule_are_counted_and_run(monkeypatch: pytest.Monk
     x = torch.randn(5)
     monkeypatch.setattr("tvmify.compiler.schedule.RULES", ())
     artifact = compiled(program, x)
-    assert sorted(artifact.report["kernels"].values()) == ["cumsum", "unscheduled"]
-    assert artifact.report["unscheduled"] == 1
+    assert list(artifact.report["kernels"].values()) == ["unscheduled"] * 2
+    assert artifact.report["unscheduled"] == 2
     torch.testing.assert_close(executed(artifact, program, x), program(x))
 
 

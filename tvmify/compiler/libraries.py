@@ -14,7 +14,7 @@ program could not take it as an argument, nor its key say what is in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -54,8 +54,6 @@ class Library:
         Whether it is taken where nothing was measured.
     write
         Adds the product to a graph, see `tvmify.compiler.aten.multiply`.
-    turned
-        Whether the weight lies in memory as ``[columns, depth]``.
     """
 
     name: str
@@ -64,10 +62,9 @@ class Library:
     rows: int
     unmeasured: Callable[[plans.Workload, Microarchitecture], bool]
     write: Callable[..., Any] = multiply
-    turned: bool = False
 
     def __str__(self) -> str:
-        return self.name + ", weights turned" * self.turned
+        return self.name
 
 
 def _pays_by_tiles(work: plans.Workload, machine: Microarchitecture) -> bool:
@@ -104,44 +101,43 @@ def choose(
     left, out
         Shapes of the activation and of the result.
     turned
-        See `Library`.
+        Whether the weight lies in memory as ``[columns, depth]``.
     """
-    offered = [
-        replace(line, turned=turned)
-        for line in LIBRARIES
-        if line.kind == work.dtype and work.rows >= line.rows
-    ]
+    offered = [line for line in LIBRARIES if line.kind == work.dtype and work.rows >= line.rows]
     if not offered:
         return None
-    # The kernels first, unless a call needs no measurement; but within what is measured at most.
-    own, *others = plans.candidates(work, machine, 32)
+    # Which kernel is ours to compare with is a question of its own, which its legalizer asks.
+    own = choice.settled(str(work), plans.candidates(work, machine, 32))
     first = [line for line in offered if line.unmeasured(work, machine)]
     later = [line for line in offered if line not in first]
-    sample = partial(_sample, work, offered[0], left, out)
-    best = choice.choose(str(work), [*first, own, *later, *others], sample)
+    order = ", weights turned" * turned
+    sample = partial(_sample, work, offered[0].dtype, left, out, turned)
+    best = choice.choose(f"{work} or by a library{order}", [*first, own, *later], sample)
     return best if isinstance(best, Library) else None
 
 
-def _sample(work: plans.Workload, line: Library, left: Sequence[int], out: Sequence[int]) -> Sample:
+def _sample(
+    work: plans.Workload, dtype: str, left: Sequence[int], out: Sequence[int], turned: bool
+) -> Sample:
     """Return a product with the bias and the activation that most are followed by."""
-    is_narrow = line.dtype != "float32"
+    is_narrow = dtype != "float32"
 
     def wide(builder: relax.BlockBuilder, x: Expr) -> Expr:
         return builder.emit(relax.op.astype(x, "float32")) if is_narrow else x
 
     def body(builder: relax.BlockBuilder, operands: list[relax.Var]) -> Expr:
         rows, weight, bias = (wide(builder, x) for x in operands)
-        if line.turned:
+        if turned:
             weight = builder.emit(relax.op.permute_dims(weight))
         product = builder.emit(relax.op.matmul(rows, weight))
         result = builder.emit(relax.op.add(product, bias))
         if not is_narrow:
             return relax.op.nn.relu(result)
-        result = wide(builder, builder.emit(relax.op.astype(result, line.dtype)))
-        return relax.op.astype(builder.emit(relax.op.nn.relu(result)), line.dtype)
+        result = wide(builder, builder.emit(relax.op.astype(result, dtype)))
+        return relax.op.astype(builder.emit(relax.op.nn.relu(result)), dtype)
 
     weight = [left[-1], work.columns]
-    shapes = left, weight[::-1] if line.turned else weight, [work.columns], out
-    types = [relax.TensorType(list(shape), line.dtype) for shape in shapes]
+    shapes = left, weight[::-1] if turned else weight, [work.columns], out
+    types = [relax.TensorType(list(shape), dtype) for shape in shapes]
     multiply_adds = float(work.rows * left[-1] * work.columns)
     return Sample(types, (False, True, True), body, multiply_adds)

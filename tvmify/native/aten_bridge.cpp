@@ -166,7 +166,7 @@ void call(ffi::PackedArgs arguments, ffi::Any* result) {
   // Casts and gradients are not the operators' own affair: the program has the casts in it.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  expect_no_threads_after_fork();
+  const WithoutThreadsAfterFork without_threads;
   try {
     std::vector<at::Tensor> inputs;
     for (int i = 1; i < arguments.size(); ++i) {

@@ -21,7 +21,7 @@ namespace tvmify {
 namespace {
 
 // In a forked child the threads of OpenMP's pool do not exist, and libgomp would wait for them for
-// ever. So would PyTorch's own operators; a child of ours at least finishes, on one thread.
+// ever, as PyTorch's own operators would. A child of ours finishes, on one thread.
 std::atomic<bool> in_forked_child{false};
 
 // Tasks that a loop has for each thread. A core that is slowed down, as by a neighbour on the same
@@ -198,10 +198,13 @@ void use_torch_threads(void* handle) {
   replace_pointer(handle, "__TVMBackendParallelBarrier", reinterpret_cast<void*>(&barrier));
 }
 
-void expect_no_threads_after_fork() {
-  if (in_forked_child.load(std::memory_order_relaxed) && at::get_num_threads() > 1) {
-    at::set_num_threads(1);
-  }
+WithoutThreadsAfterFork::WithoutThreadsAfterFork()
+    : before_(in_forked_child.load(std::memory_order_relaxed) ? at::get_num_threads() : 1) {
+  if (before_ > 1) at::set_num_threads(1);
+}
+
+WithoutThreadsAfterFork::~WithoutThreadsAfterFork() {
+  if (before_ > 1) at::set_num_threads(before_);
 }
 
 }  // namespace tvmify

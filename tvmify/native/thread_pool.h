@@ -11,8 +11,17 @@ namespace tvmify {
 // pool of its own.
 void use_torch_threads(void* handle);
 
-// To be called before PyTorch's own operators are, from compiled code. In a forked child they would
-// wait for ever for threads that it does not have, so from here on this thread does without.
-void expect_no_threads_after_fork();
+// Around PyTorch's own operators that compiled code calls: in a forked child they would wait for
+// ever for threads that it does not have, so that meanwhile this thread does without.
+class WithoutThreadsAfterFork {
+ public:
+  WithoutThreadsAfterFork();
+  ~WithoutThreadsAfterFork();
+  WithoutThreadsAfterFork(const WithoutThreadsAfterFork&) = delete;
+  WithoutThreadsAfterFork& operator=(const WithoutThreadsAfterFork&) = delete;
+
+ private:
+  int before_;
+};
 
 }  // namespace tvmify

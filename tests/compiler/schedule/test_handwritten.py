@@ -67,7 +67,7 @@ def gated(y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         pytest.param(attention(gated), operands(2, (1, 2, 4, 16)), "attention", id="rows"),
         pytest.param(attention(lambda y: F.gelu(y) + y), operands(50), "attention", id="twice"),
         pytest.param(
-            lambda m: m.cumsum(1) * m + 1,
+            lambda m: m.cumsum(0) * m + 1,
             [torch.ones(3, 40, dtype=torch.int64)],
             "cumsum",
             id="sum",
@@ -94,6 +94,56 @@ def test_what_follows_is_computed_where_results_are_stored(
         for _, function in ir_mod.functions_items()
         if isinstance(function, tirx.PrimFunc)
     ]
+
+
+def gate_first(kernel: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def program(gate: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(gate)
+        return kernel(*given) * gate
+
+    return program
+
+
+class Gated(nn.Module):
+    """A GRU and a gate that is computed before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(20, 32)
+
+    def forward(self, gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        gate = torch.sigmoid(gate)
+        return self.layer(x)[0] * gate
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "rule"),
+    [
+        pytest.param(
+            gate_first(attention(lambda y: y)),
+            [torch.randn(1, 50, 4, 16), *operands(50)],
+            "attention",
+            id="attention",
+        ),
+        pytest.param(
+            gate_first(lambda x: x.cumsum(0)),
+            [torch.randn(9, 70), torch.randn(9, 70)],
+            "cumsum",
+            id="sum",
+        ),
+        pytest.param(Gated(), [torch.randn(7, 5, 32), torch.randn(7, 5, 20)], "gru", id="gru"),
+    ],
+)
+def test_what_follows_may_read_what_was_computed_before(
+    program: Callable[..., Any], arguments: list[torch.Tensor], rule: str
+):
+    artifact = check(program, *arguments)
+    assert rule in artifact.report["kernels"].values()
+
+
+def test_running_sums_along_memory_are_left_alone():
+    artifact = check(lambda x: torch.tanh(x.cumsum(1)), torch.randn(9, 70))
+    assert sorted(artifact.report["kernels"].values()) == ["cumsum", "elementwise"]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class _Calling(PyExprMutator):
         #: For each workload and order of the weights which library computes it, None: none does.
         self.chosen: dict[tuple[plans.Workload, bool], libraries.Library | None] = {}
         self.called: dict[str, str] = {}
-        #: Bytes of the weights that are no longer read by products.
+        #: Bytes of the weights that products of ours no longer read.
         self.read: dict[Expr, int] = {}
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
@@ -125,10 +125,11 @@ class _Calling(PyExprMutator):
         else:
             operands = [self.visit_expr(x) for x in (found.left, *fixed)]
         self.called[str(work)] = str(library)
-        self.read[found.weight] = depth * columns * bits_of(library.dtype) // 8
+        if self.readers[found.weight] == 1:
+            self.read[found.weight] = depth * columns * bits_of(library.dtype) // 8
 
         def body(record: Aten, *values: Any) -> Any:
-            return library.write(record, *values, turned=library.turned)
+            return library.write(record, *values, turned=is_turned)
 
         return aten(operands, shape_of(op), library.dtype, body)
 

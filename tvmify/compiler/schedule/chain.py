@@ -33,9 +33,10 @@ class Chain:
 
     @classmethod
     def of(cls, sch: s_tir.Schedule, anchor: str) -> Chain | None:
-        """Inline all that follows the block `anchor`; None if that is more than one expression.
+        """Inline all that follows the block `anchor`, and return it.
 
-        Or if a result that it is of belongs to the caller, or is stored more than once.
+        None if that is more than one expression, if the caller gets the result that it is of, too,
+        or if that is broadcast.
         """
         names = [sch.get(block).name_hint for block in blocks_of(sch)]
         following = names[names.index(anchor) + 1 :]

@@ -90,8 +90,13 @@ def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | N
     if sample is not None and workload not in current.samples:
         current.samples[workload] = sample()
     current.asked.setdefault(workload, names[: current.most])
-    best = current.measured.get(workload)
-    return candidates[names.index(best)] if best in names else candidates[0]
+    return settled(workload, candidates)
+
+
+def settled(workload: str, candidates: Sequence[T]) -> T:
+    """Return what `choose` would, without asking that it be measured."""
+    best = _current().measured.get(workload)
+    return next((one for one in candidates if str(one) == best), candidates[0])
 
 
 def _current() -> Choices:

@@ -14,6 +14,7 @@ from tvm.tirx import Stmt
 
 from tvmify.compiler.schedule.chain import Chain
 from tvmify.compiler.schedule.elementwise import schedule_block
+from tvmify.compiler.schedule.epilogue import inline_producers
 from tvmify.compiler.schedule.guards import STORES_TWICE
 from tvmify.compiler.schedule.inlining import total_work
 from tvmify.compiler.schedule.loops import blocks_of
@@ -41,6 +42,7 @@ class Handwritten(Rule):
         function = sch.mod["main"]
         if len(blocks_of(sch)) > 1:
             work = total_work(sch)
+            inline_producers(sch, self.name)  # of the chain: the kernel has none
             chain = Chain.of(sch, self.name)
             whole = chain and _storing(sch.mod["main"], chain)
             if whole is None:
@@ -54,10 +56,12 @@ class Handwritten(Rule):
 def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
     """Return a function of an anchor and a chain as one of the anchor alone.
 
-    None if results are needed elsewhere than at their place, or by the kernel itself, as the cell
-    of an LSTM.
+    None if there are other nests, or if results are needed elsewhere than at their place, or by the
+    kernel itself, as the cell of an LSTM.
     """
     root = function.body.block
+    if len(root.body.seq) != 2:
+        return None
     anchor, last = root.body.seq
     while isinstance(last, tirx.For):
         last = last.body
