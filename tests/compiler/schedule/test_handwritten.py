@@ -52,7 +52,7 @@ def of_the_cell(states: torch.Tensor, ends: tuple[torch.Tensor, ...], other: tor
     return ends[1].tanh()
 
 
-def activated(states: torch.Tensor, last: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def activated(states: torch.Tensor, last: Any, other: torch.Tensor) -> torch.Tensor:
     return gated(states.tanh(), other)
 
 
@@ -80,6 +80,12 @@ def gated(y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
             [torch.randn(7, 5, 20), torch.randn(7, 5, 32)],
             "gru",
             id="gru",
+        ),
+        pytest.param(
+            Followed(nn.LSTM, activated),
+            [torch.randn(7, 5, 20), torch.randn(7, 5, 32)],
+            "lstm",
+            id="lstm",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmify.compiler.passes.rewriting import rewrite_main, stands_for
+from tvmify.compiler.passes.rewriting import rewrite_main, stands_for, values_and_readers
 from tvmify.compiler.passes.views import shape_of
 from tvmify.compiler.sample import Sample
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -69,6 +69,13 @@ class LowerRecurrent:
 
 @mutator
 class _Lowering(PyExprMutator):
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        values, _ = values_and_readers(ir_mod["main"])
+        items = [value for value in values.values() if isinstance(value, relax.TupleGetItem)]
+        #: Calls, some of which stand for a pass over time, of which more than the states is read.
+        self.with_ends = [values.get(item.tuple_value) for item in items if item.index]
+
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         if not stands_for(NAME, call):
@@ -76,7 +83,8 @@ class _Lowering(PyExprMutator):
         reverse, x, *others = call.args[1:]
         count = len(call.ty.fields)
         recurrence = _Recurrence(self.builder_, x, others[:count], others[count:])
-        return recurrence.lowered(reverse=bool(reverse.value.numpy()))
+        is_read = any(op.same_as(read) for read in self.with_ends)
+        return recurrence.lowered(reverse=bool(reverse.value.numpy()), cell=is_read)
 
     def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
         """Take a result itself: to put results into a tuple would be work of each call."""
@@ -103,16 +111,16 @@ class _Recurrence:
         own = Plan.of(steps, batch, hidden, rows // hidden, str(x.ty.dtype), machine)
         self.plan = choose(own, machine, lambda: _sample(own))
 
-    def lowered(self, *, reverse: bool) -> relax.Tuple:
-        """Emit it, and return what the call that stood for it returned."""
+    def lowered(self, *, reverse: bool, cell: bool) -> relax.Tuple:
+        """Emit it, and return what is read of what the call that stood for it returned."""
         plan, builder = self.plan, self.builder
         weights = builder.emit_te(self._packed, self.of_state, primfunc_name_hint="pack_state")
         arguments = [self._projected(), weights, *(self._padded(state) for state in self.first)]
         if plan.kind == "gru":
             arguments.append(self._new_bias())
-        function = builder.add_func(kernel(plan, reverse), plan.kind)
+        function = builder.add_func(kernel(plan, reverse, cell), plan.kind)
         shapes = [(plan.steps, plan.batch, plan.padded), (plan.batch, plan.padded)]
-        types = [relax.TensorType(shape, plan.dtype) for shape in shapes[: len(self.first)]]
+        types = [relax.TensorType(shape, plan.dtype) for shape in shapes[: 1 + cell]]
         if len(types) == 1:
             results = [builder.emit(relax.call_tir(function, arguments, types[0]))]
         else:

@@ -22,7 +22,15 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler.schedule import choice, tiles
-from tvmify.compiler.schedule.emission import anchor, argument, block, lanewise, registers, vectors
+from tvmify.compiler.schedule.emission import (
+    anchor,
+    argument,
+    block,
+    lanewise,
+    registers,
+    scratch,
+    vectors,
+)
 from tvmify.compiler.schedule.legalizing import FUSIBLE
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.plans import longest_sum, split_evenly
@@ -178,20 +186,28 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
     )
 
 
-def kernel(plan: Plan, reverse: bool) -> tirx.PrimFunc:
-    """Return the function of projected inputs, packed weights, first states, and results."""
-    return (lstm if plan.kind == "lstm" else gru)(plan, reverse)
+def kernel(plan: Plan, reverse: bool, cell: bool = True) -> tirx.PrimFunc:
+    """Return the function of projected inputs, packed weights, first states, and results.
+
+    Parameters
+    ----------
+    cell
+        Whether the last cell of an LSTM is a result, too. With one result, what follows it can be
+        computed in the kernel.
+    """
+    return lstm(plan, reverse, cell) if plan.kind == "lstm" else gru(plan, reverse)
 
 
-def lstm(plan: Plan, reverse: bool) -> tirx.PrimFunc:
+def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
     """Steps of an LSTM; gates in torch's order: input, forget, cell, output."""
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_attr(FUSIBLE)
         layer = _Layer(plan, reverse)
         first_cell = layer.argument("first_cell", plan.batch, plan.padded)
         states = layer.argument("states", plan.steps, plan.batch, plan.padded)
-        cell = layer.argument("cell", plan.batch, plan.padded)
-        with layer.kernel("lstm", [first_cell], states, cell):
+        last = [layer.argument("cell", plan.batch, plan.padded)] if returns_cell else []
+        with layer.kernel("lstm", [first_cell], states, *last):
+            cell = last[0] if last else scratch((plan.batch, plan.padded), plan.dtype)
             layer.copy(first_cell, cell)
             with layer.tiles() as tile:
                 sums = tile.sums_of(tile.projected)
