@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler.schedule.inlining import nests_too_deep
-from tvmify.compiler.schedule.loops import blocks_of, element_count, is_injective, is_output
+from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output, iterations
 from tvmify.compiler.schedule.rewriting import substitute
 
 
@@ -43,19 +43,20 @@ class Chain:
         results = [region.source for region in sch.get(sch.get_sblock(anchor)).writes]
         if any(result in sch.mod["main"].params for result in results):
             return None
-        count = _iterations(sch, following[0])
+        count = iterations(sch, sch.get_sblock(following[0]))
         for name in following[:-1]:
             block = sch.get_sblock(name)
             if not is_injective(sch, block) or is_output(sch, block) or nests_too_deep(sch, block):
                 return None
             sch.compute_inline(block)
-        last = sch.get(sch.get_sblock(following[-1]))
+        block = sch.get_sblock(following[-1])
+        last = sch.get(block)
         store, place = last.body, [variable.var for variable in last.iter_vars]
-        same = _is_at(place, store.indices) and count == _iterations(sch, following[-1])
+        same = _is_at(place, store.indices) and count == iterations(sch, block)
         read = [load.source for load in _loads(store.value) if load.source in results]
         if not same or not read or any(source != read[0] for source in read):
             return None
-        if not is_injective(sch, sch.get_sblock(following[-1])):
+        if not is_injective(sch, block):
             return None
         return cls(place, read[0], store.value)
 
@@ -91,10 +92,6 @@ class Chain:
             return known.get(node) if isinstance(node, tirx.Var) else None
 
         return substitute(self.value, visit)
-
-
-def _iterations(sch: s_tir.Schedule, name: str) -> int:
-    return element_count(v.dom.extent for v in sch.get(sch.get_sblock(name)).iter_vars)
 
 
 def _loads(value: Expr) -> list[TensorLoad]:

@@ -8,9 +8,9 @@ from tvm.s_tir.schedule import SBlockRV
 from tvmify.compiler.schedule.inlining import nests_too_deep
 from tvmify.compiler.schedule.loops import (
     blocks_of,
-    element_count,
     is_injective,
     is_output,
+    iterations,
 )
 
 
@@ -55,8 +55,8 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     inline_chain(sch, store)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     rest = names[names.index(store) + 1 :]
-    size = _elements(sch, sch.get_sblock(store))
-    near = [name for name in rest if _elements(sch, sch.get_sblock(name)) == size]
+    size = iterations(sch, sch.get_sblock(store))
+    near = [name for name in rest if iterations(sch, sch.get_sblock(name)) == size]
     if len(near) == 1:
         try:
             sch.reverse_compute_inline(sch.get_sblock(near[0]))
@@ -71,11 +71,7 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
 
 def _is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether elements are broadcast, as a gate over an image: inlined, each is computed again."""
-    return any(_elements(sch, c) > _elements(sch, block) for c in sch.get_consumers(block))
-
-
-def _elements(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    return element_count(variable.dom.extent for variable in sch.get(block).iter_vars)
+    return any(iterations(sch, c) > iterations(sch, block) for c in sch.get_consumers(block))
 
 
 def _same_loops(sch: s_tir.Schedule, one: str, other: str) -> bool:

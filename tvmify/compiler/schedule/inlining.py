@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import NamedTuple
 
 from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad
 from tvm.s_tir.schedule import SBlockRV
 
-from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output
+from tvmify.compiler.schedule.loops import blocks_of, is_injective, is_output, iterations
 from tvmify.compiler.schedule.turning import must_stay
 
 #: How long an expression may become, and for how much a function in it counts.
@@ -33,8 +32,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         if not is_injective(sch, block) or is_output(sch, block):
             continue
         consumers = sch.get_consumers(block)
-        widest = max(_iterations(sch, consumer) for consumer in consumers)
-        often = len(consumers) > 1 or widest > 2 * _iterations(sch, block)
+        widest = max(iterations(sch, consumer) for consumer in consumers)
+        often = len(consumers) > 1 or widest > 2 * iterations(sch, block)
         if (often and _calls_function(sch, block)) or nests_too_deep(sch, block):
             continue
         if must_stay(sch, block):
@@ -64,14 +63,9 @@ def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 def total_work(sch: s_tir.Schedule) -> float:
     """Multiply-adds that a function is worth, counting a function call as twenty."""
     return sum(
-        _iterations(sch, block) * (_PER_FUNCTION if _calls_function(sch, block) else 1)
+        iterations(sch, block) * (_PER_FUNCTION if _calls_function(sch, block) else 1)
         for block in blocks_of(sch)
     )
-
-
-def _iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    """How often the body of a block runs."""
-    return prod(int(variable.dom.extent) for variable in sch.get(block).iter_vars)
 
 
 def _calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:

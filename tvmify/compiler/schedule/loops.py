@@ -83,6 +83,11 @@ def element_count(shape: Iterable[object]) -> int:
     return prod(int(size) for size in shape)  # type: ignore[call-overload]
 
 
+def iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How often the body of a block runs."""
+    return element_count(variable.dom.extent for variable in sch.get(block).iter_vars)
+
+
 def traffic(function: tirx.PrimFunc, most: float) -> float:
     """Bytes of all arguments of a function; of each at most so many elements, as of a table."""
     total = 0.0
