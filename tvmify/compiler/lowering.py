@@ -17,6 +17,7 @@ from tvmify.compiler.passes.define_pairs import DefinePairs
 from tvmify.compiler.passes.share_evenly import ShareEvenly
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
+from tvmify.compiler.passes.workarounds import BeforeLoops, SpreadBits
 from tvmify.compiler.schedule.prefetch import FETCHES
 from tvmify.compiler.schedule.rewriting import rewrite
 from tvmify.silence import silenced
@@ -42,6 +43,7 @@ def lower(
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     whole = tvm.IRModule(functions, attrs=ir_mod.attrs)
     whole = tirx.transform.BindTarget(target.with_host(target.host or target))(whole)
+    whole = _of_each(whole, lambda: [BeforeLoops()], target, pool)
     for_gpu = None
     if target.host is None:
         whole = _of_each(whole, _to_loops, target, pool)
@@ -163,6 +165,7 @@ def _to_instructions() -> list[tvm.transform.Pass]:
     """What follows once calls are resolved."""
     return [
         tirx.transform.FP8StorageLegalize(),
+        SpreadBits(),
         tirx.transform.BF16StorageLegalize(),
         ShareEvenly(),
         ShuffleLoads(),
