@@ -44,6 +44,12 @@ def test_float_mask_with_a_row_that_sees_nothing(qkv: tuple[torch.Tensor, ...]):
     check(attention, *qkv, torch.where(mask, torch.randn(2, 1, 8, 10), float("-inf")))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_keys(qkv: tuple[torch.Tensor, ...], causal: bool):
+    q, k, v = qkv
+    check(lambda q, k, v: attention(q, k, v, is_causal=causal), q, k[:, :, :0], v[:, :, :0])
+
+
 def test_constant_masks(qkv: tuple[torch.Tensor, ...]):
     lower = torch.ones(8, 10).tril()
     check(lambda q, k, v: attention(q, k, v, lower.bool()), *qkv)

@@ -25,6 +25,11 @@ class Gated(nn.Module):
         return x * gate if self.after is None else self.after(gate * x)
 
 
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
 @pytest.mark.parametrize(
     ("shape", "after"),
     [
@@ -58,3 +63,9 @@ def test_a_gate_that_is_not_finite():
     x = torch.randn(1, 3, 14, 14)
     x[0, 0, 2, 2] = float("inf")
     check(module, x)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_number_is_no_gate(kernel: int):
+    after = nn.Conv2d(32, 16, kernel)
+    check(nn.Sequential(nn.Conv2d(3, 32, 1), Doubled(), after), torch.randn(1, 3, 9, 9))

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     """``softmax(q kᵀ scale + mask) v``.
 
-    Rows that no key may attend to give zeros, as in eager's fused CPU kernel and in its own
-    softmax for attention; but NaN where the model spelt attention out.
+    Rows that no key may attend to, and all if there are no keys, give zeros, as in eager's fused
+    CPU kernel and in its own softmax for attention; but NaN where the model spelt attention out.
     """
     query, key, value = node.args[:3]
     mask = importer.argument(node, 3, "attn_mask")
@@ -39,6 +39,8 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
     batch, heads = (math.prod(lead[:-1]), lead[-1])
     dtype = multiplier(node.meta["val"].dtype)
+    if importer.shape(key)[-2] == 0:
+        return relax.op.zeros(list(shape), dtype)
 
     def operand(x: Any) -> relax.Expr:
         tensor = importer.tensor(x, dtype)

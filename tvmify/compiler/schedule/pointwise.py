@@ -21,8 +21,10 @@ def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: E
     """
     attributes, kernel = call.attrs, [int(size) for size in call.args[1].ty.shape]
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    n, *_, channels = shape = [int(size) for size in image.ty.shape]
-    dtype = str(call.ty.dtype)
+    shape, dtype = [int(size) for size in image.ty.shape], str(call.ty.dtype)
+    if len(shape) != 4:  # a number, which is no gate either
+        return None
+    n, _, _, channels = shape
     alike = [int(size) for size in gate.ty.shape] == [n, 1, 1, channels] and not any(
         str(x.ty.dtype) != dtype for x in (image, gate)
     )
