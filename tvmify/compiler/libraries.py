@@ -106,9 +106,11 @@ def choose(
     offered = [line for line in LIBRARIES if line.kind == work.dtype and work.rows >= line.rows]
     if not offered:
         return None
-    # Which kernel is ours to compare with is a question of its own, which its legalizer asks.
-    own = choice.settled(str(work), plans.candidates(work, machine, 32))
     first = [line for line in offered if line.unmeasured(work, machine)]
+    if not (first or choice.is_asking() or choice.is_measured()):
+        return None  # without the time that it takes to list our kernels
+    # Which of ours to compare with is a question of its own, which its legalizer asks.
+    own = choice.settled(str(work), plans.candidates(work, machine, 32))
     later = [line for line in offered if line not in first]
     order = ", weights turned" * turned
     sample = partial(_sample, work, offered[0].dtype, left, out, turned)
