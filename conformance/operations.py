@@ -212,6 +212,14 @@ def _shifts(draw: Draw, operands: list[Value]) -> tuple[Any, ...]:
     return draw(st.integers(-3, 3)), _dim(draw, operands)
 
 
+def _count(draw: Draw) -> int:
+    return draw(st.integers(1, 3))
+
+
+def _copies(draw: Draw, operands: list[Value]) -> tuple[Any, ...]:
+    return _count(draw), _dim(draw, operands)
+
+
 def _diagonal(draw: Draw, operands: list[Value]) -> tuple[Any, ...]:
     return (draw(st.integers(-2, 2)),)
 
@@ -267,7 +275,8 @@ OPERATIONS: dict[str, Operation] = {
     "maximum": Operation(torch.maximum, (_any, _any)),
     "minimum": Operation(torch.minimum, (_any, _any)),
     "where": Operation(torch.where, (_bool, _any, _any)),
-    "add_scalar": Operation(torch.add, (_any,), _scalar),
+    # Not of bools: TorchScript drops `+ 0`, and the promotion with it.
+    "add_scalar": Operation(torch.add, (_number,), _scalar),
     "mul_scalar": Operation(torch.mul, (_any,), _scalar),
     "rsub": Operation(torch.rsub, (_number,), _scalar),
     "clamp": Operation(torch.clamp, (_number,), _limits),
@@ -305,6 +314,8 @@ OPERATIONS: dict[str, Operation] = {
     "select": Operation(torch.select, (_not_empty,), _selected),
     "expand": Operation(torch.Tensor.expand, (_any,), _larger),
     "flip": Operation(torch.flip, (_dims,), lambda draw, o: ([_dim(draw, o)],)),
+    "repeat_interleave": Operation(torch.repeat_interleave, (_dims,), _copies),
+    "tile": Operation(torch.tile, (_dims,), lambda draw, o: ([_count(draw), _count(draw)],)),
     "roll": Operation(torch.roll, (_dims,), _shifts),
     "pad": Operation(F.pad, (_dims,), _padding),
     "tril": Operation(torch.tril, (_matrix,), _diagonal),

@@ -129,7 +129,7 @@ class Together(nn.Module):
 
 _INPUTS = st.builds(
     Input,
-    shape=st.lists(st.sampled_from([0, 1, 1, 2, 3, 3, 5, 8]), max_size=4).map(tuple),
+    shape=st.lists(st.sampled_from([0, 1, 1, 2, 3, 3, 5, 8, 33]), max_size=4).map(tuple),
     dtype=st.sampled_from([torch.float32, torch.float32, torch.int64, torch.bool]),
     layout=st.sampled_from(LAYOUTS),
     seed=st.integers(0, 999),
@@ -182,15 +182,12 @@ def check(drawn: list[Program], traced: bool) -> Result:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subject: Any = torch.jit.trace(module, tensors, check_trace=False) if traced else module
-        # TorchScript drops `+ 0`, and with it the promotion of a bool: what is decorated counts.
-        accepted = list(zip(module(*tensors), subject(*tensors), strict=True))
+        accepted = module(*tensors)
         compiled = tvmify(subject, compare=False, cache=False, progress=False)
         for _ in ("compiled by this call", "from the memory cache"):
             actual = compiled(*tensors)
-            assert len(actual) == len(accepted)
             scale = max(program.scale for program in drawn)
-            for got, wanted in zip(actual, accepted, strict=True):
-                want = wanted[got.dtype != wanted[0].dtype]
+            for got, want in zip(actual, accepted, strict=True):
                 torch.testing.assert_close(
                     got, want, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True
                 )

@@ -43,7 +43,7 @@ class Cache:
         {"a": torch.ones(2), "b": (2, None)},
         Cache(torch.ones(2)),
     ],
-    ids=str,
+    ids="keys sequence number dtype shape values nan constant class".split(),
 )
 def test_what_differs_is_found(result: Any) -> None:
     eager = {"a": torch.ones(2), "b": (1, None)}

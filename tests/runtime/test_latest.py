@@ -56,7 +56,7 @@ def test_the_same_call_is_made_again():
         ((object(),), {}),
         ((), {"x": X}),
     ],
-    ids=lambda call: str(call)[:40],
+    ids=["shape", "dtype", "count", "keyword", "type", "by name"],
 )
 def test_another_call_is_not(call: tuple[tuple[Any, ...], dict[str, Any]]):
     run = Run("result")
