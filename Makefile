@@ -19,9 +19,9 @@
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
 # TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
 # CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, THREADS="1 2" how
-# many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make opinfo`,
-# JOBS=2 is how many processes run at a time, and SAMPLES=2 how many samples of each operator (0:
-# all); for `make programs`, SEED=1 draws others.
+# many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make test`
+# and `make opinfo`, JOBS=2 is how many processes run at a time; for the latter, SAMPLES=2 is how
+# many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others.
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -58,8 +58,9 @@ SEED ?= 0
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
 
+# Whole files to a process, as the fixtures of a file may take long.
 test: install
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest $(or $(TESTS),--numprocesses $(JOBS) --dist loadfile)
 
 fuzz: install
 	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file
