@@ -26,6 +26,7 @@ from tvmify.compiler.passes.merge_serial import MergeSerial
 from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.planar_images import PlanarImages
+from tvmify.compiler.passes.separate_items import SeparateItems
 from tvmify.compiler.passes.trust_arguments import TrustArguments
 from tvmify.compiler.schedule import LEGALIZE
 from tvmify.compiler.schedule import schedule as schedule_for_cpu
@@ -138,6 +139,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     passes = [
         relax.transform.AnnotateTIROpPattern(),
         MarkElementwise(),
+        SeparateItems(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         *backend_of(target).after_fusing,
