@@ -57,6 +57,11 @@ def test_operands_of_fewer_axes_keep_their_places():
     check(program, torch.randn(2, 3, 4, 5), torch.rand(3, 1, 1) + 1, torch.randn(5))
 
 
+def test_operands_of_more_axes_keep_their_places():
+    for shape in ((2, 1, 1, 1, 1), (2, 1, 9, 8, 10), (2, 2, 1, 1, 1)):
+        check(lambda x, y: x.transpose(1, 2) + y, torch.randn(1, 8, 9, 10), torch.randn(shape))
+
+
 def test_resampling_keeps_channels_last():
     torch.manual_seed(0)
     module = nn.Sequential(

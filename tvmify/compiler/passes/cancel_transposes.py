@@ -95,7 +95,7 @@ class _Joiner(PyExprMutator):
             return operand
         axes = _permutation(move)
         if axes is not None:
-            if not _is_broadcast(operand, call.args):
+            if len(shape) != len(axes) or not _is_broadcast(operand, call.args):
                 return None
             inverse = [axes.index(axis) for axis in range(len(axes))]
             return self.builder_.emit(relax.op.permute_dims(operand, inverse))
