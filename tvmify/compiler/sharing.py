@@ -246,7 +246,9 @@ class _Reader:
         shown = _positions(base.meta["val"])
         inside = all(torch.isin(_positions(nodes[i].meta["val"]), shown).all() for i in group)
         value = base.meta["val"]
-        order = tuple(sorted(range(value.dim()), key=lambda axis: -value.stride(axis)))
+        order = tuple(range(value.dim()))
+        if not value.is_contiguous():  # whatever the stride of an axis of one element is
+            order = tuple(sorted(order, key=lambda axis: -value.stride(axis)))
         is_dense = value.permute(order).is_contiguous()
         if not (inside and is_dense):
             raise UnsupportedOperator(
