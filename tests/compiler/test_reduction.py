@@ -87,6 +87,20 @@ def test_softmax_and_running_sums(axis: int):
     )
 
 
+@pytest.mark.parametrize("shape", [(17,), (34,), (403,), (8, 5), (1, 17)], ids=str)
+def test_norms_of_everything(shape: tuple[int, ...]):
+    """All is one row, whose last vector is not full."""
+    check_each(
+        {
+            "softmax": lambda x: x.flatten().softmax(0),
+            "log_softmax": lambda x: x.flatten().log_softmax(0),
+            "layer_norm": lambda x: torch.layer_norm(x, x.shape),
+            "var": lambda x: x.var(),
+        },
+        torch.randn(shape),
+    )
+
+
 def test_softmax_of_specials():
     check(lambda x: (x.softmax(1), x.log_softmax(0)), with_specials(7, 22))
 

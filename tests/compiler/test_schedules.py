@@ -96,6 +96,36 @@ def test_operators():
     assert not given_up(Several([module for module, _ in cases]), ([args for _, args in cases],))
 
 
+class Norm(nn.Module):
+    """One over some of the last axes, or the softmax of the last."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__()
+        self.name, self.count = name, count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return it, of the same shape."""
+        if "softmax" in self.name:
+            return getattr(torch, self.name)(x, -1)
+        return getattr(nn.functional, self.name)(x, x.shape[-self.count :])
+
+
+ROWS = [(1,), (16,), (17,), (33,), (34,), (100,), (403,), (1, 17), (17, 1), (8, 5), (2, 13, 5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
+def test_norms_of_one_row_or_several(name: str, dtype: torch.dtype):
+    """Of any length, with a last vector that is not full, or that is the only one."""
+    cases = [
+        (Norm(name, count), (torch.randn(shape, dtype=dtype),))
+        for shape in ROWS
+        for count in range(1, 1 + (1 if "softmax" in name else len(shape)))
+    ]
+    parts = Several([module for module, _ in cases])
+    assert not given_up(parts, ([args for _, args in cases],), OTHERS)
+
+
 @pytest.mark.parametrize("name", sorted(BRIDGED))
 def test_operators_that_pytorch_computes(name: str):
     assert set(given_up(*operators.build(name)).values()) == {"computed by PyTorch"}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.compiler.schedule.kernels import (
     TARGETS,
     build,
     check,
     has_parallel_loop,
+    loops,
     random,
     widest_vector,
 )
@@ -30,6 +31,33 @@ def test_softmax_of_rows(target, shape):
         lambda builder, x: op.nn.softmax(x, -1),
         lambda x: _softmax(x, -1),
         [random(*shape)],
+        rule="reduction",
+        target=target,
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 33, 34, 100, 130, 200, 403, 1000])
+@pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.sum, op.max])
+def test_a_row_alone_is_scheduled_as_a_row(describe, length):
+    """TVM reorders the loops of partial sums with a tail only when there is a loop around them."""
+
+    def vectors(*shape):
+        built = build(lambda builder, x: describe(x, -1), [random(*shape)])
+        assert built.rules == {"reduction"}
+        kinds = [(loop.kind, int(loop.extent)) for loop in loops(built.kernel())]
+        return [lanes for kind, lanes in kinds if kind == tirx.ForKind.VECTORIZED]
+
+    assert vectors(length) == vectors(1, length)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", [17, 33, 34, 100, 130, 200, 403])
+def test_softmax_of_everything(target, length):
+    built = check(
+        lambda builder, x: op.nn.softmax(x, 0),
+        lambda x: _softmax(x, 0),
+        [random(length)],
         rule="reduction",
         target=target,
     )
@@ -86,15 +114,23 @@ def test_overlapping_windows_are_not_rows():
     assert widest_vector(built.kernel()) > 1
 
 
-def test_layer_norm():
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((2, 11, 100), 1), ((8, 5), 2), ((3, 7), 2), ((1, 17), 2), ((17, 1), 2), ((2, 13, 5), 3)],
+)
+def test_layer_norm(shape, count):
+    axes = list(range(-count, 0))
+
     def describe(builder, x, scale, shift):
-        return op.nn.layer_norm(x, scale, shift, [-1])
+        return op.nn.layer_norm(x, scale, shift, axes)
 
     def reference(x, scale, shift):
-        centred = x - x.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
+        centred = x - x.mean(tuple(axes), keepdims=True)
+        deviation = np.sqrt((centred**2).mean(tuple(axes), keepdims=True) + 1e-5)
+        return centred / deviation * scale + shift
 
-    inputs = [random(2, 11, 100) + 30, random(100, seed=1), random(100, seed=2)]
+    own = shape[-count:]
+    inputs = [random(*shape) + 30, random(*own, seed=1), random(*own, seed=2)]
     check(describe, reference, inputs, rule="reduction", tolerance=2e-5)
 
 

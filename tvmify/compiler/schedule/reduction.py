@@ -151,13 +151,18 @@ class Reduction(_OfSums):
         except s_tir.ScheduleError:  # of no kind that TVM splits, as maxima that keep NaN
             return None
         *before, last = blocks_of(sch)
+        loops = sch.get_loops(last)
         if rows:
-            row = fuse(sch, sch.get_loops(last)[:rows])
+            row = fuse(sch, loops[:rows])
             parallel_if_worth(sch, row, machine, way.work)
-            for block in reversed(before):
-                sch.compute_at(block, row)
+        else:
+            # One row alone has a loop, too: `compute_at` drops the predicates of its partial sums.
+            # With them TVM finds these blocks not affine, and reorders none of their loops.
+            row = sch.add_unit_loop(loops[0])
+        for block in reversed(before):
+            sch.compute_at(block, row)
         for block in (*before, last):
-            _vectorize_row(sch, block, sch.get_loops(block)[1 if rows else 0 :], machine)
+            _vectorize_row(sch, block, sch.get_loops(block)[1:], machine)
         return sch
 
 
