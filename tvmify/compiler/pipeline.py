@@ -17,6 +17,7 @@ from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.gate_convolutions import GateConvolutions
 from tvmify.compiler.passes.join_depthwise import JoinDepthwise
 from tvmify.compiler.passes.join_products import JoinProducts, MarkElementwise
+from tvmify.compiler.passes.join_sums import JoinSums
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
@@ -59,7 +60,7 @@ CPU = Backend(
         ]
     ),
     legalizers=LEGALIZERS,
-    after_fusing=(JoinDepthwise(),),
+    after_fusing=(JoinDepthwise(), JoinSums()),
     schedule=schedule_for_cpu,
     after_scheduling=(MergeSerial(),),
 )

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tvm
-from tvm import relax
-from tvm.ir import Expr
+from tvm import relax, tirx
+from tvm.ir import Expr, GlobalVar
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.passes.views import shape_of
 
-_ADD, _MATMUL, _DESCRIBED = (
-    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "call_pure_packed")
+_ADD, _MATMUL, _DESCRIBED, _CALL_TIR = (
+    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "call_pure_packed", "call_tir")
 )
+#: See `join_calls`.
+Join: TypeAlias = Callable[[tirx.PrimFunc, tirx.PrimFunc, int], "tirx.PrimFunc | None"]
 
 
 def rewrite_main(
@@ -38,6 +40,83 @@ def values_and_readers(
     for value in values.values():
         readers.update(relax.analysis.free_vars(value))
     return values, readers
+
+
+def join_calls(ir_mod: tvm.IRModule, join: Join) -> tvm.IRModule:
+    """Replace two calls of TIR functions in ``main`` by one, where the first has no other reader.
+
+    Parameters
+    ----------
+    join
+        Given the first function, the second, and which operand of this the first one computes,
+        returns the function that does the work of both, or None. Its parameters are all of the
+        first and then the others of the second, and it has a single result.
+    """
+    main = ir_mod["main"]
+    joining = _JoiningCalls(ir_mod, join)
+    blocks = [type(block)(joining.rewrite(block.bindings)) for block in main.body.blocks]
+    if not any(joining.joined.values()):
+        return ir_mod
+    ir_mod = joining.builder.get()
+    ir_mod["main"] = relax.Function(
+        main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, True, main.attrs
+    )
+    return ir_mod
+
+
+class _JoiningCalls:
+    """Rewrites bindings; functions that are joined twice become one."""
+
+    def __init__(self, ir_mod: tvm.IRModule, join: Join) -> None:
+        self.ir_mod = ir_mod
+        self.join = join
+        self.builder = relax.BlockBuilder(ir_mod)
+        self.joined: dict[tuple[GlobalVar, GlobalVar, int], GlobalVar | None] = {}
+        self.readers: Counter[relax.Var] = Counter()
+        relax.analysis.post_order_visit(ir_mod["main"], self._count)
+
+    def _count(self, node: object) -> None:
+        parts = {relax.Call: "args", relax.Tuple: "fields"}.get(type(node))
+        if parts is not None:
+            self.readers.update(x for x in getattr(node, parts) if isinstance(x, relax.Var))
+
+    def rewrite(self, bindings: Sequence[relax.Binding]) -> list[relax.Binding]:
+        """Rewrite one block of them."""
+        calls = {b.var: b for b in bindings if _is_call_tir(b.value)}
+        kept = dict.fromkeys(bindings)
+        for binding in calls.values():
+            function, operands = binding.value.args
+            for place, operand in enumerate(operands.fields):
+                first = calls.get(operand)
+                if first is None or self.readers[operand] > 1:
+                    continue
+                before, others = first.value.args
+                joined = self._joined(before, function, place)
+                if joined is None:
+                    continue
+                rest = [*operands.fields[:place], *operands.fields[place + 1 :]]
+                call = relax.call_tir(joined, [*others.fields, *rest], binding.value.ty_args[0])
+                del kept[first]
+                kept[binding] = relax.VarBinding(binding.var, call)
+                break
+        return [replaced or binding for binding, replaced in kept.items()]
+
+    def _joined(self, first: GlobalVar, second: GlobalVar, place: int) -> GlobalVar | None:
+        key = first, second, place
+        if key not in self.joined:
+            function = self.join(self.ir_mod[first], self.ir_mod[second], place)
+            name = f"{first.name_hint}_{second.name_hint}"
+            self.joined[key] = function and self.builder.add_func(function, name)
+        return self.joined[key]
+
+
+def _is_call_tir(value: Expr) -> bool:
+    return (
+        isinstance(value, relax.Call)
+        and value.op == _CALL_TIR
+        and len(value.args) == 2
+        and isinstance(value.ty_args[0], relax.TensorType)
+    )
 
 
 def is_call(operator: tvm.ir.Op, value: Any) -> bool:
