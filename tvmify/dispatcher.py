@@ -349,6 +349,7 @@ class Dispatcher:
             if self.options.compares() and entry.compare(args, kwargs, eager):
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
+            entry.follow(args, kwargs, eager, is_closure=bool(self._constants))
         except NotCompiled as reason:
             entry.reason = reason
             stages.end()  # regions count their own

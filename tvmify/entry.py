@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from tvmify.agreement import computes_the_same
@@ -23,6 +24,7 @@ from tvmify.runtime import (
     Graphs,
     PackedWeights,
     attach,
+    followed_leaves,
     graph_obstacle,
     is_being_transformed,
     is_capturing,
@@ -49,6 +51,8 @@ class Entry:
     tensors: list[torch.Tensor] = field(default_factory=list)
     #: Grad mode is on and weights require gradients: results lead back to them.
     differentiable: bool = False
+    #: Which leaves of the result that holds for; None as long as that is not known.
+    followed: list[bool] | None = None
     #: What a person may ask about: how it was captured, where the code came from.
     notes: dict[str, str] = field(default_factory=dict)
     #: The key of the program, if no cache had it.
@@ -59,7 +63,8 @@ class Entry:
     def of_undescribed(cls, args: Any, kwargs: Any) -> Entry:
         """Return that of a call whose arguments, or surroundings, have no signature."""
         entry = cls("not described")
-        if not is_being_transformed():
+        leaves = pytree.tree_leaves((args, kwargs))
+        if not (is_being_transformed() or any(isinstance(x, fx.Proxy) for x in leaves)):
             try:
                 Signature.of(args, kwargs)
             except NotCompiled as reason:
@@ -207,11 +212,39 @@ class Entry:
                 self.run = self.executor = None
         return is_new
 
+    def follow(self, args: Any, kwargs: Any, eager: Callable[[], Any], *, is_closure: bool) -> None:
+        """Note which leaves of the result have gradients, if any may be asked for.
+
+        Raises
+        ------
+        GradientsNeeded
+            They lead to tensors of a closure, which the program holds as constants.
+        """
+        is_wanted = self.differentiable or (is_closure and torch.is_grad_enabled())
+        if self.executor is None or self.executor.artifact.writes or not is_wanted:
+            return  # nothing may be written twice
+        try:
+            followed = followed_leaves(eager, self.gpu_of(args, kwargs))
+        except Exception:  # of any kind: the call itself will raise it again
+            return
+        if any(followed) and not self.differentiable:
+            self.run = self.executor = None
+            raise GradientsNeeded(
+                "a tensor of a closure, or a global one, requires a gradient",
+                "Call under torch.no_grad() or torch.inference_mode(), or decorate the module that "
+                "it belongs to.",
+            )
+        self.followed = followed
+
     def with_gradients(self, result: Any, eager: Callable[[], Any], leaves: tuple[Any, ...]) -> Any:
         """Return the result of a call so that its gradients lead back, through eager PyTorch."""
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        outputs = self.executor.artifact.outputs if self.executor is not None else None
-        return attach(result, eager, inputs, self.tensors, outputs)
+        if self.executor is None:
+            return attach(result, eager, inputs, self.tensors, None)
+        if self.followed is None:
+            self.follow(leaves, None, eager, is_closure=False)
+        outputs = self.executor.artifact.outputs
+        return attach(result, eager, inputs, self.tensors, outputs, self.followed)
 
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of a call of this signature, with tensors of zeros."""

@@ -14,7 +14,7 @@ from tvmify.runtime import embedded  # which defines operators
 from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
-from tvmify.runtime.gradients import attach
+from tvmify.runtime.gradients import attach, followed_leaves
 from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
@@ -50,6 +50,7 @@ __all__ = [
     "cpu_features",
     "embedded",
     "flatten",
+    "followed_leaves",
     "graph_obstacle",
     "inspect",
     "is_being_transformed",

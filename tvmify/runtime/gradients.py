@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.objects import describe_objects, restore_objects
+
 
 def attach(
     result: Any,
@@ -16,6 +18,7 @@ def attach(
     inputs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
     outputs: Sequence[tuple[str, Any]] | None,
+    followed: Sequence[bool] | None = None,
 ) -> Any:
     """Make a compiled result differentiable by the weights.
 
@@ -36,18 +39,28 @@ def attach(
         The tensors that a gradient may flow to.
     outputs
         ``Artifact.outputs``. What is an argument, a tensor of the module or a view of these knows
-        its gradients itself. None if all leaves were computed.
+        its gradients itself. None if all tensors were computed that are not given here.
+    followed
+        What `followed_leaves` returned; None if that is not known.
 
     Returns
     -------
     Any
-        The same pytree, its floating-point tensors requiring a gradient and sharing the memory of
-        ``result``.
+        The same pytree, its floating-point tensors requiring a gradient, or those that are
+        followed, and sharing the memory of ``result``.
     """
-    leaves, structure = pytree.tree_flatten(result)
+    leaves, structure = _flatten(result)
     if outputs is None:
-        outputs = [("tensor", i) for i in range(len(leaves))]
+        given = {id(tensor) for tensor in (*inputs, *weights)}
+        outputs = [
+            ("tensor" if isinstance(leaf, torch.Tensor) and id(leaf) not in given else "given", i)
+            for i, leaf in enumerate(leaves)
+        ]
     whole = _whole(outputs, leaves)
+    if followed is not None:
+        # Detached: to autograd, the others are no views of those that get a gradient.
+        leaves = [x.detach() if i in whole and not followed[i] else x for i, x in enumerate(leaves)]
+        whole = {i: j if followed[j] else i for i, j in whole.items() if followed[i]}
     places = [i for i in dict.fromkeys(whole.values()) if _is_differentiable(leaves[i])]
     if not places:
         return result
@@ -68,7 +81,29 @@ def attach(
             else:
                 *_, sizes, strides, offset = value
                 leaves[i] = base.as_strided(sizes, strides, base.storage_offset() + offset)
-    return pytree.tree_unflatten(leaves, structure)
+    return restore_objects(pytree.tree_unflatten(leaves, structure))
+
+
+def followed_leaves(eager: Callable[[], Any], gpu: int | None = None) -> list[bool]:
+    """Return which leaves of a result have gradients, as only eager PyTorch knows.
+
+    It may detach some, compute them under ``torch.no_grad()``, or from no weight at all.
+
+    Parameters
+    ----------
+    eager
+        Computes the result.
+    gpu
+        The index of that which it uses; None for the CPU.
+    """
+    with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
+        leaves, _ = _flatten(eager())
+    return [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+
+
+def _flatten(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Return the leaves, among them the tensors that objects hold, and the structure."""
+    return pytree.tree_flatten(describe_objects(result, set))
 
 
 def _whole(outputs: Sequence[tuple[str, Any]], leaves: Sequence[Any]) -> dict[int, int]:
@@ -124,7 +159,7 @@ class _Recompute(torch.autograd.Function):
             surroundings.enter_context(torch.enable_grad())
             for device, setting in ctx.recipe.autocast.items():
                 surroundings.enter_context(torch.autocast(device, *setting))
-            leaves = pytree.tree_leaves(ctx.recipe.eager())
+            leaves, _ = _flatten(ctx.recipe.eager())
         outputs = [leaves[place] for place in ctx.recipe.places]
         pairs = zip(outputs, gradients, strict=True)
         reached = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
