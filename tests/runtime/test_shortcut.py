@@ -92,6 +92,16 @@ def test_errors_of_forward_reach_the_caller():
         module_of(latest=Latest(NotImplemented))()
 
 
+class Mixed(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"y": x + 1, "size": x.shape[0]}
+
+
+def test_warnings_of_pytorch_are_not_held_back_until_its_end(inference: None):
+    # Those of TorchScript about this dict are silenced where they are made, and errors in a test.
+    assert tvmify(Mixed().eval(), strict=True)(X)["size"] == 3
+
+
 def test_before_there_is_a_dispatcher():
     assert Slow()(1) == 2
     module = module_of()

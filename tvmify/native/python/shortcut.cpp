@@ -125,18 +125,25 @@ Owned latest_of(PyObject* module, const Way& way) {
   return is_its_own ? attribute_of(dispatcher.get(), names->latest) : nullptr;
 }
 
+// Makes the latest call again; NotImplemented where that is not the call that is to be made.
+PyObject* call_latest(PyObject* module, const Way& way, PyObject* args, PyObject* kwargs) {
+  HANDLE_TH_ERRORS
+  const Owned latest = latest_of(module, way);
+  if (latest == nullptr) return Py_NewRef(Py_NotImplemented);
+  const Owned named = kwargs != nullptr ? Owned(Py_NewRef(kwargs)) : checked(PyDict_New());
+  PyObject* const both[] = {args, named.get()};
+  return PyObject_Vectorcall(latest.get(), both, 2, nullptr);
+  END_HANDLE_TH_ERRORS
+}
+
 // A call of a module; `bound` holds it and the Shortcut.
 PyObject* call(PyObject* bound, PyObject* args, PyObject* kwargs) {
-  HANDLE_TH_ERRORS
   PyObject* const module = PyTuple_GET_ITEM(bound, 0);
-  const Owned named = kwargs != nullptr ? Owned(Py_NewRef(kwargs)) : checked(PyDict_New());
-  if (const Owned latest = latest_of(module, Way::of(PyTuple_GET_ITEM(bound, 1)))) {
-    PyObject* const both[] = {args, named.get()};
-    Owned result = checked(PyObject_Vectorcall(latest.get(), both, 2, nullptr));
-    if (result.get() != Py_NotImplemented) return result.release();
-  }
-  return PyObject_Call(attribute_of(module, names->call_impl).get(), args, named.get());
-  END_HANDLE_TH_ERRORS
+  Owned result(call_latest(module, Way::of(PyTuple_GET_ITEM(bound, 1)), args, kwargs));
+  if (result.get() != Py_NotImplemented) return result.release();
+  // Not between the two macros, which hold back PyTorch's warnings until their end.
+  const Owned usual(PyObject_GetAttr(module, names->call_impl));
+  return usual == nullptr ? nullptr : PyObject_Call(usual.get(), args, kwargs);
 }
 
 PyMethodDef calling = {"_compiled_call_impl",
