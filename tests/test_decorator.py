@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import pickle
@@ -263,6 +264,42 @@ def test_a_lambda_and_a_scripted_function(inference: None) -> None:
     assert torch.equal(decorate(scripted, strict=True)(X), X + X)
 
 
+class Adding:
+    def __init__(self, other: torch.Tensor) -> None:
+        self.other = other
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.other
+
+
+@pytest.mark.parametrize("called", [Adding(X * 3), functools.partial(torch.add, X)])
+def test_a_callable_object(called: Any, inference: None) -> None:
+    fast: Any = decorate(called, strict=True)
+    assert torch.equal(fast(X), called(X))
+    assert fast.cache_info().builds == 1
+
+
+def test_a_method_by_itself_is_refused_where_it_is_decorated() -> None:
+    # a TypeError, in which Python 3.11 wraps what __set_name__ raises
+    with pytest.raises((RuntimeError, TypeError)) as caught:
+
+        class Net(nn.Module):
+            @decorate
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x
+
+    error = caught.value.__cause__ or caught.value
+    assert "with @tvmify(methods=['forward'])" in str(error)
+
+    class WithFunction(nn.Module):
+        act: Any = decorate(nn.functional.gelu)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(x)
+
+    assert WithFunction()(X).shape == X.shape
+
+
 def scripted_plain() -> torch.jit.ScriptModule:
     with pytest.warns(DeprecationWarning):
         file = io.BytesIO()
@@ -330,6 +367,7 @@ def test_torch_script_export_and_compile_see_the_original(inference: None) -> No
         assert torch.equal(torch.jit.trace(net, X, check_trace=False)(X), expected)
     assert torch.equal(torch.export.export(net, (X,)).module()(X), expected)
     assert torch.equal(torch.compile(net, backend="eager", fullgraph=True)(X), expected)
+    assert torch.equal(torch.fx.symbolic_trace(net)(X), expected)
     assert builds(net) == 0
     assert type(net) is Bare
 

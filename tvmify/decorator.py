@@ -48,8 +48,7 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
         Of a module: those that run compiled, and no others. Each has signatures of its own; they
         share the weights. ``forward``, which a call of the module runs, is one only if it is named.
     **options
-        The fields of `CompileOptions`: ``target``, ``strict``, ``cache``, ``cache_size``,
-        ``progress``.
+        The fields of `CompileOptions`, such as ``target``, ``strict`` and ``cache``.
 
     Returns
     -------
@@ -126,8 +125,9 @@ def refresh(subject: Any) -> None:
     """Make the next call look at everything again.
 
     Parameters and buffers (assigned, or written to in place), attributes, submodules, hooks and
-    modes are noticed without this. It is for what no call can see cheaply: a list or dict
-    attribute edited in place, a write through ``tensor.data``, a changed global variable.
+    modes are noticed without this. It is for what no call can see cheaply: a list, dict or other
+    object edited in place that an attribute holds, a write through ``tensor.data``, a changed
+    global variable, class attribute, or module that a decorated function calls.
     """
     for dispatcher in dispatchers_of(subject):
         dispatcher.refresh()
@@ -316,6 +316,14 @@ class TvmifiedFunction:
         if is_compiling() and not is_recorded_elsewhere():
             return self._function(*args, **kwargs)
         return self._tvmify_dispatcher(args, kwargs)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # A function from elsewhere may be an attribute of a class; it gets no self, though.
+        if getattr(self._function, "__qualname__", "") == f"{owner.__qualname__}.{name}":
+            raise TypeError(
+                f"a method cannot be decorated by itself: decorate the class {owner.__qualname__} "
+                f"with @tvmify(methods=[{name!r}])"
+            )
 
     cache_info = cache_info
     explain = explain

@@ -61,6 +61,9 @@ def script(callable_: Any) -> Scripted:
         except Exception as error:
             _types_of(source, types)
             raise CannotScript(_one_line(error)) from error
+    if not isinstance(scripted, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        # of a callable object, TorchScript makes an object too, and no graph of its call
+        raise CannotScript(f"a {type(callable_).__qualname__} is no function")
     if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
         raise CannotScript("forward is overloaded: TorchScript has one method for each variant")
     return scripted
