@@ -45,6 +45,13 @@ def test_tensors_that_native_code_would_misread_are_refused(
         Signature.of((tensor,), {})
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_called_so() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(UnsupportedInput, match="is a nested tensor"):
+        Signature.of((nested,), {})
+
+
 def test_refusal_names_the_argument() -> None:
     with pytest.raises(UnsupportedInput, match=r"argument \['mask'\] is a builtins.object"):
         Signature.of((), {"mask": object()})

@@ -144,7 +144,9 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 def _unsupported_kind(tensor: torch.Tensor) -> str | None:
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor"
-    if tensor.is_nested or tensor.layout != torch.strided:
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout != torch.strided:
         return f"a tensor of layout {tensor.layout}"
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # type: ignore[attr-defined]
         return "a tensor inside a torch.func transform"

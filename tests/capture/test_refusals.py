@@ -130,6 +130,24 @@ def test_nothing_is_printed_about_what_cannot_be_exported(
     assert capfd.readouterr() == ("", "")
 
 
+def test_nothing_is_logged_about_a_call_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """torch logs the traceback of an operator that fails without elements."""
+    net = tvmify(nn.Linear(4, 2).eval())
+    with (
+        torch.no_grad(),
+        caplog.at_level(logging.WARNING),
+        pytest.warns(TvmifyWarning, match="same reduction dim"),
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+    ):
+        net(torch.ones(3, 5))
+    assert not caplog.records
+
+
+def test_no_line_of_our_own_is_named() -> None:
+    with pytest.raises(CaptureError, match=r"depends on the values of tensors \(no source known\)"):
+        capture(lambda x, mask: x[mask], (torch.rand(4), torch.ones(4, dtype=torch.bool)), {})
+
+
 class Encoder(nn.Module):
     """Cannot be scripted."""
 

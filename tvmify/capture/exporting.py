@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,9 +33,12 @@ _DECORATE_AROUND = (
 )
 #: ``torch.export`` patches nn.Module while it records: one thread at a time.
 RECORDING = threading.RLock()
+#: They print whole graphs, or tracebacks, about what we report.
+_LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: Packages whose frames say nothing to the person whose module it is.
 _NOT_THE_USERS = ("torch", "tvmify", "contextlib")
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class FunctionModule(torch.nn.Module):
@@ -65,8 +69,7 @@ class NoRealWrites(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        writes = func._schema.is_mutable and func is not torch.ops.aten.detach_.default
-        if writes and not any(is_fake(tensor) for tensor in tensors):  # torch.tensor() detaches
+        if func._schema.is_mutable and not any(is_fake(tensor) for tensor in tensors):
             raise UnsupportedOperator(
                 [str(func)], "it writes into a tensor that is neither argument nor buffer"
             )
@@ -137,16 +140,17 @@ def examples(arguments: Any) -> Any:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep torch's own warnings about exporting from the user, who asked for no export."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # else it prints whole graphs about a branch that we report
+    levels = {log: log.level for log in map(logging.getLogger, _LOUD)}
+    for log in levels:
+        log.setLevel(logging.CRITICAL)
     _trace.__dict__["print"] = lambda *_, **__: None  # of the graph up to there, too
     try:
         with silenced():
             yield
     finally:
         _trace.__dict__.pop("print", None)
-        log.setLevel(level)
+        for log, level in levels.items():
+            log.setLevel(level)
 
 
 def _user_line(error: BaseException) -> str:
@@ -170,7 +174,7 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
             if any(isinstance(size, _SYMBOLS) for size in sizes):
                 raise DependsOnValues(
                     f"What {node.target} returns has a size, or is a number, that depends on the "
-                    f"values of tensors ({_first_line(node.meta.get('stack_trace'))})",
+                    f"values of tensors ({_last_line(node.meta.get('stack_trace'))})",
                     _DECORATE_AROUND,
                 )
 
@@ -193,9 +197,11 @@ def _is_argument(node: torch.fx.Node) -> bool:
     return isinstance(tensor, torch.fx.Node) and tensor.op == "placeholder"
 
 
-def _first_line(stack_trace: str | None) -> str:
+def _last_line(stack_trace: str | None) -> str:
     rows = [row.strip() for row in (stack_trace or "").splitlines() if row.strip()]
-    return ": ".join(rows[-2:]) or "no source known"
+    line = ": ".join(rows[-2:])
+    # of a function, and of what TorchScript made, PyTorch has seen no line but our own
+    return line if line and _PACKAGE not in line else "no source known"
 
 
 TensorIdentity = tuple[Any, ...]
