@@ -59,7 +59,7 @@ class NotCompiled(TvmifyError):
 
 
 class GradientsNeeded(NotCompiled):
-    """An input requires a gradient and grad mode is on."""
+    """Grad mode is on, and an input or what forward writes to would need a gradient."""
 
 
 class TrainingMode(NotCompiled):

@@ -65,7 +65,8 @@ class CompileOptions:
         milliseconds, once per workload and processor.
     compare
         After a build, time the compiled code against eager PyTorch on the inputs of the call, for
-        about 0.2 s, and use the faster. False, or ``strict``, always uses compiled code.
+        about 0.1 s, or 2 s where eager seems faster, and use the faster. False, or ``strict``,
+        always uses compiled code.
     cuda_graph
         On a GPU, capture each signature as a CUDA graph at its second call, and replay that from
         then on; 16 per module at most, the one used longest ago makes place. A program that writes

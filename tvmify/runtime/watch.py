@@ -3,8 +3,8 @@
 A compiled program holds for one state of its module: these attributes, submodules, modes and
 hooks. The guard compares all of them by identity before every call, in native code, at some
 nanoseconds each, so that assigning to any attribute anywhere in the module is noticed. What no
-identity shows is not: a list or dict edited in place, ``tensor.data`` written to, a global
-variable. ``refresh()`` is for those.
+identity shows is not: a list, dict or other object edited in place, ``tensor.data`` written to, a
+global variable. ``refresh()`` is for those.
 """
 
 from __future__ import annotations
