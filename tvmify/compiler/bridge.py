@@ -45,6 +45,8 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
         return False
     if EMPTY in node.meta:  # its arguments do not say all
         return False
+    if target is torch.ops.aten.view.dtype:  # TorchScript takes the dtype for a size
+        return False
     results = _leaves(node.meta.get("val"))
     return bool(results) and all(
         isinstance(tensor, torch.Tensor)
