@@ -356,6 +356,14 @@ def test_views_of_strided_arguments_are_for_eager(no_grad: None):
         assert part(x)[1].data_ptr() == x[1:].data_ptr()
 
 
+def test_what_else_is_in_the_memory_of_an_argument_is_read_by_eager(no_grad: None):
+    fast = decorate(lambda x: x.as_strided((2,), (1,)) + 1)
+    x = torch.arange(8.0)
+    assert torch.equal(fast(x[:4]), x[:2] + 1)
+    with pytest.warns(TvmifyWarning, match="not contiguous"):
+        assert torch.equal(fast(x[::2]), x[:2] + 1)
+
+
 # -------------------------------------------------------------------------------- around a call
 
 

@@ -134,6 +134,8 @@ class _Reader:
         for node in operators.calls(self.program.graph):
             if operators.is_mutating(node):
                 self._check_write(node)
+            if node.target is torch.ops.aten.as_strided.default and _storage(node) in self.owners:
+                self.depends_on_strides = True  # of an argument, it reads what else is in memory
         (results,) = self.program.graph.output_node().args
         nodes = [self._itself(x) if isinstance(x, fx.Node) else None for x in results]  # type: ignore[union-attr]
         places: list[Place | None] = [None] * len(nodes)

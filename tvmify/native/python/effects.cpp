@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kShared =
     "a tensor that forward writes to shares memory with another argument, parameter or buffer";
 constexpr const char* kStrided =
-    "an argument or buffer is not contiguous, and what results share with it depends on that";
+    "an argument or buffer is not contiguous, on which results or their memory depend";
 constexpr const char* kInternal = "forward writes to a tensor whose elements share memory";
 constexpr const char* kInference = "forward writes to an inference tensor outside of that mode";
 
