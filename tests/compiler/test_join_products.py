@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.compiler.programs import check, scheduled, with_specials
 from tests.models import trained
+from tvmify.compiler.schedule import choice
 
 Combine = Callable[..., Tensor]
 
@@ -104,6 +105,19 @@ def test_whatever_makes_one_value_of_them(combine: Combine, count: int):
     artifact = check(module, torch.randn(2, 9, 48))
     assert _kernels(module, torch.randn(2, 9, 48)) == {"joined matmul": 1}
     assert sum(name.startswith("packed: float32") for name in artifact.packed) >= 1
+
+
+@pytest.mark.parametrize("number", range(choice.Choices().most))
+@pytest.mark.parametrize("shape", [(2, 17, 64), (4, 16, 3)], ids=str)
+def test_whichever_way_they_are_cut(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], number: int
+):
+    # Tiles of rows go across leading axes, and rows and columns beyond the last are computed, too.
+    monkeypatch.setattr(choice, "settled", lambda _, found: found[min(number, len(found) - 1)])
+    module = Gated(_swiglu, nn.Linear(shape[-1], 17), nn.Linear(shape[-1], 17)).eval()
+    x = torch.randn(shape)
+    check(module, x)
+    assert _kernels(module, x)["joined matmul"] == 1
 
 
 def test_a_residual_joins_them():

@@ -152,10 +152,14 @@ class JoinedMatmul(Rule):
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize` with what follows the products."""
         inline_producers(sch, ANCHOR, keep=(PARTIAL,))
-        last = _inline_chain(sch)
-        if last is None:
+        inline_chain(sch, ANCHOR)
+        *_, anchor, last = blocks_of(sch)
+        # If something else is behind the sums, they are stored, and another kernel reads them.
+        if sch.get(anchor).name_hint != ANCHOR:
             return None
-        anchor, partial = sch.get_sblock(ANCHOR), sch.get_sblock(PARTIAL)
+        sch = _with_rows_numbered(sch, last)
+        *_, anchor, last = blocks_of(sch)
+        partial = sch.get_sblock(PARTIAL)
         block, summed = sch.get(anchor), sch.get(partial)
         shape = [int(extent) for extent in block.writes[0].source.shape]
         count, (row_tiles, column_tiles, rows, columns) = shape[0], shape[-4:]
@@ -186,20 +190,17 @@ class JoinedMatmul(Rule):
         return sch
 
 
-def _inline_chain(sch: s_tir.Schedule) -> SBlockRV | None:
-    """Draw what follows the sums into one block with loops over rows and columns, and return it.
+def _with_rows_numbered(sch: s_tir.Schedule, last: SBlockRV) -> s_tir.Schedule:
+    """Let the last block have loops over rows and columns alone.
 
-    None if that is not possible: then the products are stored, and another kernel reads them.
+    Only on one loop does TVM see tiles across leading axes.
     """
-    inline_chain(sch, ANCHOR)
-    *_, anchor, last = blocks_of(sch)
-    if sch.get(anchor).name_hint != ANCHOR:
-        return None
     *lead, _ = (int(variable.dom.extent) for variable in sch.get(last).iter_vars)
-    if len(lead) > 1:
-        # Only on one loop does TVM see tiles across leading axes.
-        numbered = tirx.IndexMap.from_func(
-            lambda *index: [flatten(index[:-1], lead), index[-1]], ndim=len(lead) + 1
-        )
-        sch.transform_block_layout(last, numbered)
-    return last
+    if len(lead) == 1:
+        return sch
+    numbered = tirx.IndexMap.from_func(
+        lambda *index: [flatten(index[:-1], lead), index[-1]], ndim=len(lead) + 1
+    )
+    sch.transform_block_layout(last, numbered)
+    # The sums are read at ``row // 17 * 17 + row % 17``, in which it sees no tiles either.
+    return s_tir.Schedule(tirx.transform.StmtSimplify()(sch.mod))
