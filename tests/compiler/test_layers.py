@@ -180,8 +180,13 @@ def test_pooling_of_other_ranks_and_sizes():
     ],
     ids=str,
 )
-def test_resampling(options: dict[str, Any]):
-    check(lambda x: F.interpolate(x, **options), torch.randn(1, 8, 12, 12))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_resampling(options: dict[str, Any], dtype: torch.dtype):
+    check(lambda x: F.interpolate(x, **options), torch.randn(1, 8, 12, 12, dtype=dtype))
+
+
+def test_adaptive_pooling_in_float64():
+    check(nn.AdaptiveAvgPool2d((5, 7)), torch.randn(1, 8, 12, 12, dtype=torch.float64))
 
 
 def test_normalization():

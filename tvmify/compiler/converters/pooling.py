@@ -172,7 +172,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
             _take_taps,
             result,
             relax.const(positions.numpy().astype("int32")),
-            relax.const(weights.numpy().astype(dtype_of(result))),
+            relax.const(weights.numpy(), dtype_of(result)),
             axis,
             primfunc_name_hint="resample",
         )
