@@ -5,7 +5,7 @@
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
 # make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
-# make programs         2,000 random programs against eager, into docs/coverage.md
+# make programs         2,000 random programs and 1,000 layers against eager, into docs/coverage.md
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (an hour)
@@ -50,6 +50,7 @@ MUTANTS ?= 100000
 JOBS ?= 2
 SAMPLES ?= 0
 PROGRAMS ?= 2000
+LAYERS ?= 1000
 SEED ?= 0
 
 .PHONY: demo install test fuzz soak soak-serving opinfo models programs lint format \
@@ -78,6 +79,7 @@ opinfo: install
 
 programs: install
 	$(BIN)/python -m conformance.programs --programs $(PROGRAMS) --seed $(SEED)
+	$(BIN)/python -m conformance.layers --layers $(LAYERS) --seed $(SEED)
 
 # What was tried before stays as it was; remove build/models to begin anew.
 models: install

@@ -330,17 +330,18 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def result_of(
-    operation: Operation, operands: list[Value], arguments: tuple[Any, ...]
+    operation: Operation, operands: list[Value], arguments: tuple[Any, ...], elements: int = 512
 ) -> Value | None:
     """Compute a step while it is drawn; None if eager refuses it or it leads nowhere.
 
-    Elements that grow from step to step lose every digit in the end, and tensors cost time.
+    Elements that grow from step to step lose every digit in the end, and tensors of more than so
+    many elements cost time.
     """
     try:
         tensor = operation.function(*(value.tensor for value in operands), *arguments)
     except (RuntimeError, IndexError, ValueError, TypeError):
         return None
-    if tensor.numel() > 512 or largest(tensor) > 1e4:
+    if tensor.numel() > elements or largest(tensor) > 1e4:
         return None
     rounded = operation.rounds and tensor.is_floating_point()
     return Value(tensor, not rounded and all(value.exact for value in operands))

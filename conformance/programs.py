@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,8 @@ class Input:
         elif self.layout == "expanded":
             shape[:1] = [1] * len(shape[:1])
         elements = torch.randint(-16, 17, shape, generator=torch.Generator().manual_seed(self.seed))
-        if self.dtype is torch.float32:
-            tensor = elements / 4
+        if self.dtype.is_floating_point:
+            tensor = (elements / 4).to(self.dtype)
             if self.special:
                 for position, value in enumerate((torch.nan, torch.inf, -torch.inf, -0.0)):
                     tensor.view(-1)[position::7] = value
@@ -142,9 +143,25 @@ def programs(draw: Draw) -> Program:
     """Draw a program whose every step eager accepts."""
     inputs = draw(st.lists(_INPUTS, min_size=1, max_size=3))
     values = [Value(given.tensor(), exact=True) for given in inputs]
+    steps = draw_steps(draw, values, sorted(OPERATIONS), draw(st.integers(1, MOST_STEPS)))
+    return Program(tuple(inputs), steps, max(largest(value.tensor) for value in values))
+
+
+def draw_steps(
+    draw: Draw, values: list[Value], names: Sequence[str], number: int, elements: int = 512
+) -> tuple[Step, ...]:
+    """Draw so many steps, less those that do not fit, and add their results to the values.
+
+    Parameters
+    ----------
+    names
+        Of the operations.
+    elements
+        Of the largest result.
+    """
     steps: list[Step] = []
-    for _ in range(draw(st.integers(1, MOST_STEPS))):
-        name = draw(st.sampled_from(sorted(OPERATIONS)))
+    for _ in range(number):
+        name = draw(st.sampled_from(names))
         operation = OPERATIONS[name]
         fitting = [[i for i, v in enumerate(values) if fits(v)] for fits in operation.fits]
         if not all(fitting):
@@ -152,11 +169,11 @@ def programs(draw: Draw) -> Program:
         indices = tuple(draw(st.sampled_from(choice)) for choice in fitting)
         operands = [values[index] for index in indices]
         arguments = operation.arguments(draw, operands)
-        value = result_of(operation, operands, arguments)
+        value = result_of(operation, operands, arguments, elements)
         if value is not None:
             values.append(value)
             steps.append(Step(name, indices, arguments))
-    return Program(tuple(inputs), tuple(steps), max(largest(value.tensor) for value in values))
+    return tuple(steps)
 
 
 MODULES = st.lists(programs(), min_size=TOGETHER, max_size=TOGETHER)
@@ -211,8 +228,19 @@ def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
     """
     counts: Counter[tuple[str, str]] = Counter()
 
-    @hypothesis.settings(
-        max_examples=-(-number // TOGETHER),
+    @settings(-(-number // TOGETHER), seed)
+    @hypothesis.given(MODULES, st.booleans())
+    def agrees(drawn: list[Program], traced: bool) -> None:
+        counts[counted(check(drawn, traced))] += len(drawn)
+
+    (agrees if seed is None else hypothesis.seed(seed)(agrees))()
+    return counts
+
+
+def settings(examples: int, seed: int | None) -> hypothesis.settings:
+    """Return how to draw so many modules; `seed` is that of `explore`."""
+    return hypothesis.settings(
+        max_examples=examples,
         derandomize=seed is None,
         database=None,
         deadline=None,
@@ -220,14 +248,24 @@ def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
         phases=[Phase.generate] if seed is None else list(Phase),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @hypothesis.given(MODULES, st.booleans())
-    def agrees(drawn: list[Program], traced: bool) -> None:
-        result = check(drawn, traced)
-        names = ", ".join(result.operators)
-        counts[result.outcome, f"{names} {result.reason}".strip()] += len(drawn)
 
-    (agrees if seed is None else hypothesis.seed(seed)(agrees))()
-    return counts
+
+def counted(result: Result) -> tuple[str, str]:
+    """Return where a module ran, and why."""
+    return result.outcome, f"{', '.join(result.operators)} {result.reason}".strip()
+
+
+def publish(section: str, what: str, counts: Counter[tuple[str, str]]) -> None:
+    """Write a table of where they ran, and print it."""
+    lines = [
+        f"{sum(counts.values()):,} {what}: all agree with eager.",
+        "",
+        f"| where | why | {section} |",
+        "| --- | --- | ---: |",
+        *(f"| {where} | {why} | {count:,} |" for (where, why), count in counts.most_common()),
+    ]
+    replace_section(section, "\n".join(lines))
+    print("\n".join(lines))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -236,17 +274,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    counts = explore(given.programs, given.seed)
-    lines = [
-        f"{sum(counts.values()):,} programs of up to {MOST_STEPS} steps, {TOGETHER} to a module: "
-        "all agree with eager.",
-        "",
-        "| where | why | programs |",
-        "| --- | --- | ---: |",
-        *(f"| {where} | {why} | {count:,} |" for (where, why), count in counts.most_common()),
-    ]
-    replace_section("programs", "\n".join(lines))
-    print("\n".join(lines))
+    what = f"programs of up to {MOST_STEPS} steps, {TOGETHER} to a module"
+    publish("programs", what, explore(given.programs, given.seed))
 
 
 if __name__ == "__main__":

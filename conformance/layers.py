@@ -1,0 +1,264 @@
+"""Random layers through the decorator, by whichever candidate kernels chance picks.
+
+    python -m conformance.layers [--layers 1000] [--seed 0]
+
+Hypothesis draws the layers that the schedule rules are for, of all kinds of sizes, and some steps
+of `conformance.programs` after each. What ``tune="quick"`` would measure, a seed decides: every
+candidate has to give what eager gives, not only the heuristic's. The counts go into
+docs/coverage.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import hypothesis
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from conformance.layer_kinds import KINDS
+from conformance.operations import Draw, Value, largest
+from conformance.operators import Result, where_it_ran
+from conformance.programs import LAYOUTS, Input, Program, counted, draw_steps, publish, settings
+from tests.tolerances import SLACK, TIMES_EAGER
+from tvmify import obtain, tvmify
+from tvmify.decorator import dispatcher_of
+from tvmify.runtime.native import cpu_features
+
+#: Layers in one module.
+TOGETHER = 4
+MOST_STEPS = 4
+#: Elements of the largest result of a step.
+ELEMENTS = 1 << 16
+#: Operations that may follow a layer; those that join its kernel, or read it, more often.
+FOLLOWING = (
+    *("add", "add", "mul", "sub", "maximum", "add_scalar", "mul_scalar", "clamp", "halves") * 2,
+    *("relu", "gelu", "silu", "tanh", "sigmoid", "root", "square", "abs", "quotient") * 2,
+    *("cat", "cat", "stack", "slice", "permute", "reshape", "flatten", "unsqueeze", "select"),
+    *("pad", "flip", "roll", "expand", "repeat_interleave", "sum", "mean", "amax", "softmax"),
+    *("cumsum", "gram", "matmul"),
+)
+#: Of inputs that are no floats, see `conformance.layer_kinds.Shape`.
+DTYPES = {"index": torch.int64, "mask": torch.bool}
+_AVX2 = ("avx", "avx2", "f16c", "fma")
+
+
+@dataclass(frozen=True)
+class Build:
+    """How layers are compiled.
+
+    Attributes
+    ----------
+    narrow
+        Whether for vectors of AVX2, whatever the processor has.
+    seed
+        Of the choice among candidates.
+    """
+
+    dtype: torch.dtype
+    accuracy: str
+    narrow: bool
+    seed: int
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the decorator."""
+        options: dict[str, Any] = {"compare": False, "cache": False, "progress": False}
+        options |= {"accuracy": self.accuracy, "tune": "quick"}
+        if self.narrow and set(_AVX2) <= set(cpu_features()):
+            options["target"] = {"kind": "llvm", "mattr": [f"+{name}" for name in _AVX2]}
+        return options
+
+
+@dataclass(frozen=True)
+class Chance:
+    """Measurements by which any candidate may have been the fastest."""
+
+    seed: int
+
+    def best(self, workload: str, candidates: Sequence[str]) -> str:
+        """Return a candidate, the same one for a workload every time."""
+        return random.Random(f"{self.seed} {workload}").choice(candidates)
+
+
+class Layer(nn.Module):
+    """A layer, and a program that its first input, another tensor and its results go into.
+
+    Attributes
+    ----------
+    inputs
+        Those of the layer, then the other tensor.
+    """
+
+    def __init__(self, layer: nn.Module, inputs: tuple[Input, ...], after: Program) -> None:
+        super().__init__()
+        self.layer = layer
+        self.inputs = inputs
+        self.after = after
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return what no step reads, but for the inputs."""
+        results = pytree.tree_leaves(self.layer(*tensors[:-1]))
+        left = self.after.run([tensors[0], tensors[-1], *results])
+        return tuple(value for value in left if not any(value is tensor for tensor in tensors))
+
+    def extra_repr(self) -> str:
+        """Return what a failure is to say of it."""
+        return f"inputs={self.inputs}\nafter={self.after.steps}"
+
+
+class Together(nn.Module):
+    """Several layers as one module, so that one compilation covers them."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.counts = [len(layer.inputs) for layer in layers]
+
+    def forward(self, *tensors: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+        """Return the results of each, whose tensors follow each other."""
+        rest = iter(tensors)
+        pairs = zip(self.layers, self.counts, strict=True)
+        return tuple(layer(*(next(rest) for _ in range(count))) for layer, count in pairs)
+
+
+@st.composite
+def layers(draw: Draw, dtype: torch.dtype) -> Layer:
+    """Draw a layer and what follows it."""
+    layer, shapes = draw(st.sampled_from(KINDS))(draw)
+    layer = _randomized(layer, draw(st.integers(0, 999))).to(dtype).eval()
+    inputs = [_input(draw, shape, dtype) for shape in shapes]
+    tensors = [given.tensor() for given in inputs]
+    with torch.no_grad():
+        results: list[Tensor] = pytree.tree_leaves(layer(*tensors))
+        own = draw(st.sampled_from(results)).shape
+        shape = [draw(st.sampled_from([1, size, size])) for size in own]
+        kept = draw(st.integers(0, len(shape))) if draw(st.booleans()) else 0
+        inputs.append(_input(draw, ("x", *shape[kept:]), dtype))
+        # None is exact: a program in float64 is held against one that rounds.
+        given = [tensors[0], inputs[-1].tensor(), *results]
+        values = [Value(tensor, exact=False) for tensor in given]
+        steps = draw_steps(draw, values, FOLLOWING, draw(st.integers(0, MOST_STEPS)), ELEMENTS)
+    scale = max(largest(value.tensor) for value in values)
+    return Layer(layer, tuple(inputs), Program((), steps, scale))
+
+
+BUILDS = st.builds(
+    Build,
+    dtype=st.sampled_from([*[torch.float32] * 6, torch.bfloat16, torch.float64]),
+    accuracy=st.sampled_from(["default", "default", "strict"]),
+    narrow=st.sampled_from([False, False, True]),
+    seed=st.integers(0, 2**32),
+)
+
+
+def _input(draw: Draw, shape: tuple[Any, ...], dtype: torch.dtype) -> Input:
+    kind, *sizes = shape
+    layout = draw(st.sampled_from(["contiguous", "contiguous", *LAYOUTS]))
+    seed = draw(st.integers(0, 999))
+    return Input(tuple(sizes), DTYPES.get(kind, dtype), layout, seed, special=False)
+
+
+def _randomized(layer: nn.Module, seed: int) -> nn.Module:
+    """Give all weights values of their own, such that results are about as large as inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [*layer.parameters(), *layer.buffers()]
+    for tensor in filter(torch.is_floating_point, tensors):
+        deviation = (tensor.numel() / max(1, len(tensor))) ** -0.5 if tensor.dim() > 1 else 0.3
+        values = torch.randn(tensor.shape, generator=generator) * deviation
+        # Of one axis are biases, and the scales and variances of norms.
+        tensor.data.copy_(values if tensor.dim() > 1 else 1 + values.clamp(-0.9, 0.9))
+    return layer
+
+
+def check(drawn: Sequence[Layer], build: Build) -> Result:
+    """Run layers in eager and compiled, and compare; return where they ran.
+
+    Raises
+    ------
+    AssertionError
+        A result is not eager's, or no rule schedules a kernel.
+    """
+    module = Together(drawn).eval()
+    tensors = [given.tensor() for layer in drawn for given in layer.inputs]
+    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+    measurements = mock.patch.object(obtain, "Measurements", lambda *_: Chance(build.seed))
+    with torch.no_grad(), measurements, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accepted, exact = module(*tensors), copy.deepcopy(module).double()(*wide)
+        compiled: Any = tvmify(module, **build.options())
+        for _ in ("compiled by this call", "from the memory cache"):
+            for layer, *results in zip(drawn, compiled(*tensors), accepted, exact, strict=True):
+                for got, want, reference in zip(*results, strict=True):
+                    _compare(got, want, reference, layer.after.scale)
+    for entry in dispatcher_of(compiled)._memory.values():
+        rules = entry.executor.artifact.report["kernels"] if entry.executor is not None else {}
+        failed = {name: rule for name, rule in rules.items() if "failed" in rule}
+        assert not failed, failed
+    return where_it_ran(compiled)
+
+
+def _compare(got: Tensor, want: Tensor, exact: Tensor, scale: float) -> None:
+    """Hold a result against float64, with eager's error and the largest value as yardsticks."""
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if not want.is_floating_point():
+        assert torch.equal(got, want)
+        return
+    if not want.numel():
+        return
+    assert torch.equal(got.isfinite(), want.isfinite())
+    ours, eager = (
+        (result.double() - exact).nan_to_num(0, 0, 0).abs().max().item() for result in (got, want)
+    )
+    allowed = TIMES_EAGER[want.dtype] * eager + SLACK[want.dtype] * scale
+    assert ours <= allowed, f"error {ours:.3g}, allowed {allowed:.3g} (eager {eager:.3g})"
+
+
+def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
+    """Draw and check so many layers; count them by where they ran and why.
+
+    Parameters
+    ----------
+    number
+        Of layers.
+    seed
+        None for the same layers every time.
+
+    Raises
+    ------
+    AssertionError
+        A result is not eager's; a note has the smallest such layers that were found.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+
+    @settings(-(-number // TOGETHER), seed)
+    @hypothesis.given(BUILDS, st.data())
+    def agrees(build: Build, data: st.DataObject) -> None:
+        drawn = [data.draw(layers(build.dtype)) for _ in range(TOGETHER)]
+        counts[counted(check(drawn, build))] += len(drawn)
+
+    (agrees if seed is None else hypothesis.seed(seed)(agrees))()
+    return counts
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Check layers, and write how many ran where."""
+    parser = argparse.ArgumentParser(description="Random layers through tvmify.")
+    parser.add_argument("--layers", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    what = f"layers with up to {MOST_STEPS} steps after each, {TOGETHER} to a module"
+    publish("layers", what, explore(given.layers, given.seed))
+
+
+if __name__ == "__main__":
+    main()
