@@ -107,6 +107,25 @@ def test_whatever_makes_one_value_of_them(combine: Combine, count: int):
     assert sum(name.startswith("packed: float32") for name in artifact.packed) >= 1
 
 
+@pytest.mark.parametrize("shape", [(34, 48), (2, 17, 48)], ids=str)
+@pytest.mark.parametrize("ones", [0, 1, 2])
+def test_what_is_broadcast_to_them_is_computed_before(shape: tuple[int, ...], ones: int):
+    class Scaled(nn.Module):
+        """As an expert of a mixture."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = nn.Linear(48, 70), nn.Linear(48, 70)
+
+        def forward(self, x: Tensor, score: Tensor) -> Tensor:
+            return _swiglu(self.gate(x), self.up(x)) * torch.sigmoid(score)
+
+    score = torch.randn(*(*shape[:-1], 70)[: len(shape) - ones], *[1] * ones)
+    module, x = Scaled().eval(), torch.randn(shape)
+    check(module, x, score)
+    assert _kernels(module, x, score) == {"joined matmul": 1}
+
+
 @pytest.mark.parametrize("number", range(choice.Choices().most))
 @pytest.mark.parametrize("shape", [(2, 17, 64), (4, 16, 3)], ids=str)
 def test_whichever_way_they_are_cut(

@@ -22,6 +22,7 @@ from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule import compact, pairs, plans
+from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import inline_chain, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.loops import (
@@ -153,13 +154,13 @@ class JoinedMatmul(Rule):
         """Schedule a function made by `legalize` with what follows the products."""
         inline_producers(sch, ANCHOR, keep=(PARTIAL,))
         inline_chain(sch, ANCHOR)
-        *_, anchor, last = blocks_of(sch)
-        # If something else is behind the sums, they are stored, and another kernel reads them.
-        if sch.get(anchor).name_hint != ANCHOR:
+        names = [sch.get(block).name_hint for block in blocks_of(sch)]
+        # What else reads the sums would need them stored.
+        readers = [sch.get(block).name_hint for block in sch.get_consumers(sch.get_sblock(ANCHOR))]
+        if readers != names[-1:]:
             return None
-        sch = _with_rows_numbered(sch, last)
-        *_, anchor, last = blocks_of(sch)
-        partial = sch.get_sblock(PARTIAL)
+        sch = _with_rows_numbered(sch, sch.get_sblock(names[-1]))
+        anchor, partial, last = map(sch.get_sblock, (ANCHOR, PARTIAL, names[-1]))
         block, summed = sch.get(anchor), sch.get(partial)
         shape = [int(extent) for extent in block.writes[0].source.shape]
         count, (row_tiles, column_tiles, rows, columns) = shape[0], shape[-4:]
@@ -187,6 +188,9 @@ class JoinedMatmul(Rule):
             nearby=machine.keeps(weights),
             rows=[-5] * narrow,
         )
+        # What is broadcast is computed beforehand.
+        for name in sorted({*names} - {ANCHOR, PARTIAL, names[-1]}):
+            schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
 
 
