@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -237,14 +237,17 @@ def serving(folder: Path, saved: Saved) -> Iterator[tuple[subprocess.Popen[str],
         process.communicate()
 
 
+def connection_to(port: int) -> closing[http.client.HTTPConnection]:
+    """A connection that ends with its `with`, also where a server that stops breaks it."""
+    return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30))
+
+
 def post(port: int, body: str) -> tuple[int, str]:
     """Send a request, and return status and text of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("POST", "/", body)
-    response = connection.getresponse()
-    answer = response.status, response.read().decode()
-    connection.close()
-    return answer
+    with connection_to(port) as connection:
+        connection.request("POST", "/", body)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
 
 def words(tensor: torch.Tensor) -> str:
@@ -283,15 +286,13 @@ def test_a_wrong_request_gets_an_error_and_the_next_one_is_served(
 
 
 def test_a_request_that_lies_about_its_length_is_refused(small: Saved, build: Path) -> None:
-    with serving(build, small) as (_, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    with serving(build, small) as (_, port), connection_to(port) as connection:
         connection.putrequest("POST", "/")
         connection.putheader("Content-Length", str(10**15))
         connection.endheaders()
         response = connection.getresponse()
         assert response.status == 400
         assert response.read() == b"the request is too large\n"
-        connection.close()
 
 
 class Root(nn.Module):
@@ -310,8 +311,7 @@ def test_a_model_that_fails_is_an_error_of_the_request(build: Path, tmp_path: Pa
 
 
 def test_what_was_accepted_is_answered_before_the_end(small: Saved, build: Path) -> None:
-    with serving(build, small) as (process, port):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    with serving(build, small) as (process, port), connection_to(port) as connection:
         connection.putrequest("POST", "/")
         connection.putheader("Content-Length", "7")
         connection.endheaders(b"1 2 ")
@@ -327,7 +327,6 @@ def test_what_was_accepted_is_answered_before_the_end(small: Saved, build: Path)
         response = connection.getresponse()
         assert response.status == 200
         assert len(response.read().split()) == 3
-        connection.close()
 
 
 # ---- find_package
