@@ -14,13 +14,11 @@ import argparse
 import copy
 import random
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import hypothesis
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -29,7 +27,7 @@ from torch.utils import _pytree as pytree
 from conformance.layer_kinds import KINDS
 from conformance.operations import Draw, Value, largest
 from conformance.operators import Result, where_it_ran
-from conformance.programs import LAYOUTS, Input, Program, counted, draw_steps, publish, settings
+from conformance.programs import LAYOUTS, Input, Program, draw_steps, explore, publish
 from tests.tolerances import SLACK, TIMES_EAGER
 from tvmify import obtain, tvmify
 from tvmify.decorator import dispatcher_of
@@ -159,6 +157,11 @@ BUILDS = st.builds(
     narrow=st.sampled_from([False, False, True]),
     seed=st.integers(0, 2**32),
 )
+MODULES = BUILDS.flatmap(
+    lambda build: st.tuples(
+        st.lists(layers(build.dtype), min_size=TOGETHER, max_size=TOGETHER), st.just(build)
+    )
+)
 
 
 def _input(draw: Draw, shape: tuple[Any, ...], dtype: torch.dtype) -> Input:
@@ -223,33 +226,6 @@ def _compare(got: Tensor, want: Tensor, exact: Tensor, scale: float) -> None:
     assert ours <= allowed, f"error {ours:.3g}, allowed {allowed:.3g} (eager {eager:.3g})"
 
 
-def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
-    """Draw and check so many layers; count them by where they ran and why.
-
-    Parameters
-    ----------
-    number
-        Of layers.
-    seed
-        None for the same layers every time.
-
-    Raises
-    ------
-    AssertionError
-        A result is not eager's; a note has the smallest such layers that were found.
-    """
-    counts: Counter[tuple[str, str]] = Counter()
-
-    @settings(-(-number // TOGETHER), seed)
-    @hypothesis.given(BUILDS, st.data())
-    def agrees(build: Build, data: st.DataObject) -> None:
-        drawn = [data.draw(layers(build.dtype)) for _ in range(TOGETHER)]
-        counts[counted(check(drawn, build))] += len(drawn)
-
-    (agrees if seed is None else hypothesis.seed(seed)(agrees))()
-    return counts
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Check layers, and write how many ran where."""
     parser = argparse.ArgumentParser(description="Random layers through tvmify.")
@@ -257,7 +233,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     what = f"layers with up to {MOST_STEPS} steps after each, {TOGETHER} to a module"
-    publish("layers", what, explore(given.layers, given.seed))
+    counts = explore(MODULES, check, -(-given.layers // TOGETHER), given.seed)
+    publish("layers", what, counts)
 
 
 if __name__ == "__main__":

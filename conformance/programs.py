@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +115,7 @@ class Program:
 class Together(nn.Module):
     """Several programs as one module, so that one compilation covers them."""
 
-    def __init__(self, programs: list[Program]) -> None:
+    def __init__(self, programs: Sequence[Program]) -> None:
         super().__init__()
         self.programs = tuple(programs)
 
@@ -176,10 +176,10 @@ def draw_steps(
     return tuple(steps)
 
 
-MODULES = st.lists(programs(), min_size=TOGETHER, max_size=TOGETHER)
+MODULES = st.tuples(st.lists(programs(), min_size=TOGETHER, max_size=TOGETHER), st.booleans())
 
 
-def check(drawn: list[Program], traced: bool) -> Result:
+def check(drawn: Sequence[Program], traced: bool) -> Result:
     """Run programs in eager and compiled, and compare; return where they ran.
 
     Parameters
@@ -211,27 +211,32 @@ def check(drawn: list[Program], traced: bool) -> Result:
     return where_it_ran(compiled)
 
 
-def explore(number: int, seed: int | None) -> Counter[tuple[str, str]]:
-    """Draw and check so many programs; count them by where they ran and why.
+def explore(
+    modules: st.SearchStrategy[tuple[Sequence[Any], Any]],
+    check: Callable[..., Result],
+    number: int,
+    seed: int | None,
+) -> Counter[tuple[str, str]]:
+    """Draw and check so many modules; count their parts by where they ran and why.
 
     Parameters
     ----------
-    number
-        Of programs.
+    modules
+        The parts of a module, and how it is compiled: what `check` takes.
     seed
-        None for the same programs every time.
+        None for the same modules every time.
 
     Raises
     ------
     AssertionError
-        A result is not eager's; a note has the smallest such program that was found.
+        A result is not eager's; a note has the smallest such module that was found.
     """
     counts: Counter[tuple[str, str]] = Counter()
 
-    @settings(-(-number // TOGETHER), seed)
-    @hypothesis.given(MODULES, st.booleans())
-    def agrees(drawn: list[Program], traced: bool) -> None:
-        counts[counted(check(drawn, traced))] += len(drawn)
+    @settings(number, seed)
+    @hypothesis.given(modules)
+    def agrees(drawn: tuple[Sequence[Any], Any]) -> None:
+        counts[counted(check(*drawn))] += len(drawn[0])
 
     (agrees if seed is None else hypothesis.seed(seed)(agrees))()
     return counts
@@ -275,7 +280,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     what = f"programs of up to {MOST_STEPS} steps, {TOGETHER} to a module"
-    publish("programs", what, explore(given.programs, given.seed))
+    counts = explore(MODULES, check, -(-given.programs // TOGETHER), given.seed)
+    publish("programs", what, counts)
 
 
 if __name__ == "__main__":

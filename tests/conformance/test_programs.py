@@ -8,13 +8,23 @@ from hypothesis import strategies as st
 
 from conformance.operations import OPERATIONS, Value, largest, result_of
 from conformance.operators import BRIDGED, COMPILED
-from conformance.programs import LAYOUTS, Input, Program, Step, Together, check, explore
+from conformance.programs import (
+    LAYOUTS,
+    MODULES,
+    TOGETHER,
+    Input,
+    Program,
+    Step,
+    Together,
+    check,
+    explore,
+)
 
 PROGRAMS = 200
 
 
 def test_two_hundred_programs_agree_with_eager() -> None:
-    counts = explore(PROGRAMS, seed=None)
+    counts = explore(MODULES, check, PROGRAMS // TOGETHER, seed=None)
     assert sum(counts.values()) >= PROGRAMS
     compiled = sum(n for (where, _), n in counts.items() if where in (COMPILED, BRIDGED))
     assert compiled >= 0.9 * sum(counts.values()), counts

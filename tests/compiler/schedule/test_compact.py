@@ -244,4 +244,4 @@ def test_all_words_are_fetched_ahead(target, rows):
     steps = hot.count("vfmadd") // (rows * compact.VECTORS)
     assert steps > 0
     words = steps * 3 * Microarchitecture.of(target).vector_bits // 8
-    assert hot.count("prefetcht1") == words // 64
+    assert hot.count("prefetcht0") == hot.count("prefetcht1") == words // 64
