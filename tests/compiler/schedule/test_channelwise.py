@@ -24,6 +24,10 @@ def test_cuts():
     assert {cut.rows for cut in others if cut.pixels == own.pixels} == {16, 4}
 
 
+def test_without_a_border_there_are_no_bands():
+    assert {cut.rows for cut in cuts(40, 112, 8, bordered=False)} == {0}
+
+
 def test_small_images_have_fewer_cuts():
     assert cuts(1, 1, 19) == [Cut(1, 1)]
     assert all(cut.rows <= 7 and cut.pixels <= 7 for cut in cuts(7, 7, 19))

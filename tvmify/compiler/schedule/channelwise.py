@@ -23,7 +23,7 @@ from tvmify.compiler.schedule.loops import (
 )
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rule import Rule
-from tvmify.compiler.schedule.windows import Window, pad
+from tvmify.compiler.schedule.windows import Window, continued, pad
 
 #: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
 WINDOW, ROWS = "tvmify.window", "tvmify.rows"
@@ -37,13 +37,21 @@ UNROLLED_WINDOW = 25
 
 @dataclass(frozen=True)
 class Cut:
-    """How the work is cut: pixels of a row in registers, and output rows that a task computes."""
+    """How the work is cut.
+
+    Attributes
+    ----------
+    pixels
+        Of a row, in registers.
+    rows
+        Output rows for which a border is put around the image at a time; 0 if none is needed.
+    """
 
     pixels: int
     rows: int
 
     def __str__(self) -> str:
-        return f"{self.pixels} pixels bands of {self.rows} rows"
+        return f"{self.pixels} pixels" + f" bands of {self.rows} rows" * (self.rows > 0)
 
 
 def choose(
@@ -53,20 +61,21 @@ def choose(
     window: Window,
     dtype: str,
     registers: int,
+    bordered: bool = True,
 ) -> Cut:
     """Choose how the work is cut, with so many registers for results."""
     workload = f"{operator} {list(image)} {list(out)} {window} {dtype}"
-    return choice.choose(workload, cuts(out[1], out[2], registers))
+    return choice.choose(workload, cuts(out[1], out[2], registers, bordered))
 
 
-def cuts(height: int, width: int, registers: int) -> list[Cut]:
+def cuts(height: int, width: int, registers: int, bordered: bool = True) -> list[Cut]:
     """Return the cuts worth trying, the one that is chosen without a measurement first."""
     ranked = ranked_pixels(width, registers)
-    own = Cut(ranked[0], min(height, _ROWS_PER_TASK))
+    own = Cut(ranked[0], min(height, _ROWS_PER_TASK) if bordered else 0)
     # The best with more or fewer tiles to a row, and one that leaves many registers.
     others = tiles.alternatives(ranked, lambda count: -(-width // count))
     unlike = [*others, *[count for count in ranked if count <= own.pixels // 2][:1]]
-    heights = [min(height, _ROWS_PER_TASK * 2), max(1, own.rows // 2)]
+    heights = [min(height, _ROWS_PER_TASK * 2), max(1, own.rows // 2)] if bordered else []
     found = [replace(own, pixels=count) for count in unlike]
     return list(dict.fromkeys([own, *found, *(replace(own, rows=rows) for rows in heights)]))
 
@@ -97,7 +106,7 @@ def slide(
     names
         Of the blocks: the padded image, the tile, its store.
     border
-        Value of the padding.
+        Value of the padding, if the cut has bands of rows.
     combine
         Called as ``combine(pixel, channel_block, ry, rx, lane)``: the reduction of one result.
     finish
@@ -110,7 +119,11 @@ def slide(
     blocks = -(-channels // lanes)
     across = cut.pixels
     tiled = -(-width // across)
-    padded = pad(image, window, (height, tiled * across), names[0], border, blocks * lanes)
+    pixels = height, tiled * across
+    if cut.rows:
+        padded = pad(image, window, pixels, names[0], border, blocks * lanes)
+    else:
+        padded = continued(image, window, pixels)
     ry = te.reduce_axis((0, window.size[0]), "ry")
     rx = te.reduce_axis((0, window.size[1]), "rx")
 
@@ -130,7 +143,11 @@ def slide(
 
 
 class Channelwise(Rule):
-    """Rows of pixels × one vector of channels in registers, stored with the chain that follows."""
+    """Rows of pixels × one vector of channels in registers, stored with the chain that follows.
+
+    A border is put around a band of rows of one vector of channels, to which each task keeps. Where
+    there is none, all channels of a tile come one after the other, as they lie in memory.
+    """
 
     #: Names of the blocks: the padded image, the tile, its store.
     blocks = ("", "", "")
@@ -145,13 +162,18 @@ class Channelwise(Rule):
         across, lanes, rows = sizes[4], sizes[5], int(sch.get(anchor).annotations[ROWS])
         work = float(prod(sizes))
         b, y, x, c = sch.get_loops(store)
-        yo, yi = sch.split(y, [None, rows])
         xo, xi = sch.split(x, [None, across])
         co, ci = sch.split(c, [None, lanes])
-        sch.reorder(b, yo, co, yi, xo, xi, ci)
-        outermost = fuse(sch, [b, yo, co])
+        if rows:
+            yo, yi = sch.split(y, [None, rows])
+            sch.reorder(b, yo, co, yi, xo, xi, ci)
+            outermost = fuse(sch, [b, yo, co])
+        else:
+            sch.reorder(b, y, xo, co, xi, ci)
+            row = [y, xo] if extent(sch, y) == 1 else [y]  # a single row is shared out itself
+            outermost = fuse(sch, [b, *row])
         parallel_if_worth(sch, outermost, machine, work)
-        sch.compute_at(anchor, xo, preserve_unit_loops=True)
+        sch.compute_at(anchor, xo if rows else co, preserve_unit_loops=True)
         if sizes[6] * sizes[7] <= UNROLLED_WINDOW:
             for loop in sch.get_loops(anchor)[-2:]:
                 sch.unroll(loop)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
-from tvmify.compiler.schedule.channelwise import Channelwise, Cut, choose, slide
+from tvmify.compiler.schedule import tiles
+from tvmify.compiler.schedule.channelwise import (
+    UNROLLED_WINDOW,
+    Channelwise,
+    Cut,
+    choose,
+    slide,
+)
 from tvmify.compiler.schedule.legalizing import accumulator, plain
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window
@@ -43,7 +50,8 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
             cut=cut,
         )
 
-    return _legalize(builder, call, describe, "max_pool2d", most=_MAXIMA)
+    # Minus infinity is no more than what a window sees beside it anyway.
+    return _legalize(builder, call, describe, "max_pool2d", Window.sees_nearest, most=_MAXIMA)
 
 
 def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -73,7 +81,7 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
             cut=cut,
         )
 
-    return _legalize(builder, call, describe, "avg_pool2d")
+    return _legalize(builder, call, describe, "avg_pool2d", Window.stays_inside)
 
 
 def _legalize(
@@ -81,6 +89,7 @@ def _legalize(
     call: Call,
     describe: Callable[[Window, Cut, Microarchitecture], Callable[[te.Tensor], te.Tensor]],
     hint: str,
+    needs_no_border: Callable[[Window, Sequence[int], Sequence[int]], bool],
     most: int | None = None,
 ) -> Expr:
     attributes = call.attrs
@@ -94,7 +103,12 @@ def _legalize(
     shape = [int(size) for size in image.ty.shape]
     whole = " with padding" if bool(attributes.count_include_pad) else ""
     registers = min(most or machine.accumulators, machine.accumulators)
-    cut = choose(f"{hint}{whole}", shape, _out(call), window, dtype, registers)
+    lanes = tiles.lanes_for(shape[-1], machine, bits_of(accumulator(dtype)))
+    # Where the window is a loop, keeping each of its places inside takes longer than a copy.
+    unrolled = math.prod(window.size) <= UNROLLED_WINDOW
+    whole_vectors = shape[-1] % lanes == 0
+    bordered = not (unrolled and whole_vectors and needs_no_border(window, shape, _out(call)))
+    cut = choose(f"{hint}{whole}", shape, _out(call), window, dtype, registers, bordered)
     return builder.call_te(
         describe(window, cut, machine),
         image,

@@ -71,6 +71,21 @@ class Window:
         )
         return vertical, horizontal
 
+    def stays_inside(self, image: Sequence[int], out: Sequence[int]) -> bool:
+        """Whether no window leaves an image ``[n, height, width, channels]``."""
+        reach = self.reach((out[1], out[2]))
+        return not any(self.padding[:2]) and reach[0] <= image[1] and reach[1] <= image[2]
+
+    def sees_nearest(self, image: Sequence[int], out: Sequence[int]) -> bool:
+        """Whether a window that leaves an image sees the pixel nearest to where it does so, too."""
+        starts = [
+            before < size and (count - 1) * stride - before < extent
+            for before, size, count, stride, extent in zip(
+                self.padding[:2], self.size, out[1:3], self.strides, image[1:3], strict=True
+            )
+        ]
+        return self.dilation == (1, 1) and all(starts)
+
     def at(self, y: Expr, x: Expr, ry: Expr, rx: Expr) -> tuple[Expr, Expr]:
         """Where in the padded input an output pixel finds a place of the window."""
         return (
@@ -125,3 +140,20 @@ def pad(
 
     shape = (n, channels, tall, wide) if planar else (n, tall, wide, channels)
     return te.compute(shape, element, name=name)
+
+
+def continued(image: te.Tensor, window: Window, pixels: tuple[int, int]) -> te.Tensor:
+    """Continue an NHWC image past its border with the pixel that is nearest.
+
+    It has as many rows and columns as what `pad` returns, but is no copy: reading it is reading the
+    image.
+    """
+    n, height, width, channels = (int(size) for size in image.shape)
+    top, left = window.padding[:2]
+
+    def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+        y = tirx.max(tirx.min(y - top, height - 1), 0)
+        x = tirx.max(tirx.min(x - left, width - 1), 0)
+        return image(b, y, x, c)
+
+    return te.compute((n, *window.reach(pixels), channels), element, name="continued")
