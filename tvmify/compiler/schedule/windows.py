@@ -152,8 +152,8 @@ def continued(image: te.Tensor, window: Window, pixels: tuple[int, int]) -> te.T
     top, left = window.padding[:2]
 
     def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
-        y = tirx.max(tirx.min(y - top, height - 1), 0)
-        x = tirx.max(tirx.min(x - left, width - 1), 0)
-        return image(b, y, x, c)
+        row = tirx.max(tirx.min(y - top, height - 1), 0)
+        column = tirx.max(tirx.min(x - left, width - 1), 0)
+        return image(b, row, column, c)
 
     return te.compute((n, *window.reach(pixels), channels), element, name="continued")
