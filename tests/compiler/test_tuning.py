@@ -227,9 +227,11 @@ def test_windows():
     args = (torch.randn(1, 16, 40, 40),)
     report = tuned(module, Measurements(None, "cpu"), stopwatch, args).report["tuning"]
     assert not report["failed"]
-    for kind in ("depthwise", "max_pool2d", "avg_pool2d"):
+    # Whether the 24 channels of the last fill vectors depends on the processor.
+    ends = {"depthwise": "rows", "max_pool2d": "pixels", "avg_pool2d": ("rows", "pixels")}
+    for kind, end in ends.items():
         (winner,) = (report["changed"][name] for name in report["changed"] if kind in name)
-        assert "pixels" in winner
+        assert winner.endswith(end)
     image = (1, 40, 40, 16)
     turned = [(1, 16, 40, 40)], [(1, 10, 10, 24)]  # on the way in and out
     # The products of a pixel with 16 channels are more than those with a window of 3 × 3.

@@ -121,7 +121,7 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     panel, start = tile.panel.source, tile.start(tile.panel)
     columns, step = int(panel.shape[-1]), tile.step
     if tiles == 1:
-        ahead = [_FIRST_CACHE, _SECOND_CACHE] if tile.unpacks else [cache]
+        ahead = [_FIRST_CACHE, _SECOND_CACHE] if _is_compact(tile.panel) else [cache]
         for times, into in enumerate(ahead, 1):
             distance = step * columns + times * _DISTANCE // _bytes(panel)
             yield from prefetches(panel, _after(start, distance), columns * tile.taken, into)
@@ -213,11 +213,6 @@ class _Tile(NamedTuple):
     def left(self) -> TensorRegion:
         """The rows that it reads."""
         return next(region for region in self._factors if not self._has_lanes(region))
-
-    @property
-    def unpacks(self) -> bool:
-        """Whether the weights are compact ones."""
-        return _is_compact(self.panel)
 
     @property
     def _factors(self) -> list[TensorRegion]:
