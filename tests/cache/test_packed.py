@@ -64,7 +64,9 @@ def test_entries_come_back_in_their_order() -> None:
     ],
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(CacheError, match="is not a file of a cache entry"):
+    with pytest.raises(
+        CacheError, match=r"is not a file of a cache entry|no name of a file|one name"
+    ):
         packed.unpack(archive([*members().items(), (name, b"x")]))
 
 
@@ -77,7 +79,7 @@ def test_a_name_cannot_end_at_a_zero() -> None:
 def test_members_that_are_there_twice_are_refused() -> None:
     with pytest.warns(UserWarning, match="Duplicate"):
         content = archive([*members().items(), (LIBRARY, b"other")])
-    with pytest.raises(CacheError, match=r"module.so' is there 2 times"):
+    with pytest.raises(CacheError, match=r"two records of one name: .*module.so"):
         packed.unpack(content)
 
 
@@ -109,9 +111,7 @@ def test_sizes_are_not_believed() -> None:
     size = (0x1234).to_bytes(4, "little")
     for claimed in (0x7FFFFFFF, 0x3FFFFFFF, 0x12345):
         larger = claimed.to_bytes(4, "little")
-        with pytest.raises(
-            CacheError, match=r"cannot have|larger than the archive|overlap|Truncated"
-        ):
+        with pytest.raises(CacheError, match=r"where it should be|cut off|between its records"):
             packed.unpack(whole.replace(size, larger))
         with pytest.raises(CacheError):  # in the table of contents alone
             packed.unpack(whole[:-200] + whole[-200:].replace(size, larger))

@@ -22,6 +22,7 @@ from tests.runtime import mutants
 from tests.runtime.mutants import MANIFEST, Records
 from tvmify import ArchiveError
 from tvmify.runtime import manifest
+from tvmify.zip_records import AmbiguousArchive
 
 X = torch.ones(1, 3, 8, 8)
 # As many as every change of the code is tried with; `make fuzz` tries more.
@@ -141,7 +142,7 @@ def test_something_in_front_of_the_archive_or_behind_it(small, tmp_path):
     path = tmp_path / "model.pt"
     for data in (b"MZ" + small.read_bytes(), small.read_bytes() + b"PK"):
         path.write_bytes(data)
-        with pytest.raises(ArchiveError, match=r"directory is not|something follows|no whole"):
+        with pytest.raises(ArchiveError, match="no whole archive"):
             tvmify.load(path)
 
 
@@ -166,7 +167,7 @@ def test_a_record_cannot_claim_to_be_huge(changed, small, tmp_path, monkeypatch)
     path.write_bytes(bomb.getvalue())
     assert path.stat().st_size < 1 << 20
     monkeypatch.setattr(manifest, "_sha256", lambda *_: pytest.fail("it was expanded"))
-    with pytest.raises(ArchiveError, match="says that it has"):
+    with pytest.raises(ArchiveError, match="expand to more than"):
         tvmify.load(path)
 
 
@@ -359,3 +360,13 @@ def test_an_archive_in_the_form_of_large_ones(changed, small, monkeypatch):
     path = changed(lambda c: None)
     assert b"PK\6\7" in path.read_bytes()[-42:]
     assert torch.equal(tvmify.load(path)(X), tvmify.load(small)(X))
+
+
+def test_modules_whose_files_differ_in_case_alone_are_not_saved(tmp_path: Path) -> None:
+    file = tmp_path / "archive"
+    with file.open("w+b") as archive, zipfile.ZipFile(archive, "w") as writer:
+        writer.writestr("archive/code/Net.py", b"1")
+        writer.writestr("archive/code/net.py", b"2")
+        writer.close()
+        with pytest.raises(AmbiguousArchive, match=r"two records of one name: .*net.py"):
+            manifest.seal(archive, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Collection, Iterator
@@ -14,6 +15,7 @@ from tvmify.cache.manifest import Manifest
 from tvmify.cache.stored import Limits
 from tvmify.errors import CacheError, warn
 from tvmify.options import CompileOptions
+from tvmify.regular_files import NotRegular, open_regular
 
 #: How many refused entries a message names.
 _MOST_REASONS = 5
@@ -131,10 +133,10 @@ def import_(
     cache = _cache(directory)
     cache.entries()  # an error, if the directory is not private, before it is a warning
     stored, present, refused = [], [], {}
-    with Path(path).open("rb") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            archive = packed.Reader(file)
-        except CacheError as error:
+            archive = packed.Reader(stack.enter_context(open_regular(Path(path))))
+        except (CacheError, NotRegular) as error:
             raise CacheError(f"{path} cannot be imported: {error}") from error
         for digest in archive.digests:
             try:

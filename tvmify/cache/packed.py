@@ -10,9 +10,7 @@ from __future__ import annotations
 import io
 import re
 import stat
-import struct
 import zipfile
-from collections import Counter
 from collections.abc import Iterable
 from typing import BinaryIO
 
@@ -21,21 +19,11 @@ from tvmify.cache.key import Key
 from tvmify.cache.manifest import LARGEST_LIBRARY, Manifest, library_file
 from tvmify.cache.stored import LIBRARY, LONGEST_MANIFEST, MANIFEST
 from tvmify.errors import CacheError
+from tvmify.zip_records import AmbiguousArchive, Record, read_records
 
 _MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(MANIFEST)}|{re.escape(LIBRARY)})")
 #: The largest members that are read: what is read of an entry on disk.
 _LIMITS = {MANIFEST: LONGEST_MANIFEST, LIBRARY: LARGEST_LIBRARY}
-_ENCRYPTED = 1
-# What zipfile raises for archives that are damaged or forged.
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    RuntimeError,  # of which NotImplementedError is one: features that it does not know
-    ValueError,
-    OverflowError,
-    struct.error,
-)
 
 
 def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str]:
@@ -87,27 +75,19 @@ class Reader:
     """
 
     def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         try:
-            size = file.seek(0, io.SEEK_END)
-            self._archive = zipfile.ZipFile(file)
-        except _UNREADABLE as error:
+            self._members = {record.name: record for record in read_records(file)}
+        except (AmbiguousArchive, OSError) as error:
             raise CacheError(f"not an archive, or cut off: {error}") from error
-        members = self._archive.infolist()
-        for member in members:
+        for member in self._members.values():
             _check(member)
-        names = Counter(member.filename for member in members)
-        for name, times in names.items():
-            if times > 1:
-                raise CacheError(f"member {name!r} is there {times} times")
-        # Members that share bytes, or say that they are larger than they are, end here.
-        if sum(member.file_size for member in members) > size:
-            raise CacheError(f"its members are larger than the archive of {size} bytes")
-        self.digests = list(dict.fromkeys(name.partition("/")[0] for name in names))
+        self.digests = list(dict.fromkeys(name.partition("/")[0] for name in self._members))
         if not self.digests:
             raise CacheError("it has no entries")
         for digest in self.digests:
             for name in (MANIFEST, LIBRARY):
-                if f"{digest}/{name}" not in names:
+                if f"{digest}/{name}" not in self._members:
                     raise CacheError(f"member '{digest}/{name}' is missing")
 
     def read(self, digest: str) -> tuple[Key, Artifact]:
@@ -118,14 +98,19 @@ class Reader:
         CacheError
             It is damaged, of another format version, or belongs to another key.
         """
-        try:
-            manifest = Manifest.from_json(self._archive.read(f"{digest}/{MANIFEST}"))
-            library = self._archive.read(f"{digest}/{LIBRARY}")
-        except _UNREADABLE as error:
-            raise CacheError(f"unreadable: {error}") from error
+        manifest = Manifest.from_json(self._read(f"{digest}/{MANIFEST}"))
+        library = self._read(f"{digest}/{LIBRARY}")
         if manifest.key.digest != digest:
             raise CacheError(f"its manifest is that of {manifest.key.digest}")
         return manifest.key, manifest.artifact_of(library)
+
+    def _read(self, name: str) -> bytes:
+        member = self._members[name]
+        try:
+            self._file.seek(member.start)
+            return self._file.read(member.size)  # what is cut off does not match its digest
+        except OSError as error:
+            raise CacheError(f"unreadable: {error}") from error
 
 
 def unpack(content: bytes) -> tuple[Key, Artifact]:
@@ -142,14 +127,11 @@ def unpack(content: bytes) -> tuple[Key, Artifact]:
     return reader.read(reader.digests[0])
 
 
-def _check(member: zipfile.ZipInfo) -> None:
-    # zipfile shortens a name at a zero; `orig_filename` is what the archive says.
-    match = _MEMBER.fullmatch(member.orig_filename)
+def _check(member: Record) -> None:
+    match = _MEMBER.fullmatch(member.name)
     if match is None:
-        raise CacheError(f"member {member.orig_filename!r} is not a file of a cache entry")
-    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG):
-        raise CacheError(f"member {member.filename!r} is not a plain file")
-    if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & _ENCRYPTED:
-        raise CacheError(f"member {member.filename!r} is compressed or encrypted")
-    if member.file_size > _LIMITS[match[2]] or member.file_size != member.compress_size:
-        raise CacheError(f"member {member.filename!r} cannot have {member.file_size} bytes")
+        raise CacheError(f"member {member.name!r} is not a file of a cache entry")
+    if member.is_compressed:
+        raise CacheError(f"member {member.name!r} is compressed")
+    if member.size > _LIMITS[match[2]]:
+        raise CacheError(f"member {member.name!r} cannot have {member.size} bytes")

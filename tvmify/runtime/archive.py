@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
+import secrets
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +13,12 @@ import torch
 from torch.jit import _recursive
 
 from tvmify.errors import ArchiveError, SaveError
+from tvmify.regular_files import NotRegular, open_regular
 from tvmify.runtime.manifest import check, seal
 
 # Importing it registers the classes that archives hold, too.
 from tvmify.runtime.native import with_method_renamed
+from tvmify.zip_records import AmbiguousArchive
 
 #: The method that a saved module keeps the forward in which it came with.
 ORIGINAL = "_tvmify_eager"
@@ -39,21 +40,20 @@ def write(
     key
         Signs the manifest, see `tvmify.save`.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w+b") as file:
+        with temporary.open("x+b") as file:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that TorchScript is deprecated
                 torch.jit.save(module, file)
             seal(file, description, key)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-    except BaseException:
+    except AmbiguousArchive as error:
+        raise SaveError(f"PyTorch could not read every record of {path}: {error}") from error
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None = None) -> Any:
@@ -160,15 +160,7 @@ def original(module: torch.jit.ScriptModule) -> Any:
 
 
 def _opened(path: Path) -> BinaryIO:
-    # Without waiting: a named pipe would stay silent for ever.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise ArchiveError(f"{path} is not loaded: it is no regular file")
-    return os.fdopen(handle, "rb")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    try:
+        return open_regular(path)
+    except NotRegular as error:
+        raise ArchiveError(f"{path} is not loaded: it is no regular file") from error

@@ -10,26 +10,23 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
-import struct
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tvmify.errors import ArchiveError
+from tvmify.errors import ArchiveError, SaveError
+from tvmify.zip_records import AmbiguousArchive, Record, content, read_records
 
 FORMAT = 1
 
 _MANIFEST = "extra/tvmify/manifest.json"
 _SIGNATURE = "extra/tvmify/signature"
-#: Bytes of the longest manifest that is read, and how far all compressed records (source code) may
-#: expand: neither is ever near it, unless somebody wants to exhaust our memory.
-_LONGEST_MANIFEST = 64 << 20
-_LARGEST_COMPRESSED = 256 << 20
-_CHUNK = 1 << 20
+#: Bytes of the longest manifest that is written or read, and how far all compressed records (source
+#: code) may expand: neither is ever near it, unless somebody wants to exhaust our memory.
+_LONGEST_MANIFEST = 8 << 20
+_MOST_EXPANDED = 256 << 20
 #: Threads that compare records with their digests.
 _READERS = 4
 
@@ -45,15 +42,25 @@ def seal(file: BinaryIO, description: Mapping[str, Any], key: Any = None) -> Non
         What the manifest says besides format and digests; values that JSON can hold.
     key
         Bytes or a text (HMAC), or an ``Ed25519PrivateKey``.
+
+    Raises
+    ------
+    AmbiguousArchive
+        Readers could take it for different ones: two records differ in case alone.
+    SaveError
+        It has too many records.
     """
+    records = read_records(file)
+    root = _root([record.name for record in records])
+    contents = {
+        record.name: {"sha256": _sha256(content(file, record)), "size": record.size}
+        for record in sorted(records)
+    }
+    document = {"format": FORMAT, **description, "records": contents}
+    manifest = json.dumps(document, indent=1, sort_keys=True).encode()
+    if len(manifest) > _LONGEST_MANIFEST:
+        raise SaveError(f"a saved file of {len(records)} records has too long a manifest")
     with zipfile.ZipFile(file, "a") as archive:
-        root = _root(archive)
-        records = {
-            name: {"sha256": _sha256(_read(archive, name)), "size": archive.getinfo(name).file_size}
-            for name in sorted(archive.namelist())
-        }
-        document = {"format": FORMAT, **description, "records": records}
-        manifest = json.dumps(document, indent=1, sort_keys=True).encode()
         archive.writestr(root + _MANIFEST, manifest)
         if key is not None:
             archive.writestr(root + _SIGNATURE, _sign(manifest, key))
@@ -77,79 +84,43 @@ def check(file: BinaryIO, path: Path, key: Any = None) -> dict[str, Any]:
         It is no such archive, is damaged, or is not signed with the key.
     """
     try:
-        with zipfile.ZipFile(file) as archive:
-            _check_directory(file, archive)
-            return _checked(file, archive, key)
+        return _checked(file, key)
     except ArchiveError as error:
         raise ArchiveError(f"{path} is not loaded: {error}") from error
-    except _UNREADABLE as error:
+    except (AmbiguousArchive, OSError, MemoryError) as error:
         raise ArchiveError(
             f"{path} is not loaded: it is no whole archive ({error}). Copy it again, or save the "
             "model again."
         ) from error
 
 
-#: What `zipfile` raises for archives that it cannot read; RuntimeError if they are encrypted.
-_UNREADABLE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError),
-    *(RuntimeError, LookupError, ArithmeticError, MemoryError),
-)
-
-
-def _check_directory(file: BinaryIO, archive: zipfile.ZipFile) -> None:
-    """Make sure that PyTorch's reader sees the records that `zipfile` sees.
-
-    The two look for the list of records in different ways. They agree where it lies right before
-    the end, as every writer puts it; elsewhere a file could show each of them another list.
-    """
-    end = file.seek(-22, os.SEEK_END)
-    signature, length, start, comment = struct.unpack("<4s8x2LH", file.read(22))
-    if signature != b"PK\5\6" or comment:
-        raise ArchiveError("something follows the end of the archive")
-    if end >= 76:  # of large files (zip64) there is a longer end in front of that
-        file.seek(end - 76)
-        large, rest, *span, locator, disk, offset, disks = struct.unpack(
-            "<4sQ28x2Q4sLQL", file.read(76)
-        )
-        if locator == b"PK\6\7":
-            end -= 76
-            if (large, rest, disk, offset, disks) != (b"PK\6\6", 44, 0, end, 1):
-                raise ArchiveError("its directory is not where it should be")
-            length, start = span
-    if not archive.start_dir == start == end - length:
-        raise ArchiveError("its directory is not where it should be")
-
-
-def _checked(file: BinaryIO, archive: zipfile.ZipFile, key: Any) -> dict[str, Any]:
-    root = _root(archive)
-    _check_claims(archive)
-    names = archive.namelist()
-    if len(set(names)) != len(names):
-        raise ArchiveError("it has two records of one name")
-    if root + _MANIFEST not in names:
+def _checked(file: BinaryIO, key: Any) -> dict[str, Any]:
+    records = {record.name: record for record in read_records(file)}
+    root = _root([*records])
+    if sum(record.size for record in records.values() if record.is_compressed) > _MOST_EXPANDED:
+        raise ArchiveError(f"its records say that they expand to more than {_MOST_EXPANDED} bytes")
+    if root + _MANIFEST not in records:
         raise ArchiveError(
             "it has no manifest of tvmify. If torch.jit.save wrote it, torch.jit.load reads it"
         )
-    manifest = b"".join(_read(archive, root + _MANIFEST, _LONGEST_MANIFEST))
+    manifest = _read(file, records[root + _MANIFEST], _LONGEST_MANIFEST)
     if key is not None:
-        if root + _SIGNATURE not in names:
+        if root + _SIGNATURE not in records:
             raise ArchiveError("it is not signed, and a key was given")
-        _check_signature(manifest, b"".join(_read(archive, root + _SIGNATURE, 1024)), key)
+        _check_signature(manifest, _read(file, records[root + _SIGNATURE], 1024), key)
     document = _parsed(manifest)
     expected = set(document["records"]) | {root + _MANIFEST}
-    if set(names) - {root + _SIGNATURE} != expected:
-        odd = sorted((set(names) - {root + _SIGNATURE}) ^ expected)
+    if set(records) - {root + _SIGNATURE} != expected:
+        odd = sorted((set(records) - {root + _SIGNATURE}) ^ expected)
         raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
     # Python lets go of its lock while it hashes, so that several records are hashed at once.
     with ThreadPoolExecutor(_READERS) as readers:
-        infos = [archive.getinfo(name) for name in document["records"]]
-        digests = readers.map(lambda info: _sha256(_content(file, archive, info)), infos)
-        for (name, record), info, digest in zip(
-            document["records"].items(), infos, digests, strict=True
-        ):
-            if record != {"sha256": digest, "size": info.file_size}:
-                raise ArchiveError(f"its record {name} is damaged: copy the file again")
-    return document | {"signed": root + _SIGNATURE in names}
+        listed = [records[name] for name in document["records"]]
+        digests = readers.map(lambda record: _sha256(content(file, record)), listed)
+        for record, said, digest in zip(listed, document["records"].values(), digests, strict=True):
+            if said != {"sha256": digest, "size": record.size}:
+                raise ArchiveError(f"its record {record.name} is damaged: copy the file again")
+    return document | {"signed": root + _SIGNATURE in records}
 
 
 _KINDS = {"model": str, "versions": dict, "tensors": dict, "signatures": list, "records": dict}
@@ -175,53 +146,18 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
     return document
 
 
-def _root(archive: zipfile.ZipFile) -> str:
+def _root(names: list[str]) -> str:
     """Return the folder that all records of a TorchScript archive are in."""
-    names = archive.namelist()
     root = names[0].partition("/")[0] + "/" if names else ""
     if len(root) < 2 or not all(name.startswith(root) for name in names):
         raise ArchiveError("it is no TorchScript archive")
     return root
 
 
-def _check_claims(archive: zipfile.ZipFile) -> None:
-    # Records that are stored as they are cannot be longer than the file; others can.
-    expanded = 0
-    for info in archive.infolist():
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ArchiveError(f"its record {info.filename} is compressed in another way")
-        if info.compress_type == zipfile.ZIP_DEFLATED:
-            expanded += info.file_size
-        elif info.file_size != info.compress_size:
-            raise ArchiveError(f"its record {info.filename} has two sizes")
-        if expanded > _LARGEST_COMPRESSED:
-            raise ArchiveError(f"its record {info.filename} says that it has {expanded} bytes")
-
-
-def _read(archive: zipfile.ZipFile, name: str, most: int | None = None) -> Iterator[bytes]:
-    size = archive.getinfo(name).file_size
-    if most is not None and size > most:
-        raise ArchiveError(f"its record {name} says that it has {size} bytes")
-    with archive.open(name) as record:
-        while chunk := record.read(_CHUNK):
-            yield chunk
-
-
-def _content(file: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Iterator[bytes]:
-    """Read a record; one that is stored as it is directly, from several threads at once.
-
-    `zipfile` would take a lock for each read, and as long for its CRC as the digest takes.
-    """
-    if info.compress_type != zipfile.ZIP_STORED:
-        yield from _read(archive, info.filename)
-        return
-    head = os.pread(file.fileno(), 30, info.header_offset)
-    signature, name, extra = struct.unpack("<4s22x2H", head)
-    if signature != b"PK\3\4":
-        raise ArchiveError(f"its record {info.filename} is not where it should be")
-    start = info.header_offset + 30 + name + extra
-    for offset in range(start, start + info.file_size, _CHUNK):
-        yield os.pread(file.fileno(), min(_CHUNK, start + info.file_size - offset), offset)
+def _read(file: BinaryIO, record: Record, most: int) -> bytes:
+    if record.size > most:
+        raise ArchiveError(f"its record {record.name} says that it has {record.size} bytes")
+    return b"".join(content(file, record))
 
 
 def _sha256(chunks: Iterable[bytes]) -> str:
