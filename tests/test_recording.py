@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -300,6 +301,16 @@ def test_a_file_that_cannot_be_is_one_warning(tmp_path: Path, inference: None) -
         assert torch.allclose(net(X), X + 1)
         net(X[:1])
     assert len(record) == 1
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path, inference: None) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    net = decorate(nn.ReLU().eval(), record=pipe, cache=False)
+    with pytest.warns(TvmifyWarning, match=r"not recorded: .*pipe"):
+        net(torch.ones(2))
+    with pytest.raises(OSError, match="not a regular file"):
+        recording.read(pipe)
 
 
 def test_nothing_is_written_on_a_hit(tmp_path: Path, inference: None, monkeypatch: Any) -> None:

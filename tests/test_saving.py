@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -497,3 +499,18 @@ def test_other_arguments_of_a_model_that_cannot_be_scripted(tmp_path: Path) -> N
     signatures = [[(1, 4)], {"x": (1, 4), "square": True}]
     with pytest.raises(SaveError, match="one set of arguments"):
         tvmify.save(net, tmp_path / "model.pt", signatures=signatures)
+
+
+def test_a_file_has_the_mode_that_the_umask_says_and_nobody_changes_that(
+    tmp_path: Path, inference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = tvmify.tvmify(nn.ReLU().eval(), cache=False)
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda _: pytest.fail("it is one for all threads"))
+            tvmify.save(net, tmp_path / "net.pt", example_inputs=torch.ones(2))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "net.pt").stat().st_mode) == 0o640
+    assert [*tmp_path.glob(".net*")] == []

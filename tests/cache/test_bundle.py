@@ -164,6 +164,12 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CacheError, match="not a regular file"):
+        import_(tmp_path / "pipe", directory=tmp_path / "c")
+
+
 def test_a_cut_archive_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "cache.zip"
     whole = bundle(path, (KEY, b"code"), (OTHER, b"code"))

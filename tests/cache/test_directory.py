@@ -13,7 +13,7 @@ import pytest
 
 from tests.cache.programs import artifact_of, key_of
 from tvmify import TvmifyWarning
-from tvmify.cache import DiskCache
+from tvmify.cache import DiskCache, directory
 from tvmify.errors import CacheError
 
 NOBODY = 54321  # a number that belongs to nobody
@@ -102,6 +102,63 @@ def test_a_directory_that_is_not_private_is_not_used(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def owned_by_another(place: Path, mode: int) -> Path:
+    place.mkdir()
+    os.chown(place, NOBODY, NOBODY)
+    place.chmod(mode)
+    return place / "cache"
+
+
+def behind_a_link(place: Path, owner: int) -> Path:
+    """Return a path through a link in a directory like /tmp."""
+    (place / "tmp").mkdir(parents=True)
+    (place / "tmp").chmod(0o1777)
+    (place / "real").mkdir(mode=0o700)
+    (place / "tmp" / "link").symlink_to(place / "real")
+    os.lchown(place / "tmp" / "link", owner, owner)
+    return place / "tmp" / "link" / "cache"
+
+
+def behind_two_links(place: Path, mode: int) -> Path:
+    """Return a path whose first link leads through a second one."""
+    for name in ("open", "real", "mine"):
+        (place / name).mkdir(parents=True, mode=0o700)
+    (place / "open").chmod(mode)
+    (place / "open" / "second").symlink_to("../real")
+    (place / "mine" / "first").symlink_to(place / "mine" / ".." / "open" / "second")
+    return place / "mine" / "first" / "deeper" / "cache"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda place: owned_by_another(place, 0o755),
+        lambda place: owned_by_another(place, 0o1777),
+        lambda place: behind_a_link(place, NOBODY),
+        lambda place: behind_two_links(place, 0o777),
+    ],
+)
+def test_no_part_of_the_way_may_be_replaced_by_others(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    place = make(tmp_path / "place")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CacheError, match="may replace what is in"):
+        directory.ensure(place)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "make", [lambda place: behind_a_link(place, os.geteuid()), lambda p: behind_two_links(p, 0o755)]
+)
+def test_links_of_our_own_may_lead_there(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    place = make(tmp_path / "place")
+    directory.ensure(place)
+    assert directory.is_there(place)
+    assert (tmp_path / "place" / "real").resolve() in place.resolve().parents
+
+
 def test_a_parent_like_tmp_serves(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -150,7 +207,7 @@ def as_nobody(script: str, *arguments: object) -> str:
 import os, pwd, sys, tempfile, warnings
 from pathlib import Path
 from tests.cache.programs import artifact_of, key_of
-from tvmify.cache import DiskCache
+from tvmify.cache import DiskCache, directory
 from tvmify.options import CompileOptions
 with tempfile.TemporaryDirectory() as place:
     cache = DiskCache(Path(place) / "cache")

@@ -14,7 +14,7 @@ from tests.cache.entries import KEY, artifact
 from tests.cache.mutations import seal
 from tests.cache.programs import artifact_of, key_of
 from tvmify import CacheError, TvmifyWarning
-from tvmify.cache import DiskCache, Key, Limits
+from tvmify.cache import DiskCache, Key, Limits, stored
 from tvmify.cache.directory import opened, read
 from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
 from tvmify.cache.manifest import Manifest, library_file
@@ -311,3 +311,23 @@ def test_a_manifest_alone_cannot_say_otherwise(tmp_path: Path, part: str) -> Non
     seal(entry, json.dumps(document, indent=1, sort_keys=True))
     with pytest.warns(TvmifyWarning, match="not the one that its library was built with"):
         assert cache.load(key_of(int(part == "key"))) is None
+
+
+def test_a_manifest_is_bounded_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = DiskCache(tmp_path)
+    cache.store(key_of(0), artifact_of(0))
+    path = tmp_path / key_of(0).digest / "manifest.json"
+    path.write_bytes(path.read_bytes().rjust(stored.LONGEST_MANIFEST + 1))
+    monkeypatch.setattr(json, "loads", lambda *_: pytest.fail("it was parsed"))
+    with pytest.warns(TvmifyWarning, match="bytes is too large"):
+        assert cache.load(key_of(0)) is None
+
+
+def test_a_manifest_that_nobody_would_read_is_not_stored(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+    large = Key({"program": "x" * stored.LONGEST_MANIFEST})
+    with pytest.warns(TvmifyWarning, match="a manifest of .* bytes is not stored"):
+        cache.store(large, artifact_of(0))
+    assert cache.entries() == []

@@ -15,6 +15,8 @@ from pathlib import Path
 from tvmify.errors import CacheError
 
 _ELSEWHERE = "Or let TVMIFY_CACHE_DIR name a directory that only you can write to."
+#: As Linux follows at most.
+_MOST_LINKS = 40
 #: What opening a thing of another kind than the one that was asked for ends with.
 _WRONG_KIND = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
 
@@ -79,18 +81,61 @@ def _make(directory: Path) -> None:
 
 
 def _check_parents(directory: Path) -> None:
-    """Refuse a path that others could lead elsewhere."""
-    absolute = directory.absolute()
-    for parent in dict.fromkeys([*absolute.parents, *_resolved(absolute).parents]):
-        try:
-            status = parent.lstat()
-        except FileNotFoundError:
+    """Refuse a path that another user could lead elsewhere, as OpenSSH does for its keys.
+
+    Every directory and link on the way has to belong to root or to the user, those that a link
+    leads through, too; and nobody else may write to a directory on it.
+    """
+    current, rest = Path("/"), [*reversed(directory.absolute().parent.parts[1:])]
+    links = 0
+    _check_above(current)
+    while rest:
+        name = rest.pop()
+        if name == "..":
+            current = current.parent
             continue
-        if not stat.S_ISLNK(status.st_mode) and _others_may_replace(status):
-            raise CacheError(
-                f"others may replace what is in {parent} (mode "
-                f"{stat.S_IMODE(status.st_mode):04o}). Run: chmod go-w {parent}. {_ELSEWHERE}"
-            )
+        try:
+            is_link = _check_above(current / name)
+        except FileNotFoundError:
+            return  # and so is all below it: we make it
+        if not is_link:
+            current /= name
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise CacheError(f"{directory} leads through too many symbolic links. {_ELSEWHERE}")
+        target = (current / name).readlink()
+        current = Path("/") if target.is_absolute() else current
+        rest += [part for part in reversed(target.parts) if part != "/"]
+
+
+def _check_above(path: Path) -> bool:
+    """Return whether a part of the way is a link.
+
+    Raises
+    ------
+    CacheError
+        Another user may put something else in its place, or in it.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CacheError(f"{path} cannot be looked at: {error.strerror}") from error
+    if status.st_uid not in (0, os.geteuid()):
+        raise CacheError(
+            f"{path} belongs to user {status.st_uid}, who may replace what is in it, and this "
+            f"process runs as user {os.geteuid()}. {_ELSEWHERE}"
+        )
+    if stat.S_ISLNK(status.st_mode):
+        return True
+    if _others_may_replace(status):
+        raise CacheError(
+            f"others may replace what is in {path} (mode {stat.S_IMODE(status.st_mode):04o}). "
+            f"Run: chmod go-w {path}. {_ELSEWHERE}"
+        )
+    return False
 
 
 def _resolved(path: Path) -> Path:

@@ -22,6 +22,7 @@ from tvmify.cache.locks import locked
 from tvmify.cache.manifest import Manifest, library_file
 from tvmify.cache.stored import (
     LIBRARY,
+    LONGEST_MANIFEST,
     MANIFEST,
     Limits,
     StoredEntry,
@@ -248,11 +249,14 @@ class DiskCache:
     def _publish(self, key: Key, artifact: Artifact) -> None:
         path = self.directory / key.digest
         manifest = Manifest.of(key, artifact)
+        text = manifest.to_json().encode()
+        if len(text) > LONGEST_MANIFEST:
+            raise CacheError(f"a manifest of {len(text)} bytes is not stored")
         # A sibling is on the same file system: a rename publishes all files at once.
         with tempfile.TemporaryDirectory(prefix=_NEW, dir=self.directory) as temporary:
             new = Path(temporary) / "entry"
             new.mkdir(mode=0o700)
-            private.write(new / MANIFEST, manifest.to_json().encode())
+            private.write(new / MANIFEST, text)
             if self._update(path, manifest, new / MANIFEST):
                 return
             private.write(new / LIBRARY, library_file(key, artifact))

@@ -17,6 +17,7 @@ from tvmify.options import CompileOptions
 from tvmify.recording import trees
 from tvmify.recording.modes import modes_now
 from tvmify.recording.trees import text_of, tree_of, value_of
+from tvmify.regular_files import open_regular
 
 #: Raised whenever a line means something else than before.
 VERSION = 1
@@ -170,7 +171,9 @@ def append(path: Path, line: str) -> None:
 
     It begins with a line break too: half a line that a power cut left spoils no other.
     """
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # A pipe that nobody reads would block: without O_NONBLOCK the call would never return.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
     try:
         os.write(file, f"\n{line}\n".encode())
     finally:
@@ -187,7 +190,9 @@ def read(path: Path) -> tuple[list[Recorded], int]:
     """
     found: dict[str, Recorded] = {}
     unreadable = 0
-    for line in filter(None, path.read_bytes().splitlines()):
+    with open_regular(path) as file:
+        lines = file.read().splitlines()
+    for line in filter(None, lines):
         try:
             recorded = Recorded.from_json(line)
         except WarmUpError:
