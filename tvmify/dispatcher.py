@@ -22,14 +22,14 @@ from torch import nn
 
 from tvmify import keys, misses, options, recording
 from tvmify.artifact import Artifact
-from tvmify.cache import Key, Neighbours
+from tvmify.cache import Key, MemoryCache, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
-from tvmify.entry import Entries, Entry, State
+from tvmify.entry import Entries, Entry, Made, State
 from tvmify.errors import NotCompiled
 from tvmify.explanation import CacheInfo, explain, warn_once
-from tvmify.floats import FloatCall, Floats, checked
-from tvmify.obtain import BUILT, LOADED, keep, obtain, reject
+from tvmify.numbers import General, NumberCall, Numbers, checked
+from tvmify.obtain import BUILT, KEPT, LOADED, keep, load_again, obtain, reject
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import (
@@ -113,14 +113,16 @@ class Dispatcher:
         self._memory = Entries(compile_options.cache_size)
         self.latest = LatestCall()
         self._warned: set[str] = set()
-        self._builds = self._disk_hits = 0
+        # What was costly to make, or the reason why nothing was made.
+        self._made: MemoryCache[Made | NotCompiled] = MemoryCache(4 * compile_options.cache_size)
+        self._builds = self._disk_hits = self._eager_calls = 0
         self._seconds: Counter[str] = Counter()
         self._watched: Watched | None = None
         self._states: dict[Hashable, State] = {}
         self._state = State(0)
         self._weights = PackedWeights()
         self._graphs = Graphs()
-        self._floats = Floats()
+        self._numbers = Numbers()
         self._unsettled: Entry | None = None
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
@@ -146,14 +148,17 @@ class Dispatcher:
         elif entry.driven is not None:
             result = entry.driven(args, kwargs, self.eager_call(args, kwargs))
         else:
-            self._report(entry)
-            return self.eager_call(args, kwargs)()
+            return self._run_in_eager(entry, args, kwargs)
         if result is NotImplemented:  # and nothing was written to yet
-            self._report(entry.refused(leaves))
-            return self.eager_call(args, kwargs)()
+            return self._run_in_eager(entry.refused(leaves), args, kwargs)
         if entry.differentiable:
             return entry.with_gradients(result, self.eager_call(args, kwargs), leaves)
         return result
+
+    def _run_in_eager(self, entry: Entry, args: Args, kwargs: Kwargs) -> Any:
+        self._report(entry)
+        self._eager_calls += 1
+        return self.eager_call(args, kwargs)()
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> Entry:
         """Do all that `__call__` does, except to return a result; wait for what is missing."""
@@ -200,9 +205,10 @@ class Dispatcher:
             self._written.clear()
             self._state = State(self._state.number + 1)
             self._memory.clear()
+            self._made.clear()
             self._constants.clear()
             self._constants_guard = None
-            self._floats = Floats()
+            self._numbers = Numbers()
             self.latest.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -211,11 +217,18 @@ class Dispatcher:
 
     def cache_info(self) -> CacheInfo:
         """Return what the caches have done so far."""
-        memory = self._memory
-        entries = sum(entry.run is not None for entry in memory.values())
-        hits = memory.hits + self.latest.hits
-        counts = hits, memory.misses, self._builds, self._disk_hits, entries
-        return CacheInfo(*counts, dict(self._seconds)).with_regions(memory.values())
+        memory, others = self._memory, self._memory.undescribed
+        info = CacheInfo(
+            hits=memory.hits + others.hits + self.latest.hits,
+            misses=memory.misses + others.misses,
+            builds=self._builds,
+            disk_hits=self._disk_hits,
+            entries=sum(entry.run is not None for entry in memory.values()),
+            seconds=dict(self._seconds),
+            eager=self._eager_calls,
+            evictions=memory.evictions,
+        )
+        return info.with_regions(memory.values())
 
     def explain(self, neighbours: Neighbours | None = None) -> str:
         """Return what ran where, and why, as text."""
@@ -229,9 +242,9 @@ class Dispatcher:
         if signature is None:
             leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
-                return leaves, Entry.of_undescribed(args, kwargs)
-        elif self._floats.arguments:
-            signature = self._floats.find(signature, leaves, args, kwargs)
+                return leaves, self._memory.of_undescribed(args, kwargs)
+        elif self._numbers.arguments:
+            signature = self._numbers.find(signature, leaves, args, kwargs)
         return leaves, self._lookup(signature) or self._prepare(signature, args, kwargs)
 
     def _lookup(self, signature: Hashable) -> Entry | None:
@@ -244,7 +257,7 @@ class Dispatcher:
         entry = self._memory.get((self._state.number, signature))
         if entry is not None and entry.weights is not self._weights:
             return Entry.of_capture() or self._bind(entry)
-        if entry is not None and not self._floats.arguments:
+        if entry is not None and not self._numbers.arguments:
             run, watched = entry.plain_run, self._watched  # None if another thread refreshes
             if run is not None and watched is not None:
                 self.latest.keep(generation, watched.guard, signature, run)
@@ -309,25 +322,47 @@ class Dispatcher:
             if entry is None:
                 if not self._keeps_all:  # else it is of a part, which nobody calls by itself
                     recording.record(self.options, self.name, self.module(), args, kwargs)
-                elif len(self._memory) >= self.options.cache_size:
+                if self._is_full():
                     return Entry("others", reason=TOO_MANY)
                 make = functools.partial(self._make_entry, args, kwargs, stages)
-                found_by, entry = self._floats.make(signature, args, kwargs, make)
+                found_by, entry = self._numbers.make(signature, args, kwargs, make)
                 self._memory.keep(place, (self._state.number, found_by), entry)
                 self.latest.forget()  # which may be the one that had to leave
+                self._report_evictions()
                 stages.end()
                 self._seconds.update(stages.seconds)  # which adds them up
             return entry
 
+    def _is_full(self) -> bool:
+        """Tell whether signatures that are not in memory run in eager, since others would leave.
+
+        Each costs more than many calls in eager. So a module may evict as many signatures as it
+        keeps, and then no more.
+        """
+        size = self.options.cache_size
+        if len(self._memory) < size or misses.is_building_now() or self.options.strict:
+            return self._keeps_all and len(self._memory) >= size
+        return self._keeps_all or self._memory.evictions >= size
+
+    def _report_evictions(self) -> None:
+        if self._memory.evictions:
+            size = self.options.cache_size
+            warn_once(
+                self._warned,
+                f"{self.name} was called with more than cache_size={size} signatures: the least "
+                f"recently used are evicted, and after {size} of them others run in eager PyTorch. "
+                "Raise cache_size, if there are not many more.",
+            )
+
     def _make_entry(
-        self, args: Args, kwargs: Kwargs, stages: Stages, general: tuple[Args, Kwargs] | None = None
-    ) -> Entry:  # `general` are the arguments without the values of floats
+        self, args: Args, kwargs: Kwargs, stages: Stages, general: General | None = None
+    ) -> Entry:  # `general` are the arguments without the values of numbers
         entry = Entry("any arguments", weights=self._weights)
         if options.disabled():
             return entry
         try:
             keys.check_place(self.options.target, args, kwargs)
-            recorded = general or (args, kwargs)
+            recorded = (general.args, general.kwargs) if general else (args, kwargs)
             key, executor = self._obtain(*recorded, self.options.target, entry, stages)
             entry.remember(args, kwargs)
             entry.take(executor)
@@ -344,7 +379,9 @@ class Dispatcher:
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
             if general:
-                entry.run = checked(FloatCall(run), executor.artifact, eager, args, kwargs)
+                entry.run = checked(
+                    NumberCall(run, general.places), executor.artifact, eager, args, kwargs
+                )
             entry.check(args, kwargs, eager)
             if self.options.compares() and entry.compare(args, kwargs, eager):
                 stages.begin("store")
@@ -367,8 +404,21 @@ class Dispatcher:
         entry.differentiable = check_modes(self._watched, args, kwargs)
         if self._state.driven is not None:
             raise self._state.driven.reason  # that of an earlier signature
+        place = self._state.number, signature, keys.modes_text(), str(target)
+        made = self._made.peek(place)
+        if isinstance(made, NotCompiled):
+            raise made
+        if made is not None:
+            entry.notes |= made.notes
+            entry.found(made.key, KEPT, False)
+            return made.key, load_again(made.key, made.artifact)
         stages.begin("capture")
-        program = self._capture(args, kwargs, entry)
+        try:
+            program = self._capture(args, kwargs, entry)
+        except NotCompiled as reason:
+            self._made.put(place, reason)
+            raise
+        notes = dict(entry.notes)
         weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
         resolved = keys.target_of_call(signature, weights, target)
         written = {id(tensor) for tensor in present(self.module(), self._written)}
@@ -380,6 +430,7 @@ class Dispatcher:
         self._builds += source == BUILT
         self._disk_hits += source == LOADED
         entry.found(key, source, source == BUILT)
+        self._made.put(place, Made(key, executor.artifact, notes))
         return key, executor
 
     def _admit_writes(self, artifact: Artifact) -> None:
@@ -389,6 +440,7 @@ class Dispatcher:
             self._written |= written
             self._watched = self._watch_now()
             self._memory.clear()  # of programs that may have packed what now changes
+            self._made.clear()
 
     # -------------------------------------------------- program fingerprint → key → … → executor
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from tvmify.agreement import computes_the_same
+from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.children import Children
@@ -33,7 +34,13 @@ from tvmify.signature import Signature, TensorSpec, map_only
 from tvmify.verdict import judge
 
 if TYPE_CHECKING:
-    from tvmify.floats import FloatCall
+    from tvmify.numbers import NumberCall
+
+
+#: How many different reasons of calls without a signature are kept.
+_MOST_REASONS = 16
+#: The number of a module's state, and a signature.
+Place: TypeAlias = tuple[int, Hashable]
 
 
 @dataclass
@@ -41,7 +48,7 @@ class Entry:
     """What a signature leads to: an executor, or the reason why there is none."""
 
     signature: str
-    run: Call | GraphedCall | FloatCall | None = None
+    run: Call | GraphedCall | NumberCall | None = None
     reason: NotCompiled | None = None
     executor: Executor | None = None
     #: Runs the call by regions, where it cannot be one program.
@@ -62,7 +69,7 @@ class Entry:
     @classmethod
     def of_undescribed(cls, args: Any, kwargs: Any) -> Entry:
         """Return that of a call whose arguments, or surroundings, have no signature."""
-        entry = cls("not described")
+        entry = cls("arguments without a signature")
         leaves = pytree.tree_leaves((args, kwargs))
         if not (is_being_transformed() or any(isinstance(x, fx.Proxy) for x in leaves)):
             try:
@@ -251,6 +258,23 @@ class Entry:
         return map_only(TensorSpec, TensorSpec.example, self._call)
 
 
+@dataclass(frozen=True)
+class Made:
+    """What it was costly to make for a signature: it outlives the executor in the memory cache.
+
+    Attributes
+    ----------
+    key, artifact
+        Of the program.
+    notes
+        How it was captured.
+    """
+
+    key: Key
+    artifact: Artifact
+    notes: dict[str, str]
+
+
 @dataclass
 class State:
     """One state of the module (see `tvmify.runtime.watch`), and what it was captured as."""
@@ -268,13 +292,16 @@ class Entries(MemoryCache[Entry]):
         super().__init__(size)
         # Not among the values, since a hit is not asked whether it is one.
         self._missing: MemoryCache[Entry] = MemoryCache(size)
+        #: By their reasons, those of calls without a signature.
+        self.undescribed: MemoryCache[Entry] = MemoryCache(_MOST_REASONS)
+        self.evictions = 0
 
     def known(self, place: Hashable) -> Entry | None:
         """Return an entry that was made before, unless it is worth making again."""
         entry = self.peek(place) or self._missing.peek(place)
         return None if entry is None or is_over(entry.reason) else entry
 
-    def keep(self, place: Hashable, found_by: Hashable, entry: Entry) -> None:
+    def keep(self, place: Place, found_by: Place, entry: Entry) -> None:
         """Keep an entry.
 
         Parameters
@@ -291,13 +318,27 @@ class Entries(MemoryCache[Entry]):
             self._missing.put(place, entry)
         else:
             self._missing.discard(place)
-            self.put(found_by, entry)
+            # What earlier states of the module have left behind is in nobody's way.
+            evicted = cast("list[Place]", self.put(found_by, entry))
+            self.evictions += sum(state == found_by[0] for state, _ in evicted)
+
+    def of_undescribed(self, args: Any, kwargs: Any) -> Entry:
+        """Return that of a call whose arguments, or surroundings, have no signature."""
+        entry = Entry.of_undescribed(args, kwargs)
+        if entry.reason is None:
+            return entry
+        known = self.undescribed.get(entry.reason.reason)
+        if known is None:
+            self.undescribed.put(entry.reason.reason, entry)
+        return known or entry
 
     def clear(self) -> None:
         """Forget all of them."""
         super().clear()
         self._missing.clear()
+        self.undescribed.clear()
+        self.evictions = 0
 
     def everything(self) -> list[Entry]:
-        """Return the entries, and then the misses."""
-        return [*self.values(), *self._missing.values()]
+        """Return the entries, then the misses, then those of calls without a signature."""
+        return [*self.values(), *self._missing.values(), *self.undescribed.values()]

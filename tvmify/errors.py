@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class TvmifyError(Exception):
@@ -80,6 +80,25 @@ class CaptureError(NotCompiled):
 
 class DependsOnValues(CaptureError):
     """Control flow, a shape or a number depends on the values of tensors."""
+
+
+class NumberNeeded(CaptureError):
+    """Forward needs the values of numbers among its arguments, for more than arithmetic.
+
+    Parameters
+    ----------
+    places
+        Which leaves of the arguments these numbers are; empty if that is not known.
+    """
+
+    def __init__(self, places: Collection[int] = ()) -> None:
+        self.places = frozenset(places)
+        super().__init__(
+            "forward needs the value of a number", "Nothing: the value is part of the key."
+        )
+
+    def __reduce__(self) -> tuple[type[NumberNeeded], tuple[Collection[int]]]:  # type: ignore[override]
+        return type(self), (self.places,)
 
 
 class BuildError(NotCompiled):

@@ -30,6 +30,10 @@ class CacheInfo(NamedTuple):
         Compiled signatures in the memory cache now.
     seconds
         Seconds spent in each stage of making entries, by stage.
+    eager
+        Calls that ran in eager PyTorch, for whatever reason.
+    evictions
+        Signatures that had to leave the memory cache for others.
     """
 
     hits: int
@@ -38,6 +42,8 @@ class CacheInfo(NamedTuple):
     disk_hits: int
     entries: int
     seconds: Mapping[str, float]
+    eager: int = 0
+    evictions: int = 0
 
     def with_regions(self, entries: Iterable[Entry]) -> CacheInfo:
         """Return these counts of calls, with the programs of the regions of entries added."""
@@ -50,7 +56,7 @@ class CacheInfo(NamedTuple):
                 compiled += info.entries
                 for stage, value in info.seconds.items():
                     seconds[stage] = seconds.get(stage, 0.0) + value
-        return CacheInfo(self.hits, self.misses, builds, disk_hits, compiled, seconds)
+        return self._replace(builds=builds, disk_hits=disk_hits, entries=compiled, seconds=seconds)
 
     @classmethod
     def total(cls, parts: Sequence[CacheInfo]) -> CacheInfo:
@@ -58,8 +64,9 @@ class CacheInfo(NamedTuple):
         seconds: Counter[str] = Counter()
         for part in parts:
             seconds.update(part.seconds)
-        counts = [sum(column) for column in zip(*(part[:-1] for part in parts), strict=True)]
-        return cls._make([*counts, dict(seconds)])
+        names = [name for name in cls._fields if name != "seconds"]
+        counts = {name: sum(getattr(part, name) for part in parts) for name in names}
+        return cls(**counts, seconds=dict(seconds))
 
 
 def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: Neighbours) -> str:
@@ -80,6 +87,8 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: 
         f"{name}: {info.builds} built, {info.disk_hits} loaded from disk, "
         f"{info.hits} hits, {info.misses} misses"
     ]
+    if info.eager or info.evictions:
+        lines.append(f"  calls in eager PyTorch: {info.eager}, evicted: {info.evictions}")
     for entry in entries:
         lines += ["", f"  {entry.signature}"]
         if entry.reason is not None:

@@ -12,7 +12,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Key
 from tvmify.capture import Program
 from tvmify.errors import NotCompiled
-from tvmify.signature import FloatArgument
+from tvmify.signature import NumberArgument
 from tvmify.structure import structure_of
 
 
@@ -56,8 +56,8 @@ def _arguments(artifact: Artifact) -> list[tuple[str, int, bool]]:
 
 
 def _is_tensor(leaves: Sequence[Any], index: int) -> bool:
-    # A float of any value reaches the program as a tensor.
-    return index < len(leaves) and isinstance(leaves[index], (torch.Tensor, FloatArgument))
+    # A number of any value reaches the program as a tensor.
+    return index < len(leaves) and isinstance(leaves[index], (torch.Tensor, NumberArgument))
 
 
 def _misfit_of_structure(artifact: Artifact) -> str:

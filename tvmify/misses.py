@@ -67,7 +67,7 @@ class Missing(CacheMiss):
 
     def is_over(self) -> bool:
         """Whether it is worth looking again."""
-        return self._is_over() or _builds_now()
+        return self._is_over() or is_building_now()
 
     def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
         return CacheMiss, (self.reason, self.next_step)
@@ -76,7 +76,7 @@ class Missing(CacheMiss):
 @contextlib.contextmanager
 def building_now() -> Iterator[None]:
     """Compile in this thread what is missing, whatever ``on_miss`` says: somebody asked for it."""
-    before = _builds_now()
+    before = is_building_now()
     _now.builds = True
     try:
         yield
@@ -84,7 +84,8 @@ def building_now() -> Iterator[None]:
         _now.builds = before
 
 
-def _builds_now() -> bool:
+def is_building_now() -> bool:
+    """Tell whether somebody asked this thread to compile what is missing."""
     return getattr(_now, "builds", False)
 
 
@@ -149,7 +150,7 @@ def resolve(
     NotCompiled
         It cannot be compiled.
     """
-    if options.on_miss == "build" or _builds_now():
+    if options.on_miss == "build" or is_building_now():
         return build(stages)
     reason = f"no cache has the program of this call (key {key.digest[:16]})"
     if options.on_miss == "background":

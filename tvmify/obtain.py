@@ -32,6 +32,7 @@ Disk = DiskCache | TwoLevels
 
 #: Where an executor came from, as ``explain()`` says it.
 SHARED, LOADED, BUILT = "shared with another module of this process", "loaded from disk", "built"
+KEPT = "kept in memory"
 
 # Executors by the digest of their key: instances that differ only in weights share the code.
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
@@ -101,6 +102,13 @@ def obtain(
 def _shared(key: Key) -> tuple[Executor, str] | None:
     loaded = _LOADED.get(key.digest)
     return None if loaded is None else (loaded.share(), SHARED)
+
+
+def load_again(key: Key, artifact: Artifact) -> Executor:
+    """Return an executor, without weights, of an artifact that had one before."""
+    if (shared := _shared(key)) is not None:
+        return shared[0]
+    return _LOADED.setdefault(key.digest, Executor(artifact))
 
 
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:

@@ -29,12 +29,24 @@ SUPPORTED_DTYPES = frozenset(
 _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
+#: The largest magnitude of an int that can be an argument of a program; others are in its key.
+LARGEST_INT = 2**31 - 1
+
+
 @dataclass(frozen=True)
-class FloatArgument:
-    """Stands, in the arguments of a call, for a float of any value."""
+class NumberArgument:
+    """Stands, in the arguments of a call, for a float of any value, or an int up to `LARGEST_INT`.
+
+    Attributes
+    ----------
+    kind
+        ``float`` or ``int``.
+    """
+
+    kind: type
 
 
-FLOAT = FloatArgument()
+FLOAT, INT = NumberArgument(float), NumberArgument(int)
 
 
 @dataclass(frozen=True)
@@ -167,8 +179,8 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     if isinstance(leaf, torch.Tensor):
         check_tensor(name, leaf)
         return TensorSpec.of(leaf)
-    if leaf is FLOAT:
-        return "float"
+    if isinstance(leaf, NumberArgument):
+        return leaf.kind.__name__
     if isinstance(leaf, _SCALARS):
         return f"{type(leaf).__name__} {leaf!r}"
     raise UnsupportedInput(

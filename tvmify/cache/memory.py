@@ -51,11 +51,21 @@ class MemoryCache(Generic[Value]):
         with self._lock:
             return self._values.get(key)
 
-    def put(self, key: Hashable, value: Value) -> None:
-        """Keep a value; the least recently used one leaves when the cache is full."""
+    def put(self, key: Hashable, value: Value) -> list[Hashable]:
+        """Keep a value; the least recently used one leaves when the cache is full.
+
+        Returns
+        -------
+        list
+            The keys of what has left.
+        """
         with self._lock:
+            evicted = []
+            while key not in self._values and len(self._values) >= self._values.maxsize:
+                evicted.append(self._values.popitem()[0])
             self._values[key] = value
             self._latest = None  # it may be the one that had to leave
+            return evicted
 
     def discard(self, key: Hashable) -> None:
         """Forget the value of a key, if there is one."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.capture.floats import Float, FloatValueNeeded
-from tvmify.errors import CaptureError
-from tvmify.signature import FLOAT
+from tvmify.capture.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
+from tvmify.errors import CaptureError, NumberNeeded
+from tvmify.signature import NumberArgument
 
 #: Values that ``torch.export`` takes for no arguments, although they are ones of operators.
 _HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -23,17 +24,18 @@ class RecordedCall:
     Parameters
     ----------
     args, kwargs
-        `FLOAT` stands for a float of any value.
+        A `NumberArgument` stands for a number of any value.
 
     Attributes
     ----------
     args, kwargs
         For ``torch.export``, with None in place of each value that it does not take, and a tensor
-        for each `FLOAT`.
+        for each `NumberArgument`.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self._has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
         self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs))
 
     def attach(
@@ -76,14 +78,16 @@ class RecordedCall:
         # torch.export may have put keyword arguments into another order.
         found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
         pairs = zip(found, self._leaves, strict=True)
-        leaves = [_given(leaf, hidden) for leaf, hidden in pairs]
+        leaves = [_given(place, *pair) for place, pair in enumerate(pairs)]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         try:
-            result = forward(module, *args, **kwargs)
-            if any(type(leaf) is Float for leaf in pytree.tree_leaves(result)):
-                raise FloatValueNeeded
-        except FloatValueNeeded:
-            raise CaptureError("forward needs the value of a float", "Pass the float.") from None
+            with TensorsOfNumbers() if self._has_numbers else nullcontext():
+                result = forward(module, *args, **kwargs)
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, Number):
+                    raise ValueNeeded(leaf.places)
+        except ValueNeeded as needed:
+            raise NumberNeeded(needed.places) from None
         now = pytree.tree_leaves((args, kwargs))
         if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
             raise CaptureError(
@@ -94,12 +98,13 @@ class RecordedCall:
 
 
 def _shown(leaf: Any) -> Any:
-    if leaf is FLOAT:
-        return torch.zeros((), dtype=torch.float64, device="cpu")
+    if isinstance(leaf, NumberArgument):
+        dtype = torch.float64 if leaf.kind is float else torch.int64
+        return torch.zeros((), dtype=dtype, device="cpu")
     return None if isinstance(leaf, _HIDDEN) else leaf
 
 
-def _given(leaf: Any, hidden: Any) -> Any:
-    if hidden is FLOAT:
-        return Float(leaf)
+def _given(place: int, leaf: Any, hidden: Any) -> Any:
+    if isinstance(hidden, NumberArgument):
+        return (Float if hidden.kind is float else Int)(leaf, frozenset({place}))
     return hidden if isinstance(hidden, _HIDDEN) else leaf
