@@ -17,12 +17,10 @@ MOST_WAITING = 64
 #: What is added to the thread's niceness. Not more: a thread that gets no processor while it holds
 #: the interpreter's lock keeps the calls waiting, too (docs/facts.md).
 _NICENESS = 5
-#: Seconds that a fork waits at most for the build to come to the end of its stage.
-_LONGEST_STAGE = 30.0
 
 
 class Stopped(BaseException):
-    """The process ends, or forks: what is being built is given up. Not for `except Exception`."""
+    """The process ends: what is being built is given up. Not for `except Exception`."""
 
 
 class Job:
@@ -95,7 +93,7 @@ class Worker:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running: Job | None = None
-        self._is_paused = self._is_stopped = False
+        self._is_stopped = False
 
     def has_room(self) -> bool:
         """Whether `submit` would take a job."""
@@ -131,25 +129,9 @@ class Worker:
         if self._thread not in (None, threading.current_thread()):
             self._thread.join()
 
-    # ------------------------------------------------------------------------------------- forks
-
-    def pause(self) -> None:
-        """Come to a rest before a fork: a child has the locks of a build, and not its thread."""
-        if threading.current_thread() is self._thread:
-            return
-        self._changed.acquire()  # until after the fork
-        self._is_paused = True
-        self._changed.wait_for(lambda: self._running is None, timeout=_LONGEST_STAGE)
-
-    def resume(self) -> None:
-        """Go on after a fork."""
-        if threading.current_thread() is not self._thread:
-            self._is_paused = False
-            self._changed.notify_all()
-            self._changed.release()
-
     def abandon(self) -> None:
-        """Give up all jobs, in a child: its calls will submit them to a worker of its own."""
+        """Give up all jobs, in a forked child, whose calls submit them to a worker of its own."""
+        self._changed, self._thread, self._is_stopped = threading.Condition(), None, True
         for job in [self._running, *(reference() for reference in self._jobs)]:
             if job is not None:
                 job.give_up()
@@ -161,11 +143,8 @@ class Worker:
             present = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), present + _NICENESS)
         while (job := self._next()) is not None:
-            try:
+            with contextlib.suppress(Stopped):
                 job.run(self._between)
-            except Stopped:
-                if not self._is_stopped:
-                    self._jobs.appendleft(weakref.ref(job))
             del job
             with self._changed:
                 self._running = None
@@ -174,7 +153,7 @@ class Worker:
     def _next(self) -> Job | None:
         with self._changed:
             while not self._is_stopped:
-                if self._is_paused or not self._jobs:
+                if not self._jobs:
                     self._changed.wait()
                 elif (job := self._jobs.popleft()()) is not None:
                     self._running = job
@@ -184,7 +163,7 @@ class Worker:
             return None
 
     def _between(self) -> None:
-        if self._is_paused or self._is_stopped:
+        if self._is_stopped:
             raise Stopped
 
 
@@ -197,22 +176,10 @@ def has_room() -> bool:
     return worker.has_room()
 
 
-def _before_fork() -> None:
-    worker.pause()
-
-
-def _after_fork_in_parent() -> None:
-    worker.resume()
-
-
 def _after_fork_in_child() -> None:
     global worker
     before, worker = worker, Worker()
     before.abandon()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(after_in_child=_after_fork_in_child)

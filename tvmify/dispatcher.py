@@ -11,7 +11,6 @@ compiled raises `NotCompiled` at its station, and the call runs in eager PyTorch
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tvmify import keys, misses, options, recording
+from tvmify import forks, keys, misses, options, recording
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache, Neighbours
 from tvmify.capture import Program, capture, present, resolve
@@ -109,7 +108,7 @@ class Dispatcher:
             # The guard holds the dicts of the module, and they hold this: a cycle, broken here so
             # that memory is free as soon as the module is.
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
         self._memory = Entries(compile_options.cache_size)
         self.latest = LatestCall()
         self._warned: set[str] = set()
@@ -398,6 +397,7 @@ class Dispatcher:
         self, args: Args, kwargs: Kwargs, target: TargetOption, entry: Entry, stages: Stages
     ) -> tuple[Key, Executor]:
         """Return what a call leads to, and note on its entry where it came from."""
+        forks.refuse_if_torn()
         signature = Signature.of(args, kwargs)
         entry.signature = f"{signature} {autocast_text()}".rstrip()
         assert self._watched is not None

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections.abc import Iterator
 
+from tvmify.forks import short_lock
+
 
 class _Collector:
-    """The collector, of which there is one for all threads, and how many want it to be off."""
+    """The collector, of which there is one for all threads, and which want it to be off."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
+        self._lock = short_lock()
+        self._inside: list[int] = []
         self._was_enabled = False
 
     @contextlib.contextmanager
@@ -28,14 +31,23 @@ class _Collector:
             if not self._inside:
                 self._was_enabled = gc.isenabled()
                 gc.disable()
-            self._inside += 1
+            self._inside.append(threading.get_ident())
         try:
             yield
         finally:
             with self._lock:
-                self._inside -= 1
+                self._inside.remove(threading.get_ident())
                 if not self._inside and self._was_enabled:
                     gc.enable()
 
+    def forget_others(self) -> None:
+        """Let only this thread be in here, in a forked child."""
+        own = [thread for thread in self._inside if thread == threading.get_ident()]
+        if self._inside and not own and self._was_enabled:
+            gc.enable()
+        self._inside = own
 
-uncollected = _Collector().off
+
+_collector = _Collector()
+uncollected = _collector.off
+os.register_at_fork(after_in_child=_collector.forget_others)

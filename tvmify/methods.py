@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from tvmify import forks
 from tvmify.capture.threads import is_recorded_elsewhere
 from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
@@ -20,7 +20,7 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, Shortcut
 
 # Held while a dispatcher is made, so that threads that call first together share one.
-_MAKING = threading.Lock()
+_MAKING = forks.Lock()
 
 
 class Decoration(NamedTuple):

@@ -192,10 +192,13 @@ def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]],
             stack.enter_context(casting(casts))
             if device != torch.get_default_device():
                 stack.enter_context(device)
+            stages = _Watchful(between, key.entries["modes"])
             try:
-                built = build(_Watchful(between, key.entries["modes"]))
+                built = build(stages)
             except _OtherModes:
                 return None
+            finally:
+                stages.end()
             return built if modes_text() == key.entries["modes"] else None
 
     return run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify import misses
+from tvmify import forks, misses
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
@@ -38,7 +37,7 @@ KEPT = "kept in memory"
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 # Held while a program is built, so that a process builds each only once; not while one is loaded,
 # which had to wait for the builds of others.
-_BUILDING = threading.RLock()
+_BUILDING = forks.Lock()
 # Hashes of libraries that turned out not to run: they are not loaded again, whoever has them.
 _REJECTED: set[int] = set()
 #: Seconds to wait for a process that builds the same program, before this one does so, too.

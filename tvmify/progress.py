@@ -8,9 +8,13 @@ from typing import Any
 
 from typing_extensions import Self
 
+from tvmify import forks
+
 
 class Stages:
     """Times stages that follow each other, and shows the present one.
+
+    A fork waits until the thread is between two of them.
 
     Parameters
     ----------
@@ -39,6 +43,7 @@ class Stages:
     def begin(self, name: str) -> None:
         """End the present stage, if there is one, and begin another."""
         self.end()
+        forks.begin(self)
         self._stage = name, time.perf_counter()
         if self._visible:
             self._draw(f"tvmify: {self._subject}: {name} …")
@@ -49,6 +54,7 @@ class Stages:
             name, begun = self._stage
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
             self._stage = None
+            forks.end(self)
 
     def advance(self, done: int, total: int) -> None:
         """Show how far the present stage is."""

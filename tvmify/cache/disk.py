@@ -8,7 +8,6 @@ import functools
 import os
 import secrets
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from tvmify.cache.stored import (
     touch,
 )
 from tvmify.errors import CacheError, warn
+from tvmify.forks import short_lock
 
 #: Directories beside the entries: damaged ones, and what processes wait for one another with.
 QUARANTINE, LOCKS = "quarantine", "locks"
@@ -72,7 +72,7 @@ class DiskCache:
         self.directory = directory
         self.limits = limits
         self.counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = short_lock()
         self._said: set[str] = set()
 
     def load(self, key: Key) -> Artifact | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from cachetools import LRUCache
+
+from tvmify.forks import short_lock
 
 Value = TypeVar("Value")
 
@@ -25,7 +26,7 @@ class MemoryCache(Generic[Value]):
     def __init__(self, size: int) -> None:
         self._values: LRUCache[Hashable, Value] = LRUCache(size)
         # Looking up reorders the cache, so readers need the lock as much as writers do.
-        self._lock = threading.Lock()
+        self._lock = short_lock()
         # The pair that was found last. Finding it again changes no order, and needs no lock.
         self._latest: tuple[Hashable, Value] | None = None
         self.hits = 0

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import re
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from tvmify.cache.attempts import Attempts, Paused
 from tvmify.cache.key import Key
 from tvmify.cache.packed import pack, unpack
 from tvmify.errors import CacheError, warn
+from tvmify.forks import short_lock
 
 #: Seconds that one operation may take, and for which the remote is left alone after a failure.
 TIMEOUT, PAUSE = 10.0, 60.0
@@ -48,7 +48,7 @@ class RemoteCache:
         self._reading = Attempts(self._timeout, self._pause)
         self._writing = Attempts(self._timeout, self._pause)
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = short_lock()
 
     @property
     def name(self) -> str:

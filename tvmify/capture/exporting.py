@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tvmify import forks
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.threads import recording_here
@@ -32,7 +32,7 @@ _DECORATE_AROUND = (
     "eager PyTorch."
 )
 #: ``torch.export`` patches nn.Module while it records: one thread at a time.
-RECORDING = threading.RLock()
+RECORDING = forks.Lock()
 #: They print whole graphs, or tracebacks, about what we report.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)

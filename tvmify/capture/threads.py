@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -23,3 +24,12 @@ def recording_here() -> Iterator[None]:
 def is_recorded_elsewhere() -> bool:
     """Whether it is for another thread that ``torch.compiler.is_compiling()`` is true."""
     return _recording is not None and _recording != threading.get_ident()
+
+
+def _after_fork_in_child() -> None:
+    global _recording  # noqa: PLW0603
+    if is_recorded_elsewhere():
+        _recording = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

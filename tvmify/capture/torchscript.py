@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.jit import _recursive
 
+from tvmify import forks
 from tvmify.capture.arguments import bind
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.fingerprint import fingerprint
@@ -29,7 +29,7 @@ Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
 
 
 #: ``torch.jit`` keeps global tables of types.
-_SCRIPTING = threading.RLock()
+_SCRIPTING = forks.Lock()
 
 
 @contextlib.contextmanager

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Tuning", "compile"]
 
 #: TVM has one stack of block builders for all threads.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = forks.Lock()
 
 
 def compile(

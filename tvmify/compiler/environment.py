@@ -6,10 +6,11 @@ import contextlib
 import ctypes
 import importlib.util
 import logging
-import os
 import threading
 from functools import cache
 from pathlib import Path
+
+from tvmify.forks import at_work
 
 
 @cache
@@ -24,7 +25,6 @@ def load_ahead() -> threading.Thread:
     """
     thread = threading.Thread(target=_load, name="tvmify loads TVM")
     thread.start()
-    os.register_at_fork(before=thread.join)  # the child would have locks that nobody releases
     return thread
 
 
@@ -32,7 +32,8 @@ def _load() -> None:
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         return
-    with contextlib.suppress(OSError, AttributeError):
+    # In a child, the loader's lock would be held for ever.
+    with at_work(), contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(str(Path(spec.origin).parent / "lib" / "libtvm_compiler.so"))
         # Of libtvm_ffi, which `tvmify.runtime` has loaded for everybody to see.
         trace = ctypes.CDLL(None).TVMFFIBacktrace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
+from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.compiler import build, pipeline
 from tvmify.compiler.packing import packed_keys
@@ -23,7 +23,7 @@ from tvmify.target import Target
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
 #: TVM keeps its block builders on one stack for all threads.
-_LOWERING = threading.Lock()
+_LOWERING = forks.Lock()
 
 
 def samples_of(

@@ -19,10 +19,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <unordered_map>
 #include <utility>
 
+#include "fork_safe_mutex.h"
 #include "tensor_bridge.h"
 #include "thread_pool.h"
 
@@ -150,15 +150,14 @@ class Bridged {
 
 // The graphs of this process, by their text. They stay: a text is short, and programs share them.
 std::shared_ptr<const Bridged> bridged(const std::string& text) {
-  static std::shared_mutex changing;
   static std::unordered_map<std::string, std::shared_ptr<const Bridged>> graphs;
   {
-    const std::shared_lock<std::shared_mutex> lock(changing);
+    const std::lock_guard<std::mutex> lock(moment());
     const auto found = graphs.find(text);
     if (found != graphs.end()) return found->second;
   }
   auto made = std::make_shared<const Bridged>(text);
-  const std::unique_lock<std::shared_mutex> lock(changing);
+  const std::lock_guard<std::mutex> lock(moment());
   return graphs.try_emplace(text, std::move(made)).first->second;
 }
 

@@ -128,7 +128,7 @@ std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::find(const Bounds
 std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::bind(at::TensorList weights) const {
   if (auto bound = find(*std::atomic_load(&bounds_), weights)) return bound;
   // Held while packing: another thread had better wait for the result.
-  const std::lock_guard<std::mutex> lock(binding_);
+  const std::lock_guard<ForkSafeMutex> lock(binding_);
   const std::shared_ptr<const Bounds> present = std::atomic_load(&bounds_);
   if (auto bound = find(*present, weights)) return bound;
   if (kinds_of(weights) != weights_) return nullptr;
@@ -144,7 +144,7 @@ std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::bind(at::TensorLi
 }
 
 bool EmbeddedProgram::is_news(const std::string& reason) const {
-  const std::lock_guard<std::mutex> lock(binding_);
+  const std::lock_guard<ForkSafeMutex> lock(binding_);
   return reasons_.size() < kMostReasons && reasons_.insert(reason).second;
 }
 

@@ -4,13 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "compiled_module.h"
+#include "fork_safe_mutex.h"
 
 namespace tvmify {
 
@@ -49,7 +49,7 @@ class EmbeddedProgram {
   std::string refusal_;                 // why the code cannot run in this process
   c10::intrusive_ptr<CompiledModule> code_;       // null if it is refused
   mutable std::shared_ptr<const Bounds> bounds_;  // read and replaced atomically
-  mutable std::mutex binding_;  // held while `bounds_` is replaced, and for `reasons_`
+  mutable ForkSafeMutex binding_;  // held while `bounds_` is replaced, and for `reasons_`
   mutable std::set<std::string> reasons_;
 };
 

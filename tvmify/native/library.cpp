@@ -211,7 +211,7 @@ void Library::Lease::give_back() {
 
 std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int memory) const {
   constexpr int kCpu = kDLCPU;
-  const std::lock_guard<std::mutex> lock(making_);
+  const std::lock_guard<ForkSafeMutex> lock(making_);
   auto module =
       (*loaded_->executable)->GetFunction("vm_load_executable").value()().cast<ffi::Module>();
   const ffi::Function initialize = module->GetFunction("vm_initialization").value();
@@ -253,7 +253,7 @@ LazyLibrary::LazyLibrary(at::Tensor bytes, std::string refusal, std::string arch
 
 const Library& LazyLibrary::get() const {
   if (const Library* library = library_.load(std::memory_order_acquire)) return *library;
-  const std::lock_guard<std::mutex> lock(loading_);
+  const std::lock_guard<ForkSafeMutex> lock(loading_);
   if (owned_ == nullptr) {
     TORCH_CHECK(refusal_.empty(), "compiled code cannot run here: ", refusal_);
     if (!architecture_.empty()) {
@@ -273,7 +273,7 @@ const Library& LazyLibrary::get() const {
 }
 
 at::Tensor LazyLibrary::bytes() const {
-  const std::lock_guard<std::mutex> lock(loading_);
+  const std::lock_guard<ForkSafeMutex> lock(loading_);
   return owned_ == nullptr ? bytes_ : owned_->bytes();
 }
 

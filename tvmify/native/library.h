@@ -9,9 +9,10 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
+
+#include "fork_safe_mutex.h"
 
 namespace tvmify {
 
@@ -91,7 +92,7 @@ class Library {
 
   const c10::DeviceType type_;
   std::unique_ptr<Loaded> loaded_;
-  mutable std::mutex making_;
+  mutable ForkSafeMutex making_;
 };
 
 // A library that is checked and loaded when it is first used. Any thread may call any method.
@@ -111,7 +112,7 @@ class LazyLibrary {
 
  private:
   const std::string refusal_, architecture_, digest_;
-  mutable std::mutex loading_;
+  mutable ForkSafeMutex loading_;
   mutable at::Tensor bytes_;  // until the library is loaded, which keeps them then
   mutable std::unique_ptr<const Library> owned_;
   mutable std::atomic<const Library*> library_{nullptr};

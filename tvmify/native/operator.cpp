@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "embedded_program.h"
+#include "fork_safe_mutex.h"
 
 namespace tvmify {
 namespace {
@@ -28,7 +29,7 @@ class Programs {
         library.has_storage() && library.is_contiguous() && library.scalar_type() == at::kByte,
         "the library of a compiled program is a contiguous uint8 tensor");
     auto storage = library.storage().getWeakStorageImpl();
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<ForkSafeMutex> lock(changing_);
     Entry& entry = programs_[library.storage().unsafeGetStorageImpl()];
     // Another storage may have taken the address of one that is gone.
     if (entry.program == nullptr || !(entry.storage == storage) ||
@@ -55,7 +56,7 @@ class Programs {
     }
   }
 
-  std::mutex changing_;
+  ForkSafeMutex changing_;
   std::unordered_map<const void*, Entry> programs_;
 };
 

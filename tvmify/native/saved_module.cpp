@@ -109,7 +109,7 @@ class SavedModule::Weights {
       return *compiled;
     }
     // Held while packing: another thread had better wait for the result.
-    const std::lock_guard<std::mutex> lock(binding_);
+    const std::lock_guard<ForkSafeMutex> lock(binding_);
     if (owned_[index] == nullptr) {
       auto compiled = program.compiled->share();
       if (!program.packings.empty()) compiled->bind(packed(program, *compiled));
@@ -141,7 +141,7 @@ class SavedModule::Weights {
   const bool requires_grad_;
   const std::optional<c10::Device> device_;
   std::vector<TensorState> states_;
-  mutable std::mutex binding_;
+  mutable ForkSafeMutex binding_;
   mutable std::map<std::string, at::Tensor> packed_;
   mutable std::vector<c10::intrusive_ptr<CompiledModule>> owned_;
   mutable std::vector<std::atomic<const CompiledModule*>> bound_;
@@ -223,7 +223,7 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   describe(state, Tensors::kCollectedOnly, plain, tensors);
   std::shared_ptr<const Weights> weights = std::atomic_load(&weights_);
   if (weights != nullptr && !held_ && weights->are(tensors, plain)) return weights;
-  const std::lock_guard<std::mutex> lock(changing_);
+  const std::lock_guard<ForkSafeMutex> lock(changing_);
   weights = std::atomic_load(&weights_);
   if (weights != nullptr && (held_ || weights->are(tensors, plain))) return weights;
   for (const at::Tensor& tensor : tensors) {
@@ -244,7 +244,7 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
 void SavedModule::hold_weights() {
   std::weak_ptr<Weights> before;
   {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<ForkSafeMutex> lock(changing_);
     const std::shared_ptr<Weights> current = std::atomic_load(&weights_);
     if (current == nullptr) return;  // no call was made yet
     before = current;
@@ -269,7 +269,7 @@ void SavedModule::fall_back(const std::string& arguments, const std::string& rea
   TORCH_CHECK(!strict_, "this saved module does not run compiled with ", arguments, ": ", reason,
               ". Save it for such a call, or load it with strict=False.");
   {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<ForkSafeMutex> lock(changing_);
     if (warned_.size() >= kMostWarnings || !warned_.insert(reason + arguments).second) return;
   }
   TORCH_WARN("a saved module runs in PyTorch instead of compiled code with ", arguments, ": ",

@@ -7,7 +7,6 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "compiled_module.h"
+#include "fork_safe_mutex.h"
 
 namespace tvmify {
 
@@ -89,7 +89,7 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   std::atomic<bool> strict_{false};
   std::shared_ptr<Weights> weights_;  // read and replaced atomically
   std::atomic<bool> held_{false};     // `weights_` are what calls use, whatever their state is
-  std::mutex changing_;               // held while `weights_` is replaced, and for `warned_`
+  ForkSafeMutex changing_;            // held while `weights_` is replaced, and for `warned_`
   std::set<std::string> warned_;
 };
 

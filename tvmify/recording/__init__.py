@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from tvmify.errors import WarmUpError
 from tvmify.explanation import warn_once
+from tvmify.forks import short_lock
 from tvmify.options import CompileOptions
 from tvmify.recording import trees
 from tvmify.recording.modes import modes_now
@@ -28,7 +28,7 @@ _NOT_MADE = ValueError, KeyError, TypeError, AttributeError, RuntimeError, Asser
 #: Whether this process writes what its calls look like: one that warms up does not.
 is_on = True
 
-_LOCK = threading.Lock()
+_LOCK = short_lock()
 _written: set[tuple[Path, str]] = set()
 _said: set[str] = set()
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 
 # Loads the library that defines the operators.
 import tvmify.runtime.native  # noqa: F401
+from tvmify import forks
 from tvmify.errors import TvmifyWarning
 
 #: Of the description. Raised whenever the meaning of a line changes; native code refuses others.
@@ -163,7 +163,7 @@ def _fake_backward(
 
 
 _originals: OrderedDict[str, _Original] = OrderedDict()
-_loading = threading.Lock()
+_loading = forks.Lock()
 
 
 def _original(data: torch.Tensor, description: str) -> _Original:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.objects import holds_objects, restore_objects
 from tvmify.runtime.graphs import GraphedCall, Graphs, no_capture, obstacle
@@ -28,7 +28,7 @@ class PackedWeights:
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def __len__(self) -> int:
         return len(self._tensors)

@@ -8,7 +8,6 @@ packed weights that it reads.
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,10 @@ from typing import Any
 
 import torch
 
+from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.errors import warn
+from tvmify.forks import short_lock
 from tvmify.runtime.native import Call
 from tvmify.target import Target
 
@@ -30,7 +31,7 @@ _PLAIN_CALLS, _MOST_FAILURES = 1, 3
 Tensors = list[torch.Tensor]
 
 # CUDA captures for one thread at a time; who comes second runs plainly.
-_CAPTURING = threading.Lock()
+_CAPTURING = short_lock()
 
 
 def no_capture(artifact: Artifact) -> contextlib.AbstractContextManager[object]:
@@ -106,7 +107,7 @@ class Captured:
         self._kept = kept
         self._device = inputs[0].device
         self._streams: set[torch.cuda.Stream] = set()
-        self._using = threading.Lock()
+        self._using = forks.Lock()
         with torch.inference_mode(False):  # else calls outside of it could not copy into them
             self._inputs = tuple(
                 torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs
@@ -170,7 +171,7 @@ class Graphs:
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._most = most
-        self._lock = threading.Lock()
+        self._lock = short_lock()
         self._calls: OrderedDict[weakref.ref[GraphedCall], None] = OrderedDict()
         self._latest: weakref.ref[GraphedCall] | None = None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from pathlib import Path
 import tvm
 from tvm.tirx.build import codegen_build
 
+from tvmify import forks
 from tvmify.compiler.cuda import nvcc
 
 #: The environment is that of all threads.
-_GENERATING = threading.Lock()
+_GENERATING = forks.Lock()
 #: TVM's names of such modules, and of the host's code, which is packed without content.
 _KIND, _HOST = b"cuda", b"_lib"
 #: TVM's names of the forms of their code.
