@@ -67,6 +67,13 @@ def behind_a_link_in_an_open_parent(place: Path) -> None:
     place.symlink_to(place.parent / "open" / "real")
 
 
+@pytest.mark.parametrize("place", ["/dev/null", "/dev/null/cache"])
+def test_nobody_is_told_to_remove_a_device(place: str) -> None:
+    with pytest.warns(TvmifyWarning, match="(?i)not a directory.*cache=False") as warned:
+        DiskCache(Path(place)).store(key_of(0), artifact_of(0))
+    assert "Remove" not in str(warned[0].message)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -76,8 +83,8 @@ def behind_a_link_in_an_open_parent(place: Path) -> None:
         (link_to_nowhere, "symbolic link"),
         (circle, "symbolic link"),
         (below_a_circle, "symbolic link"),
-        (file, "not a directory"),
-        (pipe, "not a directory"),
+        (file, "is a file, not a directory.*cache=False"),
+        (pipe, "is a pipe, not a directory"),
         (in_an_open_parent, "chmod go-w"),
         (behind_a_link_in_an_open_parent, "symbolic link|chmod go-w"),
     ],

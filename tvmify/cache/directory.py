@@ -14,6 +14,10 @@ from pathlib import Path
 
 from tvmify.errors import CacheError
 
+_ANOTHER = (
+    "Let TVMIFY_CACHE_DIR name a directory, one that is there or is to be made; to keep nothing on "
+    "disk, use the option cache=False."
+)
 _ELSEWHERE = "Or let TVMIFY_CACHE_DIR name a directory that only you can write to."
 #: As Linux follows at most.
 _MOST_LINKS = 40
@@ -34,14 +38,16 @@ def is_there(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise CacheError(f"{directory} cannot be looked at: {error.strerror}") from error
+        raise CacheError(
+            f"{directory} cannot be looked at: {error.strerror}. {_ANOTHER}"
+        ) from error
     _check_parents(directory)
     if stat.S_ISLNK(status.st_mode):
         raise CacheError(
             f"{directory} is a symbolic link. Name instead what it leads to: {_resolved(directory)}"
         )
     if not stat.S_ISDIR(status.st_mode):
-        raise CacheError(f"{directory} is not a directory. Remove it. {_ELSEWHERE}")
+        raise CacheError(f"{directory} is {_kind(status.st_mode)}, not a directory. {_ANOTHER}")
     if status.st_uid != os.geteuid():
         raise CacheError(
             f"{directory} belongs to user {status.st_uid}, and this process runs as user "
@@ -130,12 +136,25 @@ def _check_above(path: Path) -> bool:
         )
     if stat.S_ISLNK(status.st_mode):
         return True
+    if not stat.S_ISDIR(status.st_mode):
+        raise CacheError(f"{path} is {_kind(status.st_mode)}, not a directory. {_ANOTHER}")
     if _others_may_replace(status):
         raise CacheError(
             f"others may replace what is in {path} (mode {stat.S_IMODE(status.st_mode):04o}). "
             f"Run: chmod go-w {path}. {_ELSEWHERE}"
         )
     return False
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFREG: "a file",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def _resolved(path: Path) -> Path:
