@@ -27,10 +27,21 @@ from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entries, Entry, Made, State
 from tvmify.errors import NotCompiled
 from tvmify.explanation import CacheInfo, explain, warn_once
+from tvmify.faults import environment_fault, explained
 from tvmify.numbers import General, NumberCall, Numbers, checked
-from tvmify.obtain import BUILT, KEPT, LOADED, keep, load_again, obtain, reject
+from tvmify.obtain import (
+    BUILT,
+    KEPT,
+    LOADED,
+    check_toolchain,
+    keep,
+    load_again,
+    obtain,
+    reject,
+)
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
+from tvmify.proof import Prove, runs, unusable
 from tvmify.runtime import (
     Executor,
     Graphs,
@@ -185,7 +196,8 @@ class Dispatcher:
         with misses.building_now(), self._lock, Stages(self.name, shown) as stages:
             self._look_again()
             target = target or self.options.target
-            return self._obtain(args, kwargs, target, Entry(""), stages)[1].artifact
+            prove = self._proof(PackedWeights(), args, kwargs)
+            return self._obtain(args, kwargs, target, Entry(""), stages, prove)[1].artifact
 
     def captured(self) -> Any:
         """Return what is captured: the plain module, or the function."""
@@ -362,7 +374,9 @@ class Dispatcher:
         try:
             keys.check_place(self.options.target, args, kwargs)
             recorded = (general.args, general.kwargs) if general else (args, kwargs)
-            key, executor = self._obtain(*recorded, self.options.target, entry, stages)
+            prove = self._proof(self._weights, args, kwargs)
+            with explained("compiling it"):
+                key, executor = self._obtain(*recorded, self.options.target, entry, stages, prove)
             entry.remember(args, kwargs)
             entry.take(executor)
             self._admit_writes(executor.artifact)
@@ -371,10 +385,14 @@ class Dispatcher:
                 self._bind(entry)
                 run = entry.start(executor, self._graphs if self.options.cuda_graph else None)
             except (RuntimeError, ValueError, TypeError) as error:
-                if entry.notes["code"] != LOADED:
-                    raise
+                if fault := environment_fault(error, "binding the weights"):
+                    entry.executor = None
+                    raise fault from error
                 reject(key, executor.artifact, error, self.options)
-                return self._make_entry(args, kwargs, stages, general)
+                if entry.notes["code"] == LOADED:
+                    return self._make_entry(args, kwargs, stages, general)
+                entry.executor = None
+                raise unusable(error) from error
             stages.begin("compare")
             eager = self.eager_call(args, kwargs)
             if general:
@@ -394,7 +412,13 @@ class Dispatcher:
         return entry
 
     def _obtain(
-        self, args: Args, kwargs: Kwargs, target: TargetOption, entry: Entry, stages: Stages
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        target: TargetOption,
+        entry: Entry,
+        stages: Stages,
+        prove: Prove,
     ) -> tuple[Key, Executor]:
         """Return what a call leads to, and note on its entry where it came from."""
         forks.refuse_if_torn()
@@ -412,6 +436,7 @@ class Dispatcher:
             entry.notes |= made.notes
             entry.found(made.key, KEPT, False)
             return made.key, load_again(made.key, made.artifact)
+        check_toolchain(self.options)
         stages.begin("capture")
         try:
             program = self._capture(args, kwargs, entry)
@@ -426,12 +451,16 @@ class Dispatcher:
         named = program.fingerprint, signature, weights, resolved, self.options
         key_of = functools.partial(keys.key, *named)
         call = (program, args, kwargs)
-        key, executor, source = obtain(key_of, volatile, *call, self.options, stages)
+        key, executor, source = obtain(key_of, volatile, *call, self.options, stages, prove)
         self._builds += source == BUILT
         self._disk_hits += source == LOADED
         entry.found(key, source, source == BUILT)
         self._made.put(place, Made(key, executor.artifact, notes))
         return key, executor
+
+    def _proof(self, store: PackedWeights, args: Args, kwargs: Kwargs) -> Prove:
+        eager = self.eager_call(args, kwargs)
+        return functools.partial(runs, self._tensors, store, args, kwargs, eager)
 
     def _admit_writes(self, artifact: Artifact) -> None:
         """Let the guard overlook what the module's own calls write to."""
@@ -463,7 +492,9 @@ class Dispatcher:
         if (reason := entry.reason) is not None and not misses.is_awaited(reason):
             if misses.must_raise(reason, self.options):
                 raise reason
-            warn_once(self._warned, f"{self.name} runs in eager PyTorch: {reason}")
+            warn_once(
+                self._warned, f"{self.name} runs in eager PyTorch: {misses.warning_of(reason)}"
+            )
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

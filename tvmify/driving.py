@@ -27,6 +27,7 @@ from tvmify.errors import (
     NotCompiled,
     UnsupportedInput,
     UnsupportedOperator,
+    described,
 )
 from tvmify.explanation import CacheInfo
 from tvmify.runtime import autocast_text
@@ -146,7 +147,8 @@ class Driven:
                 raise
             except Exception as error:
                 raise CaptureError(
-                    f"TorchScript raises where eager PyTorch does not: {error}", _DIFFERENT
+                    f"TorchScript raises where eager PyTorch does not: {described(error)}",
+                    _DIFFERENT,
                 ) from error
         if _kinds(result) != _kinds(expected):
             raise CaptureError("TorchScript returns something else than eager PyTorch", _DIFFERENT)

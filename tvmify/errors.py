@@ -132,6 +132,12 @@ class UnsupportedOperator(NotCompiled):
         return type(self), (self.operators, self.detail)
 
 
+def described(error: BaseException, longest: int = 300) -> str:
+    """Return the type and the first line of an error: the text of many says nothing alone."""
+    line = (str(error).strip().splitlines() or [""])[0][:longest]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
 class TvmifyWarning(UserWarning):
     """A call runs slower than it could: in eager, or without the disk cache."""
 

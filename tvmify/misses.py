@@ -13,7 +13,8 @@ import torch
 from tvmify import background
 from tvmify.background import Job
 from tvmify.cache import Key, Neighbours
-from tvmify.errors import BuildError, CacheMiss, NotCompiled
+from tvmify.errors import BuildError, CacheMiss, NotCompiled, described
+from tvmify.faults import environment_fault
 from tvmify.keys import modes_text
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
@@ -25,6 +26,10 @@ Build: TypeAlias = Callable[[Stages], tuple[Executor, str]]
 # By the digest of the key: what is being built in the background, as long as a call wants it.
 _jobs: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 _now = threading.local()
+_NOT_BUILT = (
+    "no cache has its program, and on_miss='eager'. Run `tvmify warmup`; explain() says more."
+)
+_MANY_WAIT = "more programs are to be built than may wait. They will be; explain() says more."
 
 
 class Missing(CacheMiss):
@@ -33,7 +38,9 @@ class Missing(CacheMiss):
     Parameters
     ----------
     reason, next_step
-        As for `NotCompiled`.
+        As for `NotCompiled`; `explain()` has them.
+    warning
+        What is said once per module, and equal for all of its calls.
     is_over
         Whether a call that looks again may find more.
     job
@@ -51,10 +58,12 @@ class Missing(CacheMiss):
         self,
         reason: str,
         next_step: str,
+        warning: str,
         is_over: Callable[[], bool] = lambda: True,
         job: Job | None = None,
     ) -> None:
         super().__init__(reason, next_step)
+        self.warning = warning
         self._is_over = is_over
         self.job = job
         self.earlier: Missing | None = None
@@ -89,6 +98,16 @@ def is_building_now() -> bool:
     return getattr(_now, "builds", False)
 
 
+def builds(options: CompileOptions) -> bool:
+    """Tell whether a program that is in no cache is compiled, now or in the background."""
+    return options.on_miss in ("build", "background") or is_building_now()
+
+
+def builds_now(options: CompileOptions) -> bool:
+    """Tell whether the call that needs such a program waits until it is compiled."""
+    return options.on_miss == "build" or is_building_now()
+
+
 def must_raise(reason: NotCompiled, options: CompileOptions) -> bool:
     """Tell whether a call raises the reason that it cannot run compiled."""
     return options.on_miss == "error" if isinstance(reason, CacheMiss) else options.strict
@@ -97,6 +116,11 @@ def must_raise(reason: NotCompiled, options: CompileOptions) -> bool:
 def is_over(reason: NotCompiled | None) -> bool:
     """Tell whether a reason was a miss for which it is worth looking again."""
     return isinstance(reason, Missing) and reason.is_over()
+
+
+def warning_of(reason: NotCompiled) -> str:
+    """Return what a person is told of a reason at first."""
+    return reason.warning if isinstance(reason, Missing) else str(reason)
 
 
 def is_awaited(reason: NotCompiled | None) -> bool:
@@ -121,8 +145,10 @@ def finished(key: Key) -> tuple[Executor, str] | None:
         return result
     if isinstance(error, NotCompiled):
         raise error
+    if fault := environment_fault(error, "the build in the background"):
+        raise fault from error
     raise BuildError(
-        f"the build in the background failed: {type(error).__name__}: {error}",
+        f"the build in the background failed: {described(error)}",
         "Call refresh() to try again, or use on_miss='build' to see where it fails.",
     ) from error
 
@@ -150,23 +176,24 @@ def resolve(
     NotCompiled
         It cannot be compiled.
     """
-    if options.on_miss == "build" or is_building_now():
+    if builds_now(options):
         return build(stages)
     reason = f"no cache has the program of this call (key {key.digest[:16]})"
     if options.on_miss == "background":
         job = _submitted(key, build)
         if job is None:
             queue = f"{reason}, and {background.MOST_WAITING} others wait to be built before it"
-            raise Missing(queue, "Nothing: it will be.", background.has_room)
+            raise Missing(queue, "Nothing: it will be.", _MANY_WAIT, background.has_room)
         waits = f"{reason}; it is being built in the background"
-        raise Missing(waits, "Nothing: a later call will run it.", lambda: job.is_over, job)
+        raise Missing(waits, "Nothing: a later call will run it.", "", lambda: job.is_over, job)
     export()  # control flow that depends on values leads to other programs, those of regions
     title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
     reason += f"; {title} {'; '.join(lines)}" if lines else ""
     warm_up = "Compile it ahead, with `tvmify warmup` or warmup()"
     if options.on_miss == "error":
-        raise Missing(reason, f"{warm_up}; or use another on_miss.")
-    raise Missing(reason, f"{warm_up}, and call refresh(); or use another on_miss.", lambda: False)
+        raise Missing(reason, f"{warm_up}; or use another on_miss.", "")
+    next_step = f"{warm_up}, and call refresh(); or use another on_miss."
+    raise Missing(reason, next_step, _NOT_BUILT, lambda: False)
 
 
 def _submitted(key: Key, build: Build) -> Job | None:

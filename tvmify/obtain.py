@@ -6,20 +6,25 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify import forks, misses
+from tvmify import forks, misses, toolchain
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
+from tvmify.cache.directory import is_there
+from tvmify.cache.stored import has_entries
 from tvmify.capture import Program
+from tvmify.errors import BuildError, CacheError
 from tvmify.fit import misfit
 from tvmify.garbage import uncollected
 from tvmify.keys import key_without_gpu, processor
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
+from tvmify.proof import Prove, loads
 from tvmify.runtime import Executor, casting, measure, measure_on
 from tvmify.signature import TensorSpec, map_only
 from tvmify.target import Target
@@ -52,6 +57,7 @@ def obtain(
     kwargs: dict[str, Any],
     options: CompileOptions,
     stages: Stages,
+    prove: Prove,
 ) -> tuple[Key, Executor, str]:
     """Return the key of a program, its executor without weights, and where that came from.
 
@@ -67,6 +73,8 @@ def obtain(
         Name the disk cache, in which what is built is stored at once.
     stages
         Told the name of each stage as it begins.
+    prove
+        Called with what is built now, before it is stored; what is built later is only loaded.
 
     Raises
     ------
@@ -84,7 +92,9 @@ def obtain(
         found = _shared(key) or misses.finished(key) or _load(disk, find)
         if found is None:
             call = program, *_examples(args, kwargs)
-            make = functools.partial(_make, key, disk, *call, options, tuple(unpacked))
+            # A build that may come later must not hold the arguments of this call.
+            proof = prove if misses.builds_now(options) else loads
+            make = functools.partial(_make, key, disk, *call, options, tuple(unpacked), proof)
             export = functools.partial(_export, *call, stages)
             with _BUILDING:  # another thread may have built it since we looked
                 found = _shared(key) or misses.resolve(key, make, export, options, stages)
@@ -108,6 +118,24 @@ def load_again(key: Key, artifact: Artifact) -> Executor:
     if (shared := _shared(key)) is not None:
         return shared[0]
     return _LOADED.setdefault(key.digest, Executor(artifact))
+
+
+def check_toolchain(options: CompileOptions) -> None:
+    """Refuse a call, before it is captured, whose program can be neither found nor built.
+
+    Raises
+    ------
+    BuildError
+        There is nothing to link with, and no cache that could have the program.
+    """
+    if not misses.builds(options) or options.cache_url() is not None or len(_LOADED):
+        return
+    try:
+        toolchain.find()
+    except BuildError:
+        directory = options.cache_directory()
+        if directory is None or not has_entries(directory):
+            raise
 
 
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
@@ -140,10 +168,11 @@ def build_once(
     find: Callable[[Disk], Executor | None],
     build: Callable[[], Artifact],
     stages: Stages,
+    prove: Prove = lambda executor: None,
 ) -> tuple[Executor, str]:
     """Build and store a program while other processes wait for that, or load what they built."""
     if disk is None:
-        return Executor(build()), BUILT
+        return _proven(build(), prove, stages), BUILT
     with contextlib.ExitStack() as lock:
         for _ in range(_LONGEST_WAIT):
             stages.begin("wait")  # each second: a build in the background may be given up here
@@ -154,10 +183,18 @@ def build_once(
         if (found := _load(disk, find)) is not None:
             return found
         artifact = build()
+        executor = _proven(artifact, prove, stages)
         stages.begin("store")
         disk.store(key, artifact)
         _REJECTED.discard(hash(artifact.library))
-    return Executor(artifact), BUILT
+    return executor, BUILT
+
+
+def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
+    stages.begin("try")
+    executor = Executor(artifact)
+    prove(executor)
+    return executor
 
 
 def _load(
@@ -175,12 +212,13 @@ def _make(
     kwargs: dict[str, Any],
     options: CompileOptions,
     unpacked: Sequence[str],
+    prove: Prove,
     stages: Stages,
 ) -> tuple[Executor, str]:
     """Do what `misses.resolve` asks for, now or later."""
     find = functools.partial(_find, key, program, args, kwargs)
     build = functools.partial(_build, key, program, args, kwargs, options, stages, unpacked)
-    return build_once(key, disk, find, build, stages)
+    return build_once(key, disk, find, build, stages, prove)
 
 
 def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -231,6 +269,7 @@ def _build(
     stages: Stages,
     unpacked: Sequence[str],
 ) -> Artifact:
+    toolchain.find()  # before the work
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
 
@@ -247,7 +286,16 @@ def _build(
         # The program casts what autocast would: what the compiler calls is not to cast again.
         around.enter_context(casting({}))
         chosen = options.accuracy, tuning, unpacked, stages.threads
-        return compile(exported, target, stages.begin, *chosen)
+        return compile(exported, target, stages.begin, *chosen, _places(options))
+
+
+def _places(options: CompileOptions) -> list[Path]:
+    """Return where else a build may keep temporary files: in the cache, which is private."""
+    directory = options.cache_directory()
+    with contextlib.suppress(CacheError):
+        if directory is not None and is_there(directory):
+            return [directory]
+    return []
 
 
 def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[float]]:

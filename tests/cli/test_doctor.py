@@ -46,7 +46,7 @@ def test_json_and_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     document = json.loads(result.output)
     assert not document["ok"]
     (error,) = (finding for finding in document["findings"] if finding["status"] == ERROR)
-    assert "/no/compiler" in error["detail"] and "Install gcc" in error["advice"]
+    assert "/no/compiler" in error["detail"] and "apt-get install g++" in error["advice"]
     assert "1 of" in run("doctor", "--quick").output
 
 

@@ -12,6 +12,7 @@ from tvmify.capture.program import Program
 from tvmify.capture.state import present, resolve
 from tvmify.capture.torchscript import CannotScript, ScriptedProgram, script
 from tvmify.errors import CaptureError, UnsupportedOperator
+from tvmify.faults import check_temporary_directory
 
 __all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "present", "resolve"]
 
@@ -59,6 +60,7 @@ def capture(
         if "prim::SetAttr" in error.operators and "prim::Enter" not in error.operators:
             raise  # torch.export would refuse the assignment too; `with` makes some of its own
         reason = error.reason
+    check_temporary_directory()
     from tvmify.capture.exported import TracedProgram
 
     return TracedProgram(callable_, args, kwargs, reason)

@@ -23,7 +23,14 @@ from tvmify import forks
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.threads import recording_here
-from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
+from tvmify.errors import (
+    CaptureError,
+    DependsOnValues,
+    NotCompiled,
+    UnsupportedOperator,
+    described,
+)
+from tvmify.faults import environment_fault
 from tvmify.recurrent_shapes import recurrent_shapes
 from tvmify.silence import silenced
 
@@ -107,7 +114,9 @@ def export(
                 _DECORATE_AROUND,
             ) from error
         except Exception as error:
-            line = str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
+            if fault := environment_fault(error, "torch.export"):
+                raise fault from error
+            line = described(error).partition(". ")[0]
             raise CaptureError(
                 f"torch.export failed: {line} ({_user_line(error)})",
                 "Run the module in eager PyTorch to see whether it fails there as well.",

@@ -13,7 +13,13 @@ from tvmify.capture.named_tuples import named_tuple_class
 from tvmify.capture.operators import find_operator, qualified_name
 from tvmify.capture.state import ModulePath
 from tvmify.capture.values import plain
-from tvmify.errors import CaptureError, DependsOnValues, NotCompiled, UnsupportedOperator
+from tvmify.errors import (
+    CaptureError,
+    DependsOnValues,
+    NotCompiled,
+    UnsupportedOperator,
+    described,
+)
 
 #: Scalars come out as the graph's types say: 2 ** 3 is 8.0 where TorchScript has a float.
 _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int, "BoolType": bool}
@@ -158,7 +164,7 @@ def _call(node: torch._C.Node, inputs: list[Any]) -> list[Any]:
         raise
     except Exception as error:
         raise CaptureError(
-            f"{name} failed while the program was captured ({where(node)}): {error}",
+            f"{name} failed while the program was captured ({where(node)}): {described(error)}",
             "Run the module in eager PyTorch to see whether it fails there as well.",
         ) from error
     outputs = list(node.outputs())

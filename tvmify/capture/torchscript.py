@@ -18,7 +18,8 @@ from tvmify.capture.interpreter import Interpreter, source_line
 from tvmify.capture.program import Program
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
-from tvmify.errors import UnsupportedInput
+from tvmify.errors import UnsupportedInput, described
+from tvmify.faults import check_temporary_directory
 from tvmify.silence import silenced
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[t
 def _one_line(error: Exception) -> str:
     text = str(error).strip()
     message = text.partition("\n")[0].rstrip(":. ") or type(error).__name__
+    if isinstance(error, (LookupError, AttributeError, AssertionError)):
+        message = described(error)  # of torch itself: a name, or nothing that says what of
     message = re.sub(r" at 0x[0-9a-f]+", "", message)
     place = source_line(text)
     return message if place == "no source known" else f"{message} ({place})"
@@ -154,6 +157,7 @@ class ScriptedProgram(Program):
 
     def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
         """Record the interpretation of the graph for arguments of this signature."""
+        check_temporary_directory()
         # imports sympy and much else, which a warm process never needs
         from tvmify.capture.eager import eager_result
         from tvmify.capture.exporting import export

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,17 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmify import options
+from tvmify import options, toolchain
 from tvmify.cache import DiskCache, Limits
 from tvmify.cache.directory import is_there
 from tvmify.cli.printing import size
-from tvmify.errors import CacheError, OptionError
+from tvmify.errors import BuildError, CacheError, OptionError
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
 _REINSTALL = "Run: pip install --force-reinstall tvmify."
-#: Names of C compilers in the order in which TVM looks for them.
-_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 #: An entry of a large model takes this many bytes.
 _LITTLE_SPACE = 200 * 10**6
 _REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?P<comparison>[=<>!~]=?)?(?P<version>[\w.*]+)?")
@@ -118,20 +117,23 @@ def processor() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    """Look for what links compiled code, and let it say its version."""
-    chosen = os.environ.get("CXX") or os.environ.get("CC")
-    path = shutil.which(chosen) if chosen else next(filter(None, map(shutil.which, _COMPILERS)), "")
-    if not path:
-        detail = f"{chosen!r}, which CXX or CC names, is not there" if chosen else "none on PATH"
-        advice = "Install gcc or clang. Until then only what is in a cache runs compiled."
-        yield Finding(ERROR, "C compiler", detail, advice)
-        return
+    """Look for what links compiled code, let it say its version, and link a library with it."""
     try:
-        answer = subprocess.run([path, "--version"], capture_output=True, timeout=30, check=True)
-        version = answer.stdout.decode(errors="replace").partition("\n")[0]
-        yield Finding(OK, "C compiler", f"{path}: {version}")
+        command = toolchain.find()
+        answer = subprocess.run(
+            [*command, "--version"], capture_output=True, timeout=30, check=False
+        )
+        with tempfile.TemporaryDirectory(prefix="tvmify-doctor-") as folder:
+            empty = ["-x", "assembler", os.devnull, "-o", str(Path(folder, "empty.so"))]
+            toolchain.run([*command, "-shared", *empty, "-lm"], Path(folder), 30)
+    except BuildError as error:
+        advice = f"{toolchain.INSTALL} Until then only what is in a cache runs compiled."
+        yield Finding(ERROR, "C++ compiler", error.reason, advice)
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(ERROR, "C compiler", f"{path} does not run: {error}", "Install it again.")
+        yield Finding(ERROR, "C++ compiler", f"it does not run: {error}", toolchain.INSTALL)
+    else:
+        version = answer.stdout.decode(errors="replace").partition("\n")[0]
+        yield Finding(OK, "C++ compiler", f"{shlex.join(command)}: {version}")
 
 
 def gpus() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.tuning import Tuning, tune
 from tvmify.errors import BuildError, NotCompiled
+from tvmify.faults import environment_fault
 from tvmify.silence import silenced
 from tvmify.target import Target
 
@@ -37,6 +39,7 @@ def compile(
     tuning: Tuning | None = None,
     unpacked: Sequence[str] = (),
     threads: int | None = None,
+    places: Sequence[Path] = (),
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
@@ -57,6 +60,8 @@ def compile(
         Names of weights that may change between any two calls: they become `Artifact.state`.
     threads
         How many LLVM may use; None for as many as there are processors.
+    places
+        Directories for temporary files, should the usual one have no room.
 
     Raises
     ------
@@ -65,16 +70,19 @@ def compile(
     UnsupportedInput
         A tensor of the program has a dtype or layout that compiled code cannot take.
     BuildError
-        TVM failed; the message is the first line of its own, the cause the whole of it.
+        TVM failed; the message is the first line of its own, the cause the whole of it. Or disk,
+        memory or permissions did not suffice.
     """
     stages = _Stages(on_stage)
     # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
-            return _compile(program, target, stages, accuracy, tuning, unpacked, threads)
+            return _compile(program, target, stages, accuracy, tuning, unpacked, threads, places)
         except NotCompiled:
             raise
         except Exception as error:
+            if fault := environment_fault(error, f"the stage {stages.current!r} of a build"):
+                raise fault from error
             raise BuildError(
                 f"TVM failed in the stage {stages.current!r}: {first_line(error)}",
                 "Run this module in eager PyTorch, and report the program: it was captured, so it "
@@ -90,6 +98,7 @@ def _compile(
     tuning: Tuning | None,
     unpacked: Sequence[str],
     threads: int | None,
+    places: Sequence[Path],
 ) -> Artifact:
     # Imported here: all this costs seconds, and a warm process must not load the compiler.
     with stages("decompose"):
@@ -125,7 +134,7 @@ def _compile(
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)
     with stages("link"):
-        library = build.link(generated)
+        library = build.link(generated, places)
     return Artifact(
         library=library,
         target=str(target),

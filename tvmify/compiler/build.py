@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
+import shlex
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,17 @@ from pathlib import Path
 import tvm
 from tvm import relax
 from tvm.relax import vm_build
-from tvm.support import cc
 from tvm.tirx.build import codegen_build
 
+from tvmify import toolchain
+from tvmify.compiler import scratch
 from tvmify.compiler.cuda import kernels
 from tvmify.compiler.lowering import lower
+from tvmify.compiler.objects import emit, is_whole_library, undefined_symbols
 from tvmify.errors import BuildError
+
+#: Bytes that a build may need beside object code and library.
+_ROOM = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -76,69 +81,67 @@ def generate(
     return Generated(modules, executable, names, compiled)
 
 
-def link(generated: Generated) -> bytes:
+def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
     """Emit machine code and link it.
+
+    Parameters
+    ----------
+    places
+        Directories for temporary files, should the usual one have no room.
 
     Raises
     ------
     BuildError
-        There is no C compiler to link with.
+        There is no compiler to link with, it fails, or there is no room for its files.
     """
-    with tempfile.TemporaryDirectory(prefix="tvmify-") as folder:
-        objects = [str(Path(folder, f"kernels{i}.o")) for i in range(len(generated.modules))]
-        with ThreadPoolExecutor(len(objects)) as pool:
-            list(
-                pool.map(
-                    lambda module, path: module.write_to_file(path), generated.modules, objects
-                )
-            )
-        imports = _pack_imports(generated, Path(folder))
-        library = Path(folder, "library.so")
-        _run_linker([*objects, imports, *_aliases(objects, generated.functions)], library)
-        return library.read_bytes()
-
-
-def _pack_imports(generated: Generated, folder: Path) -> str:
-    """Write the VM's program, the constants and a GPU's kernels as one more file to link."""
+    compiler = toolchain.find()  # before the work
+    modules = [*generated.modules, *_packed_imports(generated)]
+    with ThreadPoolExecutor(len(modules)) as pool:
+        contents = list(pool.map(emit, modules))
+    size = sum(map(len, contents))
     if generated.kernels is not None:
-        return str(kernels.pack(generated.executable, generated.kernels, folder))
+        size += len(generated.kernels.cubin)
+    with scratch.folder(_ROOM + 2 * size, places) as folder:
+        files = []
+        for number, content in enumerate(contents):
+            files.append(folder / f"kernels{number}.o")
+            files[-1].write_bytes(content)
+        if generated.kernels is not None:
+            files.append(kernels.pack(generated.executable, generated.kernels, folder))
+        library = folder / "library.so"
+        arguments = [*map(str, files), *_aliases(contents, generated.functions)]
+        # -s: symbols for debuggers would double the size of what every process reads from disk.
+        # -z now: a symbol that is not there shows when the library is loaded, not in a call.
+        options = ["-shared", "-fPIC", "-s", "-Wl,-z,now", "-o", str(library)]
+        toolchain.run([*compiler, *options, *arguments, "-lm"], folder)
+        content = library.read_bytes() if library.is_file() else b""
+    if not is_whole_library(content):
+        raise BuildError(
+            f"{shlex.join(compiler)} ended without an error, and made no shared library",
+            "Run `tvmify doctor` to see whether it works here, then call refresh().",
+        )
+    return content
+
+
+def _packed_imports(generated: Generated) -> list[tvm.runtime.Module]:
+    """Return a module of the VM's program and its constants; those of a GPU go another way."""
+    if generated.kernels is not None:
+        return []
     description = generated.modules[0].get_function("_get_target_string")()
-    imports = str(folder / "imports.o")
     pack_imports = tvm.runtime._ffi_api.ModulePackImportsToLLVM
-    pack_imports(generated.executable, False, description, "").write_to_file(imports)
-    return imports
+    return [pack_imports(generated.executable, False, description, "")]
 
 
-def _aliases(objects: list[str], functions: list[str]) -> list[str]:
+def _aliases(objects: list[bytes], functions: list[str]) -> list[str]:
     """Return linker options that resolve calls between parts.
 
     Such a call names the function without the prefix that TVM gives its symbol, and LLVM numbers
     the name (``matmul``, ``matmul.7``) when a part calls the function more than once.
     """
-    listing = subprocess.run(
-        ["nm", "--undefined-only", "--just-symbols", *objects],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    undefined = {line.strip() for line in listing.stdout.splitlines()}
+    undefined = {symbol for content in objects for symbol in undefined_symbols(content)}
     known = set(functions)
     return [
         f'-Wl,--defsym,"{symbol}"=__tvm_ffi_{symbol.partition(".")[0]}'
         for symbol in sorted(undefined)
         if symbol.partition(".")[0] in known
     ]
-
-
-def _run_linker(arguments: list[str], library: Path) -> None:
-    compiler = cc.get_cc()
-    if compiler is None:
-        raise BuildError(
-            "there is no C compiler on PATH to link the compiled code with",
-            "Install gcc or clang, or name one in the environment variable CC.",
-        )
-    # -s: symbols for debuggers would double the size of what every process reads from disk.
-    command = [compiler, "-shared", "-fPIC", "-s", "-o", str(library), *arguments, "-lm"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise RuntimeError(f"{compiler}: {result.stderr.strip()}")

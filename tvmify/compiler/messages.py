@@ -7,11 +7,12 @@ LONGEST = 300
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a message that says something.
+    """Return the type of an error, and the first line of its message that says something.
 
     TVM puts the frames of its own stack, and drawings of the program, around it.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     frames = ("Traceback", "File ", "^", "#", "@")
     said = [line for line in lines if line and not line.startswith(frames)]
-    return said[0][:LONGEST] if said else type(error).__name__
+    kind = type(error).__name__
+    return f"{kind}: {said[0][:LONGEST]}" if said else kind

@@ -83,7 +83,8 @@ class _InTurn(ScheduleRule):
                     schedule = rule.apply(func, target, tunable)
             except Exception as error:  # TVM's errors share no narrower class
                 message = str(error).strip().splitlines()
-                outcome.failures.append(f"{name} failed: {message[-1] if message else repr(error)}")
+                said = f"{type(error).__name__}: {message[-1]}" if message else repr(error)
+                outcome.failures.append(f"{name} failed: {said}")
                 fresh = None  # what stopped half-way may be neither the old schedule nor a new one
                 continue
             if isinstance(schedule, s_tir.Schedule):

@@ -1,0 +1,83 @@
+"""A temporary directory that has room for what a build writes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tvmify.errors import BuildError
+
+#: Looked at after the directory for temporary files, and those of the caller.
+_OTHERS = ("/dev/shm", "/var/tmp", "/tmp")
+#: What a file system says that cannot set space aside; then writing shows whether there is some.
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+@contextlib.contextmanager
+def folder(needed: int, others: Sequence[Path] = ()) -> Iterator[Path]:
+    """Make a private directory where so many bytes can be written, and remove it afterwards.
+
+    Parameters
+    ----------
+    others
+        Directories to use if the one for temporary files (``TMPDIR``) has no room.
+
+    Raises
+    ------
+    BuildError
+        There is no room anywhere.
+    """
+    problems = []
+    for place in _places(others):
+        try:
+            made = tempfile.TemporaryDirectory(
+                prefix="tvmify-", dir=place, ignore_cleanup_errors=True
+            )
+        except OSError as error:
+            problems.append(f"{place}: {error.strerror}")
+            continue
+        with made as path:
+            try:
+                _reserve(Path(path, "room"), needed)
+            except OSError as error:
+                problems.append(f"{place}: {error.strerror}")
+                continue
+            yield Path(path)
+            return
+    raise BuildError(
+        f"no directory can take the {needed / 1e6:.1f} MB of temporary files of a build "
+        f"({'; '.join(problems)})",
+        "Free some space, or let TMPDIR name a directory that has some, and call refresh().",
+    )
+
+
+def _places(others: Sequence[Path]) -> list[str]:
+    places = [os.environ.get("TMPDIR", "")]
+    with contextlib.suppress(OSError):  # no directory at all can be written to
+        places.append(tempfile.gettempdir())
+    # A relative one may be gone with the working directory.
+    everything = [*places, *map(str, others), *_OTHERS]
+    return list(dict.fromkeys(p for p in everything if Path(p).is_absolute()))
+
+
+def _reserve(path: Path, needed: int) -> None:
+    """Set space aside for a moment: this sees quotas and limits, too.
+
+    Raises
+    ------
+    OSError
+        There is not so much.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, needed)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+    finally:
+        os.close(file)
+        path.unlink()
