@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tvmify import BuildError, TvmifyWarning, obtain, toolchain, tvmify
+from tvmify import BuildError, TvmifyWarning, background, obtain, toolchain, tvmify
 from tvmify.cache import DiskCache
 from tvmify.capture import torchscript
 
@@ -77,6 +78,24 @@ def test_what_a_bad_linker_makes_is_neither_used_nor_stored(
     assert torch.allclose(fast(x), net(x), atol=1e-5)
     assert fast.cache_info().builds == 1
     assert len(DiskCache(cache_directory).entries()) == 1
+
+
+@pytest.mark.parametrize("fault", ["prints junk", "makes another library"])
+def test_in_the_background_too(
+    fault: str, linker: Any, cache_directory: Path, inference: None
+) -> None:
+    program, reason = FAULTS[fault]
+    linker(program)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", on_miss="background")
+    assert torch.equal(fast(x), net(x))
+    assert background.worker.wait(120)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert torch.equal(fast(x), net(x))
+    assert any(reason in str(warning.message) for warning in said)
+    assert "runs in eager PyTorch" in fast.explain()
+    assert DiskCache(cache_directory).entries() == []
 
 
 def test_a_linker_that_hangs_is_stopped_with_its_children_and_not_tried_again(
