@@ -389,6 +389,7 @@ class Dispatcher:
                     entry.executor = None
                     raise fault from error
                 reject(key, executor.artifact, error, self.options)
+                self._made.clear()
                 if entry.notes["code"] == LOADED:
                     return self._make_entry(args, kwargs, stages, general)
                 entry.executor = None
