@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tvmify import obtain
+from tvmify.allowance import allowance
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +37,13 @@ def _compiled_code_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the code that earlier tests loaded, as a new process would."""
     monkeypatch.setattr(obtain, "_LOADED", weakref.WeakValueDictionary())
+
+
+@pytest.fixture(autouse=True)
+def _captures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls spend any time on capturing: no test shall depend on timing."""
+    monkeypatch.setattr(allowance, "_most", math.inf)
+    monkeypatch.setattr(allowance, "_left", math.inf)
 
 
 @pytest.fixture

@@ -414,15 +414,16 @@ def run_script(text: str) -> subprocess.CompletedProcess[str]:
     start = """
     import os, threading, torch
     from torch import nn
-    from tvmify import background, compiler, tvmify
+    from tvmify import background, tvmify
+    from tvmify.building import crossing
 
-    begun, compile = threading.Event(), compiler.compile
+    begun, send = threading.Event(), crossing.send
 
     def noted(*args):
         begun.set()
-        return compile(*args)
+        return send(*args)
 
-    compiler.compile = noted
+    crossing.send = noted
     net = tvmify(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), on_miss="background")
     x = torch.ones(3, 4)
     torch.set_grad_enabled(False)

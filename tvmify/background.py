@@ -1,4 +1,4 @@
-"""One thread that builds what no call waits for, at low priority."""
+"""One thread, and one process at low priority, that build what no call waits for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from tvmify.allowance import allowance
+from tvmify.building import Builder
+
 #: How many builds may wait; calls that want further ones go on in eager, and ask again.
 MOST_WAITING = 64
+#: Seconds without a job after which the process that compiles ends.
+_IDLE = 60.0
+#: Seconds between two looks at whether a build may begin.
+_LOOK = 0.1
 #: What is added to the thread's niceness. Not more: a thread that gets no processor while it holds
 #: the interpreter's lock keeps the calls waiting, too (docs/facts.md).
 _NICENESS = 5
@@ -94,6 +101,7 @@ class Worker:
         self._thread: threading.Thread | None = None
         self._running: Job | None = None
         self._is_stopped = False
+        self.builder = Builder()
 
     def has_room(self) -> bool:
         """Whether `submit` would take a job."""
@@ -126,12 +134,14 @@ class Worker:
             self._is_stopped = True
             self._jobs.clear()
             self._changed.notify_all()
+        self.builder.stop()
         if self._thread not in (None, threading.current_thread()):
             self._thread.join()
 
     def abandon(self) -> None:
         """Give up all jobs, in a forked child, whose calls submit them to a worker of its own."""
         self._changed, self._thread, self._is_stopped = threading.Condition(), None, True
+        self.builder.abandon()
         for job in [self._running, *(reference() for reference in self._jobs)]:
             if job is not None:
                 job.give_up()
@@ -149,12 +159,16 @@ class Worker:
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
+        self.builder.end()
 
     def _next(self) -> Job | None:
         with self._changed:
             while not self._is_stopped:
                 if not self._jobs:
-                    self._changed.wait()
+                    if not self._changed.wait(_IDLE):
+                        self.builder.end()
+                elif not allowance.has_room():  # for what is done in this process
+                    self._changed.wait(_LOOK)
                 elif (job := self._jobs.popleft()()) is not None:
                     self._running = job
                     return job
@@ -174,6 +188,12 @@ worker = Worker()
 def has_room() -> bool:
     """Whether the worker of this process, whichever that is by now, would take a job."""
     return worker.has_room()
+
+
+def builder_here() -> Builder | None:
+    """Return what compiles for this thread in another process; None if it does so itself."""
+    is_worker = threading.current_thread() is worker._thread
+    return worker.builder if is_worker else None
 
 
 def _after_fork_in_child() -> None:

@@ -25,7 +25,7 @@ from tvmify.cache import Key, MemoryCache, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entries, Entry, Made, State
-from tvmify.errors import NotCompiled
+from tvmify.errors import CacheMiss, NotCompiled
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.faults import environment_fault, explained
 from tvmify.numbers import General, NumberCall, Numbers, checked
@@ -125,7 +125,9 @@ class Dispatcher:
         self._warned: set[str] = set()
         # What was costly to make, or the reason why nothing was made.
         self._made: MemoryCache[Made | NotCompiled] = MemoryCache(4 * compile_options.cache_size)
-        self._builds = self._disk_hits = self._eager_calls = 0
+        # What was captured for signatures that are being built in the background.
+        self._awaited: MemoryCache[Program] = MemoryCache(compile_options.cache_size)
+        self._builds = self._disk_hits = self._eager_calls = self._postponed = 0
         self._seconds: Counter[str] = Counter()
         self._watched: Watched | None = None
         self._states: dict[Hashable, State] = {}
@@ -168,6 +170,7 @@ class Dispatcher:
     def _run_in_eager(self, entry: Entry, args: Args, kwargs: Kwargs) -> Any:
         self._report(entry)
         self._eager_calls += 1
+        self._postponed += misses.is_postponed(entry.reason)
         return self.eager_call(args, kwargs)()
 
     def warm_up(self, args: Args, kwargs: Kwargs) -> Entry:
@@ -192,8 +195,7 @@ class Dispatcher:
         NotCompiled
             The call cannot run compiled, whatever the options say about that.
         """
-        shown = self.options.shows_progress()
-        with misses.building_now(), self._lock, Stages(self.name, shown) as stages:
+        with misses.building_now(), self._lock, self._stages() as stages:
             self._look_again()
             target = target or self.options.target
             prove = self._proof(PackedWeights(), args, kwargs)
@@ -217,6 +219,7 @@ class Dispatcher:
             self._state = State(self._state.number + 1)
             self._memory.clear()
             self._made.clear()
+            self._awaited.clear()
             self._constants.clear()
             self._constants_guard = None
             self._numbers = Numbers()
@@ -238,6 +241,7 @@ class Dispatcher:
             seconds=dict(self._seconds),
             eager=self._eager_calls,
             evictions=memory.evictions,
+            postponed=self._postponed,
         )
         return info.with_regions(memory.values())
 
@@ -325,7 +329,11 @@ class Dispatcher:
         known = self._memory.known((self._state.number, signature)) or Entry.of_capture()
         if known is not None:
             return known
-        with self._lock, Stages(self.name, self.options.shows_progress()) as stages:
+        may_wait = not misses.in_background(self.options)
+        with self._lock.held(wait=may_wait) as is_held, self._stages() as stages:
+            if not is_held:
+                why = "another thread captures or compiles a call of this module"
+                return Entry("not looked at", reason=misses.postponed(why))
             if self._watched is None:
                 self._look_again()  # for another thread has refreshed the module meanwhile
             place = self._state.number, signature
@@ -343,6 +351,9 @@ class Dispatcher:
                 stages.end()
                 self._seconds.update(stages.seconds)  # which adds them up
             return entry
+
+    def _stages(self) -> Stages:
+        return Stages(self.name, self.options.shows_progress())
 
     def _is_full(self) -> bool:
         """Tell whether signatures that are not in memory run in eager, since others would leave.
@@ -440,7 +451,9 @@ class Dispatcher:
         check_toolchain(self.options)
         stages.begin("capture")
         try:
-            program = self._capture(args, kwargs, entry)
+            program = self._capture(place, args, kwargs, entry)
+        except CacheMiss:
+            raise
         except NotCompiled as reason:
             self._made.put(place, reason)
             raise
@@ -456,6 +469,7 @@ class Dispatcher:
         self._builds += source == BUILT
         self._disk_hits += source == LOADED
         entry.found(key, source, source == BUILT)
+        self._awaited.discard(place)
         self._made.put(place, Made(key, executor.artifact, notes))
         return key, executor
 
@@ -474,11 +488,15 @@ class Dispatcher:
 
     # -------------------------------------------------- program fingerprint → key → … → executor
 
-    def _capture(self, args: Args, kwargs: Kwargs, entry: Entry) -> Program:
+    def _capture(self, place: Hashable, args: Args, kwargs: Kwargs, entry: Entry) -> Program:
         program = self._state.scripted
         if program is None or not program.accepts(args, kwargs):
-            with torch.no_grad():
+            program = self._awaited.peek(place)
+        if program is None or not program.accepts(args, kwargs):
+            with misses.capturing(self.options), torch.no_grad():
                 program = capture(self.captured(), args, kwargs)
+            if misses.in_background(self.options):
+                self._awaited.put(place, program)
             if program.method == "torchscript":
                 self._state.scripted = program  # it serves every signature
             if program.constants:

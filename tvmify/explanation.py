@@ -34,6 +34,8 @@ class CacheInfo(NamedTuple):
         Calls that ran in eager PyTorch, for whatever reason.
     evictions
         Signatures that had to leave the memory cache for others.
+    postponed
+        Calls that ran in eager since capturing would have kept them, or others, waiting.
     """
 
     hits: int
@@ -44,6 +46,7 @@ class CacheInfo(NamedTuple):
     seconds: Mapping[str, float]
     eager: int = 0
     evictions: int = 0
+    postponed: int = 0
 
     def with_regions(self, entries: Iterable[Entry]) -> CacheInfo:
         """Return these counts of calls, with the programs of the regions of entries added."""
@@ -89,6 +92,8 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: 
     ]
     if info.eager or info.evictions:
         lines.append(f"  calls in eager PyTorch: {info.eager}, evicted: {info.evictions}")
+    if info.postponed:
+        lines.append(f"  calls whose capture was postponed: {info.postponed}")
     for entry in entries:
         lines += ["", f"  {entry.signature}"]
         if entry.reason is not None:

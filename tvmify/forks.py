@@ -44,6 +44,20 @@ class Lock:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
+    @contextlib.contextmanager
+    def held(self, *, wait: bool) -> Iterator[bool]:
+        """Hold it, and yield True; or yield False if that would mean to wait and `wait` is not."""
+        if wait:
+            with self:
+                yield True
+            return
+        is_held = self._lock.acquire(blocking=False)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self._lock.release()
+
     def free(self) -> None:
         """Release it in a forked child, whoever had it, unless it is this thread."""
         if not self._lock._is_owned():  # type: ignore[attr-defined]

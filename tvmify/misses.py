@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 
 from tvmify import background
+from tvmify.allowance import allowance
 from tvmify.background import Job
 from tvmify.cache import Key, Neighbours
 from tvmify.errors import BuildError, CacheMiss, NotCompiled, described
@@ -45,10 +46,12 @@ class Missing(CacheMiss):
         Whether a call that looks again may find more.
     job
         What builds it meanwhile, if anything does.
+    is_postponed
+        Whether it was not even asked for yet, so that the call need not wait for that.
 
     Attributes
     ----------
-    job
+    job, is_postponed
         As given.
     earlier
         A miss of the same call before this one, whose job led to this one.
@@ -61,9 +64,12 @@ class Missing(CacheMiss):
         warning: str,
         is_over: Callable[[], bool] = lambda: True,
         job: Job | None = None,
+        *,
+        is_postponed: bool = False,
     ) -> None:
         super().__init__(reason, next_step)
         self.warning = warning
+        self.is_postponed = is_postponed
         self._is_over = is_over
         self.job = job
         self.earlier: Missing | None = None
@@ -124,8 +130,44 @@ def warning_of(reason: NotCompiled) -> str:
 
 
 def is_awaited(reason: NotCompiled | None) -> bool:
-    """Tell whether the program of a call is being built in the background."""
-    return isinstance(reason, Missing) and reason.job is not None
+    """Tell whether the program of a call is being built in the background, or will be."""
+    return isinstance(reason, Missing) and (reason.job is not None or reason.is_postponed)
+
+
+def is_postponed(reason: NotCompiled | None) -> bool:
+    """Tell whether the program of a call was not asked for, so that it need not wait for that."""
+    return isinstance(reason, Missing) and reason.is_postponed
+
+
+def in_background(options: CompileOptions) -> bool:
+    """Tell whether calls of this thread wait for nothing that is missing."""
+    return options.on_miss == "background" and not is_building_now()
+
+
+def postponed(why: str) -> Missing:
+    """Return why a call runs in eager that would have had to wait, or to keep others waiting."""
+    next_step = "Nothing: a later call will capture it."
+    return Missing(why, next_step, "", allowance.has_room, is_postponed=True)
+
+
+@contextlib.contextmanager
+def capturing(options: CompileOptions) -> Iterator[None]:
+    """Capture a program in here; calls that wait for nothing spend their allowance on it.
+
+    Raises
+    ------
+    CacheMiss
+        There is none left, or another thread is spending it.
+    """
+    if not in_background(options):
+        yield
+        return
+    with allowance.spend() as may_begin:
+        if not may_begin:
+            raise postponed(
+                "it is not captured yet: for now, calls have spent enough time on capturing"
+            )
+        yield
 
 
 def finished(key: Key) -> tuple[Executor, str] | None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify import forks, misses, toolchain
+from tvmify import background, building, forks, misses, toolchain
+from tvmify.allowance import allowance
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.cache.directory import is_there
@@ -276,8 +277,16 @@ def _build(
     with contextlib.ExitStack() as around:
         if stages.threads is None:  # nobody waits for what is built in the background
             around.enter_context(uncollected())
-        exported = _export(program, args, kwargs, stages)
+        builder = background.builder_here()
+        with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
+            exported = _export(program, args, kwargs, stages)
         target = Target.parse(key.entries["target"])
+        if builder and not key.entries["tuned for"] and building.can_cross(target):
+            stages.begin("build")
+            chosen = options.accuracy, unpacked, _places(options)
+            artifact = builder.build(exported, target, *chosen)
+            if artifact is not None:
+                return artifact
         tuning = None
         if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
             database = Measurements(options.cache_directory(), processor(key))
@@ -285,8 +294,8 @@ def _build(
             tuning = Tuning(stopwatch, database, stages.advance)
         # The program casts what autocast would: what the compiler calls is not to cast again.
         around.enter_context(casting({}))
-        chosen = options.accuracy, tuning, unpacked, stages.threads
-        return compile(exported, target, stages.begin, *chosen, _places(options))
+        how = options.accuracy, tuning, unpacked, stages.threads, _places(options)
+        return compile(exported, target, stages.begin, *how)
 
 
 def _places(options: CompileOptions) -> list[Path]:

@@ -84,8 +84,9 @@ class CompileOptions:
         Show the stages of a compilation. None shows them when standard error is a terminal.
     on_miss
         What a call does whose program is in no cache. ``"build"``: it waits while it is compiled.
-        ``"background"``: it runs in eager PyTorch, while one thread compiles; a later call runs
-        what that made. ``"eager"``: it runs in eager PyTorch. ``"error"``: it raises `CacheMiss`.
+        ``"background"``: it runs in eager PyTorch, while a process of low priority compiles; a
+        later call runs what that made. ``"eager"``: it runs in eager PyTorch. ``"error"``: it
+        raises `CacheMiss`.
     record
         A file, to which each signature that is called is appended, for ``tvmify warmup --from``;
         None for ``TVMIFY_RECORD``, or none.
