@@ -192,7 +192,7 @@ def test_what_cannot_be_measured_is_as_the_rules_have_it():
 
     database = Measurements(None, "cpu")
     report = tuned(mlp(), database, fails).report["tuning"]
-    assert set(report["failed"].values()) == {"out of memory"}
+    assert set(report["failed"].values()) == {"RuntimeError: out of memory"}
     assert (report["workloads"], report["measured"], len(database)) == (2, 0, 0)
 
 
