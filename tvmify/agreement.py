@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,27 @@ def computes_the_same(
         except Exception:  # of any kind: the call itself will raise again, when it is run
             return False
         return len(got) == len(want) and all(map(_is_alike, got, want))
+
+
+def is_same_result(got: Any, want: Any) -> bool:
+    """Whether two results are the same: structure, types, and values as far as rounding allows."""
+    found, structure = pytree.tree_flatten(got)
+    expected, wanted = pytree.tree_flatten(want)
+    return structure == wanted and all(map(_is_same, found, expected))
+
+
+def _is_same(got: Any, want: Any) -> bool:
+    if isinstance(want, torch.Tensor):
+        is_exact = not (want.is_floating_point() or want.is_complex())
+        return isinstance(got, torch.Tensor) and (
+            _is_alike(got, want) and (not is_exact or torch.equal(got, want))
+        )
+    if type(got) is not type(want):
+        return False
+    if isinstance(want, float):  # perhaps out of a tensor
+        both_nan = math.isnan(got) and math.isnan(want)
+        return both_nan or math.isclose(got, want, rel_tol=_OTHERWISE, abs_tol=1e-3)
+    return bool(got == want)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-"""Calls of a module whose control flow TorchScript interprets: each region is dispatched by itself.
+"""Calls of a module whose control flow depends on values: each region is dispatched by itself.
 
-The driver (`tvmify.capture.driver`) calls one operator, ``tvmify::region``, with the number of a
-region. What the region computes is then a call like any other: compiled when its shapes are first
-seen, and run in eager PyTorch where that is not possible.
+The driver (`tvmify.capture.driver`) calls a region by its number: from Python, where the module is
+Python, or as the operator ``tvmify::region``, where it is TorchScript. What the region computes is
+then a call like any other: compiled when its shapes are first seen, and run in eager PyTorch where
+that is not possible.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tvmify.agreement import is_same_result
 from tvmify.cache import Neighbours
-from tvmify.capture import REGION_SCHEMA, Driver, Part, drive
+from tvmify.capture import REGION_SCHEMA, Part, drive
 from tvmify.children import Children
 from tvmify.errors import (
     CaptureError,
@@ -60,6 +61,8 @@ class Driven:
     ----------
     reason
         As given.
+    how
+        Who runs the control flow, in words.
     has_effects
         Whether a call may change more than its result.
 
@@ -69,20 +72,20 @@ class Driven:
         Nothing of it can run compiled this way.
     """
 
-    how = "control flow runs in TorchScript, and regions between are compiled each for itself"
-
     def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
         self.reason = reason
         callable_ = dispatcher.captured()
-        self._driver = driver = drive(callable_, _NUMBERS.__next__)
+        self._driver = driver = drive(callable_, _NUMBERS.__next__, _run_region)
         self.has_effects = driver.has_effects
         self._is_scripted = isinstance(
             callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
         )
+        runs = "TorchScript" if self._is_scripted else "Python"
+        self.how = f"control flow runs in {runs}, and regions between are compiled each for itself"
         self._regions: list[_Region] = []
         for number, part in driver.parts.items():
             name = f"{dispatcher.name}, region {len(self._regions) + 1}"
-            region = _REGIONS[number] = _Region(name, driver, part, dispatcher)
+            region = _REGIONS[number] = _Region(name, part, dispatcher, self._is_scripted)
             self._regions.append(region)
 
     def __call__(
@@ -114,7 +117,7 @@ class Driven:
                 return self._driver.run(values)
         except RuntimeError as text:
             error, _RAISED.error = _RAISED.error, None
-            if error is None:
+            if error is None or error is text:
                 raise
             raise error from text
 
@@ -123,8 +126,8 @@ class Driven:
     ) -> None:
         """Refuse a call that would not be the same as in eager PyTorch.
 
-        TorchScript has fewer types than Python, and may take other branches. A plain module is
-        therefore run both ways, once for each signature.
+        TorchScript, which has fewer types than Python, decided some things while it compiled. A
+        plain module is therefore run both ways, once for each signature.
 
         Raises
         ------
@@ -147,11 +150,11 @@ class Driven:
                 raise
             except Exception as error:
                 raise CaptureError(
-                    f"TorchScript raises where eager PyTorch does not: {described(error)}",
+                    f"By regions it raises where eager PyTorch does not: {described(error)}",
                     _DIFFERENT,
                 ) from error
-        if _kinds(result) != _kinds(expected):
-            raise CaptureError("TorchScript returns something else than eager PyTorch", _DIFFERENT)
+        if not is_same_result(result, expected):
+            raise CaptureError("By regions it returns something else than eager", _DIFFERENT)
 
     def bind(self, module: Any) -> list[torch.Tensor]:
         """Take the present tensors of the module, and return them."""
@@ -174,7 +177,7 @@ class Driven:
 def drive_instead(
     dispatcher: Any, state: Any, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Let TorchScript interpret the control flow that keeps an entry from being one program.
+    """Run the control flow that keeps an entry from being one program apart from its regions.
 
     Parameters
     ----------
@@ -231,11 +234,12 @@ def is_about_flow(reason: NotCompiled) -> bool:
 class _Region:
     """Calls of one region."""
 
-    def __init__(self, name: str, driver: Driver, part: Part, dispatcher: Any) -> None:
+    def __init__(self, name: str, part: Part, dispatcher: Any, is_scripted: bool) -> None:
         self.operators = part.operators
+        self._is_scripted = is_scripted
         self._booleans = part.booleans
         self._carrier = part.carrier  # which its dispatcher does not keep alive
-        in_eager = driver.in_eager(part)
+        in_eager = part.in_eager
         self.dispatcher = type(dispatcher)(
             name,
             eager=lambda _, *inputs: in_eager(*inputs),
@@ -250,20 +254,13 @@ class _Region:
     ) -> list[torch.Tensor]:
         for place in self._booleans:
             integers[place] = bool(integers[place])
+        if not self._is_scripted and not all(type(number) is float for number in floats):
+            raise TypeError("a number is an int where TorchScript's types say float")
         try:
             return list(self.dispatcher((*tensors, *integers, *floats), {}))
         except BaseException as error:
             _RAISED.error = error
             raise
-
-
-def _kinds(result: Any) -> Any:
-    """Return what two results have to have in common: structure, types, shapes and dtypes."""
-    leaves, structure = pytree.tree_flatten(result)
-    return structure, [
-        (leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else type(leaf)
-        for leaf in leaves
-    ]
 
 
 def _run_region(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tvmify import driving
-from tvmify.capture import Driver, Part, drive
+from tvmify.capture import Part, drive
 from tvmify.errors import NotCompiled
 
 _HEADER = """
@@ -108,8 +108,8 @@ def _scripted(seed: int, folder: Path) -> Any:
 class _InPyTorch:
     """A region that is not compiled; its results own their memory, as if it were."""
 
-    def __init__(self, driver: Driver, part: Part) -> None:
-        self._run = driver.in_eager(part)
+    def __init__(self, part: Part) -> None:
+        self._run = part.in_eager
         self._booleans = part.booleans
         self.calls = 0
 
@@ -131,10 +131,10 @@ def test_the_parts_are_put_together_as_they_were(tmp_path: Path) -> None:
         theirs = _scripted(seed, tmp_path)
         ours = copy.deepcopy(theirs)
         try:
-            driver = drive(ours, numbers)
+            driver = drive(ours, numbers, driving._run_region)
         except NotCompiled:
             continue  # too many writes
-        regions = {number: _InPyTorch(driver, part) for number, part in driver.parts.items()}
+        regions = {number: _InPyTorch(part) for number, part in driver.parts.items()}
         driving._REGIONS.update(regions)  # type: ignore[arg-type]
         driver.bind(ours)
         for call in range(3):

@@ -66,8 +66,14 @@ def capture(
     return TracedProgram(callable_, args, kwargs, reason)
 
 
-def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
-    """Leave the control flow of a module or function to TorchScript, and part the rest in regions.
+def drive(
+    callable_: Callable[..., Any],
+    number: Callable[[], int],
+    call: Callable[..., list[torch.Tensor]],
+) -> Driver:
+    """Part a module or function in regions, and the control flow between.
+
+    TorchScript runs the control flow of what is TorchScript, Python that of all else.
 
     Parameters
     ----------
@@ -75,6 +81,8 @@ def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
         As for `capture`.
     number
         Returns a new number for a region.
+    call
+        Calls a region: takes its number, tensors, integers and floats, and returns tensors.
 
     Raises
     ------
@@ -84,16 +92,18 @@ def drive(callable_: Callable[..., Any], number: Callable[[], int]) -> Driver:
         It is a plain module with effects, which its scripted copy would not pass on.
     """
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        return Driver(callable_, None, number)
+        return Driver(callable_, None, number, call)
+    if isinstance(callable_, torch.nn.Module) and any(
+        isinstance(part, torch.jit.ScriptModule) for part in callable_.modules()
+    ):
+        raise CaptureError(
+            "some of its modules are TorchScript, which has other rules for numbers than Python",
+            "Decorate these.",
+        )
     try:
-        driver = Driver(script(callable_), callable_, number)
+        return Driver(script(callable_), callable_, number, call)
     except CannotScript as error:
         raise CaptureError(f"it cannot be scripted: {error}", "Change that place.") from error
-    if driver.has_effects:
-        raise UnsupportedOperator(
-            ["prim::SetAttr"], "forward changes attributes, buffers or arguments"
-        )
-    return driver
 
 
 def _is_autocast_by_torchscript(callable_: Callable[..., Any]) -> bool:

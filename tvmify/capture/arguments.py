@@ -16,7 +16,12 @@ class _Mismatch(Exception):
 
 
 def bind(
-    parameters: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, coerce: bool
+    parameters: Sequence[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    coerce: bool,
+    as_given: bool = False,
 ) -> list[Any]:
     """Return one TorchScript value for each parameter.
 
@@ -26,6 +31,8 @@ def bind(
         Of the forward's schema, without self.
     coerce
         Make an int a float where the parameter is a float.
+    as_given
+        Return the very objects that were given, but for dtypes.
 
     Raises
     ------
@@ -53,6 +60,8 @@ def bind(
                     f"TorchScript expects {parameter.type.annotation_str}",
                     "Annotate the parameter in forward.",
                 ) from None
+            if as_given:
+                value = code_of(given)
         elif parameter.has_default_value():
             value = protect(parameter.default_value)
         else:

@@ -1,4 +1,4 @@
-"""A TorchScript program that calls compiled regions: control flow stays with the interpreter."""
+"""A program that calls compiled regions; its control flow is TorchScript's, or Python's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tvmify.capture.regions import Region, Regions, operands
 from tvmify.capture.simplifying import simplify
 from tvmify.capture.state import resolve
 from tvmify.capture.torchscript import Scripted, ScriptedProgram
-from tvmify.errors import CaptureError
+from tvmify.capture.transcribing import Transcript
+from tvmify.errors import CaptureError, UnsupportedOperator
 
 #: What a driver calls for a region, with the number of the region.
 REGION = "tvmify::region"
@@ -27,10 +28,11 @@ REGION_SCHEMA = "region(int number, Tensor[] tensors, int[] integers, float[] fl
 class RegionProgram(ScriptedProgram):
     """A region as a program of its own, whose weights a `Carrier` holds."""
 
-    def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier) -> None:
-        self.in_eager: Any = torch._C._create_function_from_graph("region", graph)
+    def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier, is_python: bool) -> None:
+        self.scripted: Any = torch._C._create_function_from_graph("region", graph)
         self._original = None
-        self._read_graph(graph, self.in_eager.schema, root)
+        self._is_python = is_python
+        self._read_graph(graph, self.scripted.schema, root)
         for name, tensor in self._state.tensors.items():
             carrier.carry(name, tensor)
         self._keep_only(carrier)
@@ -50,12 +52,15 @@ class Part:
         What it computes, with how often it is written.
     booleans
         Places of bools among the integers.
+    in_eager
+        Computes the same in PyTorch, with the present weights.
     """
 
     program: RegionProgram
     carrier: Carrier
     operators: Counter[str]
     booleans: tuple[int, ...]
+    in_eager: Callable[..., list[torch.Tensor]]
 
 
 class Driver:
@@ -69,6 +74,8 @@ class Driver:
         The module or function before it was scripted; None when there is only ``scripted``.
     number
         Returns a new number for a region.
+    call
+        Calls a region, as `REGION` does.
 
     Attributes
     ----------
@@ -80,12 +87,23 @@ class Driver:
     Raises
     ------
     CaptureError
-        There is no region worth compiling.
+        There is no region worth compiling, or the control flow of plain code cannot be written in
+        Python again.
+    UnsupportedOperator
+        It is plain code with effects, which its scripted copy would not pass on.
     """
 
-    def __init__(self, scripted: Scripted, original: Any, number: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        scripted: Scripted,
+        original: Any,
+        number: Callable[[], int],
+        call: Callable[..., list[torch.Tensor]],
+    ) -> None:
         self._scripted: Any = scripted
         self._is_plain = original is not None
+        self._attributes: dict[str, Any] = {}
+        self._names: set[str] = set()
         self._is_module = isinstance(scripted, torch.jit.ScriptModule)
         forward = self._scripted.forward if self._is_module else self._scripted
         self._parameters = list(forward.schema.arguments)[self._is_module :]
@@ -94,6 +112,10 @@ class Driver:
         simplify(self._graph, root)
         regions = Regions(self._graph, root, _attributes_set(self._scripted))
         self.has_effects, self.is_random = regions.has_effects, regions.is_random
+        if self._is_plain and self.has_effects:
+            raise UnsupportedOperator(
+                ["prim::SetAttr"], "forward changes attributes, buffers or arguments"
+            )
         self._movable = regions.movable
         self._tensors = regions.tensors
         self.parts: dict[int, Part] = {}
@@ -106,7 +128,12 @@ class Driver:
                 "Write them with torch.where, or decorate the submodules around them.",
             )
         torch._C._jit_pass_dce(self._graph)
-        self._function: Any = torch._C._create_function_from_graph("driver", self._graph)
+        if self._is_plain:
+            self._function: Any = self._transcript(self._graph, {REGION: call})
+            self._check_names(original)
+            self._scripted = None  # whose tensors may be replaced
+        else:
+            self._function = torch._C._create_function_from_graph("driver", self._graph)
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return what `run` takes for the arguments of a call.
@@ -116,7 +143,9 @@ class Driver:
         UnsupportedInput
             The annotations of forward exclude these arguments.
         """
-        values = bind(self._parameters, args, kwargs, coerce=not self._is_plain)
+        if self._is_plain:
+            return bind(self._parameters, args, kwargs, coerce=False, as_given=True)
+        values = bind(self._parameters, args, kwargs, coerce=True)
         return [self._scripted, *values] if self._is_module else values
 
     def run(self, values: list[Any]) -> Any:
@@ -131,23 +160,29 @@ class Driver:
         list of torch.Tensor
             All that the program reads as attributes.
         """
+        self._attributes.update((name, resolve(module, name)) for name in self._names)
         tensors = {name: resolve(module, name) for name in self._tensors}
-        if self._is_plain:  # what was scripted is a copy
-            for name, tensor in tensors.items():
-                *path, last = name.split(".")
-                owner = self._scripted._c
-                for part in path:
-                    owner = owner.getattr(part)
-                owner.setattr(last, tensor)
         for part in self.parts.values():
             for name in part.program.weights:
                 part.carrier.carry(name, tensors[name])
         return list(tensors.values())
 
-    def in_eager(self, part: Part) -> Callable[..., list[torch.Tensor]]:
-        """Return what computes a region in PyTorch, with the present weights."""
-        root = (self._scripted,) if self._is_module else ()
-        return functools.partial(part.program.in_eager, *root)
+    def _transcript(
+        self, graph: Any, functions: dict[str, Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """Write a graph of plain code in Python, whose rules for numbers it has to follow."""
+        transcript = Transcript(graph, self._is_module, self._attributes, functions)
+        self._names |= transcript.names
+        return transcript.function
+
+    def _check_names(self, original: Any) -> None:
+        for name in self._names:
+            try:
+                resolve(original, name)
+            except (AttributeError, LookupError, ValueError) as error:
+                raise CaptureError(
+                    f"{name} is an attribute of the scripted module alone", "Assign it in __init__."
+                ) from error
 
     # ----------------------------------------------------------------------- cutting the graph
 
@@ -162,7 +197,14 @@ class Driver:
         root = self._scripted._c if self._is_module else None
         places = enumerate(value.type().kind() for value in integers)
         booleans = tuple(place for place, kind in places if kind == "BoolType")
-        return Part(RegionProgram(inner, root, carrier), carrier, region.operators, booleans)
+        program = RegionProgram(inner, root, carrier, self._is_plain)
+        if self._is_plain:
+            in_eager = self._transcript(inner, {})
+        else:
+            in_eager = functools.partial(
+                program.scripted, *((self._scripted,) if self._is_module else ())
+            )
+        return Part(program, carrier, region.operators, booleans, in_eager)
 
     def _entering(
         self, nodes: list[torch._C.Node], defined: set[str]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tvmify.capture.interpreter import interprets, where
+from tvmify.capture.meaning import meaning_text, python_meaning, torchscript_meaning
 from tvmify.capture.named_tuples import demangled, field_names
 from tvmify.capture.operators import qualified_name
 from tvmify.capture.state import ModulePath, State, WeightName
@@ -84,7 +85,12 @@ def type_text(type_: torch._C.JitType) -> str:
     return name if fields is None else f"{name}({', '.join(fields)})"
 
 
-def fingerprint(graph: torch._C.Graph, schema: torch._C.FunctionSchema, state: State) -> str:
+def fingerprint(
+    graph: torch._C.Graph,
+    schema: torch._C.FunctionSchema,
+    state: State,
+    is_python: bool = False,
+) -> str:
     """Return the canonical text of an inlined graph, and fill ``state`` with what it reads.
 
     Parameters
@@ -95,6 +101,8 @@ def fingerprint(graph: torch._C.Graph, schema: torch._C.FunctionSchema, state: S
         Of the same forward: names and defaults of the arguments.
     state
         Its root is the module; an empty one for a function.
+    is_python
+        Whether numbers and strings follow Python's rules, or TorchScript's.
 
     Raises
     ------
@@ -102,7 +110,7 @@ def fingerprint(graph: torch._C.Graph, schema: torch._C.FunctionSchema, state: S
         The graph has operators or effects which the interpreter does not know, in a branch that
         could be taken.
     """
-    return _Walk(state).describe(graph, schema)
+    return _Walk(state, is_python).describe(graph, schema)
 
 
 class _Walk:
@@ -112,8 +120,9 @@ class _Walk:
     plain attributes, and of conditions on them.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, is_python: bool) -> None:
         self._state = state
+        self._is_python = is_python
         self._texts: dict[str, str] = {}
         self._known: dict[str, Any] = {}
         self._lines: list[str] = []
@@ -187,6 +196,7 @@ class _Walk:
                 place = f"forward sets the attribute {known[0].attribute(node.s('name'))}"
             self._unsupported.append((operation, place))
             return
+        operation += self._rules(node)
         operands = ", ".join(self._text(value) for value in node.inputs())
         extra = "".join(f" {name}={_node_attribute(node, name)}" for name in node.attributeNames())
         position = len(self._lines)
@@ -200,6 +210,16 @@ class _Walk:
         self._lines[position] = f"{indent}{results} = {operation}({operands}){extra}"
         if kind.endswith("_") and not kind.endswith("__") and isinstance(known[0], WeightName):
             self._known[outputs[0].debugName()] = known[0]  # itself, written to
+
+    def _rules(self, node: torch._C.Node) -> str:
+        """Say by whose rules a node computes, if these are not known by its name."""
+        if not self._is_python:
+            return " by TorchScript" if torchscript_meaning(node) is not None else ""
+        try:
+            meant = python_meaning(node)
+        except LookupError as error:
+            raise UnsupportedOperator([node.kind()], f"{error} ({where(node)})") from error
+        return "" if meant is None else f" as {meaning_text(meant)}"
 
     def _taken(self, block: Any, outputs: list[Any], indent: str) -> None:
         """Describe the branch that an attribute selects as if there were no condition."""

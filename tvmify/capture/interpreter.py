@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tvmify.capture.meaning import python_meaning, torchscript_meaning
 from tvmify.capture.named_tuples import named_tuple_class
 from tvmify.capture.operators import find_operator, qualified_name
 from tvmify.capture.state import ModulePath
@@ -21,7 +22,7 @@ from tvmify.errors import (
     described,
 )
 
-#: Scalars come out as the graph's types say: 2 ** 3 is 8.0 where TorchScript has a float.
+#: In TorchScript scalars are what the graph's types say: 2 ** 3 is 8.0.
 _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int, "BoolType": bool}
 #: Kinds that only pass their input on.
 _IDENTITIES = frozenset(
@@ -44,11 +45,16 @@ class Interpreter:
         Inlined: it calls operators and no functions or methods.
     read
         Returns the value of the attribute with a dotted name; a `ModulePath` for a module.
+    is_python
+        Whether numbers and strings follow Python's rules, as in a plain module, or TorchScript's.
     """
 
-    def __init__(self, graph: torch._C.Graph, read: Callable[[str], Any]) -> None:
+    def __init__(
+        self, graph: torch._C.Graph, read: Callable[[str], Any], is_python: bool = False
+    ) -> None:
         self._graph = graph
         self._read = read
+        self._is_python = is_python
 
     def run(self, inputs: Sequence[Any]) -> Any:
         """Return the result of the graph; ``inputs`` include the root as a `ModulePath`, if any.
@@ -88,7 +94,7 @@ class Interpreter:
         elif kind == "aten::Bool" and _HINT.search(where(node)):
             results = [False]
         else:
-            results = _call(node, inputs)
+            results = self._call(node, inputs)
         outputs = list(node.outputs())
         if len(results) != len(outputs):
             raise CaptureError(
@@ -111,6 +117,31 @@ class Interpreter:
             condition, *carried = self._run_block(body, values)
             iteration += 1
         return carried
+
+    def _call(self, node: torch._C.Node, inputs: list[Any]) -> list[Any]:
+        name = qualified_name(node)
+        callee = find_operator(name)
+        if callee is None:
+            raise UnsupportedOperator([name], where(node))
+        try:
+            meant = python_meaning(node) if self._is_python else torchscript_meaning(node)
+            result = callee(inputs) if meant is None else meant(*inputs)
+        except CaptureError as error:
+            raise type(error)(f"{error.reason} ({where(node)})", error.next_step) from error
+        except NotCompiled:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"{name} failed while the program was captured ({where(node)}): {described(error)}",
+                "Run the module in eager PyTorch to see whether it fails there as well.",
+            ) from error
+        outputs = list(node.outputs())
+        if not outputs:
+            return []
+        if len(outputs) > 1:
+            return list(result)
+        convert = None if self._is_python else _SCALARS.get(outputs[0].type().kind())
+        return [result if convert is None else convert(result)]
 
     def _attribute(self, node: torch._C.Node, inputs: list[Any]) -> Any:
         (owner,) = inputs
@@ -149,31 +180,6 @@ def _truth(condition: Any, node: torch._C.Node) -> bool:
         f"A branch depends on the values of tensors ({where(node)})",
         "Write it with torch.where, or decorate the submodules around it.",
     )
-
-
-def _call(node: torch._C.Node, inputs: list[Any]) -> list[Any]:
-    name = qualified_name(node)
-    callee = find_operator(name)
-    if callee is None:
-        raise UnsupportedOperator([name], where(node))
-    try:
-        result = callee(inputs)
-    except CaptureError as error:
-        raise type(error)(f"{error.reason} ({where(node)})", error.next_step) from error
-    except NotCompiled:
-        raise
-    except Exception as error:
-        raise CaptureError(
-            f"{name} failed while the program was captured ({where(node)}): {described(error)}",
-            "Run the module in eager PyTorch to see whether it fails there as well.",
-        ) from error
-    outputs = list(node.outputs())
-    if not outputs:
-        return []
-    if len(outputs) > 1:
-        return list(result)
-    convert = _SCALARS.get(outputs[0].type().kind())
-    return [result if convert is None else convert(result)]
 
 
 def _constant(_: Interpreter, node: torch._C.Node, __: list[Any]) -> Any:

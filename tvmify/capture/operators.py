@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -64,45 +64,56 @@ def find_operator(name: str) -> Callee | None:
         except RuntimeError:
             pass
         else:
-            return _DispatcherOperator(kind, overload)
+            return DispatcherOperator(kind, overload)
     if kind in PRIMITIVES:
         return lambda inputs: PRIMITIVES[kind](*inputs)
     return None
 
 
-class _DispatcherOperator:
+class Parameter(NamedTuple):
+    """A parameter of an operator of the dispatcher."""
+
+    name: str
+    is_keyword_only: bool
+    default: Any
+    table: Sequence[Any] | None  # what the integers of TorchScript stand for
+
+
+class DispatcherOperator:
     """An operator of the PyTorch dispatcher, called as a TorchScript node calls it."""
 
     def __init__(self, kind: str, overload: str) -> None:
         namespace, _, name = kind.partition("::")
         packet = getattr(getattr(torch.ops, namespace), name)
-        self._operator = getattr(packet, overload or "default")
-        schema = self._operator._schema
-        self._names = [argument.name for argument in schema.arguments]
-        self._keyword_only = [argument.kwarg_only for argument in schema.arguments]
-        self._enumerations = [
-            _ENUMERATIONS.get(str(argument.real_type).removeprefix("Optional[").rstrip("]"))
+        self.operator = getattr(packet, overload or "default")
+        schema = self.operator._schema
+        self.parameters = [
+            Parameter(
+                argument.name,
+                argument.kwarg_only,
+                argument.default_value,
+                _ENUMERATIONS.get(str(argument.real_type).removeprefix("Optional[").rstrip("]")),
+            )
             for argument in schema.arguments
         ]
         self._writes = schema.is_mutable
-        self._random = torch.Tag.nondeterministic_seeded in self._operator.tags
+        self._random = torch.Tag.nondeterministic_seeded in self.operator.tags
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
+        """Call it with the inputs of a node."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for name, keyword_only, table, value in zip(
-            self._names, self._keyword_only, self._enumerations, inputs, strict=True
-        ):
-            if table is not None and isinstance(value, int):
-                value = table[value]
+        for parameter, value in zip(self.parameters, inputs, strict=True):
+            if parameter.table is not None and isinstance(value, int):
+                value = parameter.table[value]
             elif isinstance(value, list):
                 value = list(value)  # export does not know our own kinds of list
-            if keyword_only:
-                kwargs[name] = value
+            if parameter.is_keyword_only:
+                kwargs[parameter.name] = value
             else:
                 args.append(value)
         with self._modes([*args, *kwargs.values()]):
-            result = self._operator(*args, **kwargs)
+            result = self.operator(*args, **kwargs)
         return list(result) if isinstance(result, list) else code_of(result)
 
     def _modes(self, arguments: list[Any]) -> AbstractContextManager[Any]:
@@ -114,7 +125,7 @@ class _DispatcherOperator:
             return stack
         if self._writes and is_literal(arguments[0]):
             raise UnsupportedOperator(
-                [str(self._operator)], "the program writes into one of its constants"
+                [str(self.operator)], "the program writes into one of its constants"
             )
         small = all(tensor.numel() <= _FOLDED_ELEMENTS for tensor in literals)
         if small and len(literals) == len(tensors) and not self._writes and not self._random:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +19,7 @@ from tvmify.capture.interpreter import Interpreter, source_line
 from tvmify.capture.program import Program
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
+from tvmify.capture.unfolding import constant_attributes, unfolded
 from tvmify.errors import UnsupportedInput, described
 from tvmify.faults import check_temporary_directory
 from tvmify.silence import silenced
@@ -52,10 +54,12 @@ def script(callable_: Any) -> Scripted:
     CannotScript
         With the reason as one line that names the place.
     """
-    source = twin(callable_) if isinstance(callable_, torch.nn.Module) else callable_
+    is_module = isinstance(callable_, torch.nn.Module)
+    source = twin(callable_) if is_module else callable_
+    constants = constant_attributes(callable_) if is_module else frozenset[str]()
     # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
     # warnings are about annotations; eager and torch.export do not read those.
-    with _SCRIPTING, without_autocast(), silenced():
+    with _SCRIPTING, without_autocast(), silenced(), unfolded(constants):
         types = _types_of(source)
         try:
             scripted = torch.jit.script(source)
@@ -118,6 +122,7 @@ class ScriptedProgram(Program):
         is_module = isinstance(scripted, torch.jit.ScriptModule)
         forward: Any = scripted.forward if is_module else scripted
         self._original = original
+        self._is_python = original is not None
         root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
         with without_autocast():
             graph = forward.inlined_graph
@@ -131,7 +136,7 @@ class ScriptedProgram(Program):
         self._schema = schema
         self._is_module = root is not None
         self._state = State(root)
-        self.fingerprint = fingerprint(graph, schema, self._state)
+        self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
         self.weights = tuple(self._state.tensors)
 
     def _keep_only(self, owner: Any) -> None:
@@ -172,8 +177,8 @@ class ScriptedProgram(Program):
         inputs = self._bind(args, kwargs)
         if self._is_module:
             inputs.insert(0, ModulePath(""))
-        interpreter = Interpreter(self._graph, lambda name: self._state.read(name, tensors))
-        return interpreter.run(inputs)
+        read = functools.partial(self._state.read, tensors=tensors)
+        return Interpreter(self._graph, read, self._is_python).run(inputs)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         arguments = list(self._schema.arguments)[1 if self._is_module else 0 :]

@@ -144,8 +144,13 @@ def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) 
         known[tensor] = insert(graph, "aten::view_as_complex", [value])[0] if is_pair else value
     schema = operators.schema(node)
     given = operators.arguments(node)
-    arguments = [_argument(graph, known, str(a.type), given[a.name]) for a in schema.arguments]
     results = _leaves(node.meta["val"])
+    arguments = [
+        _number_tensor(graph, given[a.name], results[0].dtype)
+        if str(a.type) == "Tensor" and isinstance(given[a.name], (int, float))
+        else _argument(graph, known, str(a.type), given[a.name])
+        for a in schema.arguments
+    ]
     is_list = [str(returned.type) for returned in schema.returns] == ["List[Tensor]"]
     values = insert(graph, schema.name, arguments, 1 if is_list else len(results))
     if is_list:
@@ -166,6 +171,13 @@ def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) 
 def example(shape: list[int], dtype: str) -> torch.Tensor:
     """Return a tensor of no memory to speak of, from which a value of a graph takes its type."""
     return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
+
+
+def _number_tensor(graph: Any, number: float, dtype: torch.dtype) -> Any:
+    """Return a tensor for a number that is given where the operator takes a tensor."""
+    device = torch.device("cuda") if is_for_gpu() else None
+    values = [graph.insertConstant(v) for v in (number, dtype, None, device, None)]
+    return insert(graph, "aten::scalar_tensor", values)[0]
 
 
 def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> Any:

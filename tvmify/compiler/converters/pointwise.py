@@ -160,8 +160,10 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     default = "floor" if _base(node) == "floor_divide" else None
     mode = node.kwargs.get("rounding_mode", default)
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
-    _refuse_zero_divisor(importer, node)
+    divisor = _check_divisor(importer, node)
     x, y = promoted(importer, node, node.args[:2], kind)
+    if divisor == -1:
+        return relax.op.negative(x)
     if mode is None:
         return relax.op.divide(x, y)
     if _is_float(x):
@@ -179,16 +181,20 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("remainder.Tensor", "remainder.Scalar")
 def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the divisor."""
-    _refuse_zero_divisor(importer, node)
+    divisor = _check_divisor(importer, node)
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    if divisor == -1:
+        return relax.op.zeros_like(x)
     return importer.emit_te(elementwise(scalar.remainder if _is_float(x) else tirx.floormod), x, y)
 
 
 @converts("fmod.Tensor", "fmod.Scalar")
 def fmod(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the dividend."""
-    _refuse_zero_divisor(importer, node)
+    divisor = _check_divisor(importer, node)
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    if divisor == -1:
+        return relax.op.zeros_like(x)
     return importer.emit_te(elementwise(scalar.fmod if _is_float(x) else tirx.truncmod), x, y)
 
 
@@ -337,13 +343,20 @@ def _is_float(x: relax.Expr) -> bool:
     return "float" in dtype_of(x)
 
 
-def _refuse_zero_divisor(importer: Importer, node: fx.Node) -> None:
-    # The processor's integer division ends the process on a zero where eager raises an error.
+def _check_divisor(importer: Importer, node: fx.Node) -> int | None:
+    """Refuse a division of integers that could trap; return the divisor if it is a number.
+
+    The processor's division ends the process on a zero, where eager raises an error, and on the
+    least integer by -1, where eager's result wraps.
+    """
     divisor = node.args[1]
-    if isinstance(divisor, fx.Node):
-        constant = constant_of(importer.program, divisor)
-        never_zero = constant is not None and bool((constant != 0).all())
+    if node.meta["val"].dtype.is_floating_point:
+        return None
+    if not isinstance(divisor, fx.Node):
+        if divisor:
+            return int(divisor)
     else:
-        never_zero = bool(divisor)
-    if not (never_zero or node.meta["val"].dtype.is_floating_point):
-        raise UnsupportedOperator([str(node.target)], "an integer division that may be by zero")
+        constant = constant_of(importer.program, divisor)
+        if constant is not None and bool(((constant != 0) & (constant != -1)).all()):
+            return None
+    raise UnsupportedOperator([str(node.target)], "an integer division that may be by 0 or -1")
