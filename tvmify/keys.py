@@ -17,7 +17,7 @@ from tvmify.cache import Key
 from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, cpu_features
-from tvmify.signature import Signature, TensorSpec, check_tensor
+from tvmify.signature import Signature, TensorSpec, check_weight
 from tvmify.target import DEVICE_OF_KIND, Target, target_for
 
 #: Name of the entry that only keys of programs for GPUs have, and the driver of one that was built
@@ -96,12 +96,12 @@ def target_of_call(
     Raises
     ------
     UnsupportedInput
-        A weight is not a plain dense tensor.
+        A weight is not a plain dense tensor, or has no memory.
     UnsupportedTarget
         The tensors are on several devices, or no code can be built for theirs.
     """
     for name, weight in weights.items():
-        check_tensor(f"weight {name!r}", weight)
+        check_weight(f"weight {name!r}", weight)
     devices = signature.devices | {weight.device for weight in weights.values()}
     if len(devices) > 1:
         raise UnsupportedTarget(

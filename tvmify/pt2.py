@@ -26,6 +26,7 @@ from tvmify.capture.carrier import Carrier
 from tvmify.decorator import example_call, is_decorated, saved_method, tvmify
 from tvmify.dispatcher import Dispatcher, TargetOption
 from tvmify.errors import SaveError
+from tvmify.memory import check_saved
 from tvmify.objects import holds_objects
 from tvmify.runtime import compiled_module, embedded
 from tvmify.structure import structure_of
@@ -217,11 +218,12 @@ def _carry_state(module: Carrier, subject: Any, program: Program) -> list[str]:
     ``load_state_dict`` reaches it.
     """
     state = subject.state_dict(keep_vars=True) if isinstance(subject, nn.Module) else {}
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    check_saved(tensors)
     first_name: dict[int, str] = {}
-    for name, tensor in state.items():
-        if isinstance(tensor, torch.Tensor):
-            module.carry(name, tensor)
-            first_name.setdefault(id(tensor), name)
+    for name, tensor in tensors.items():
+        module.carry(name, tensor)
+        first_name.setdefault(id(tensor), name)
     names = []
     for name, tensor in zip(program.weights, program.tensors(), strict=True):
         if id(tensor) not in first_name:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.errors import SaveError
+from tvmify.memory import check_saved
 from tvmify.objects import holds_objects
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
 from tvmify.structure import structure_of
@@ -340,7 +341,9 @@ def _attribute(name: str) -> str:
 def _description(
     name: str, module: torch.jit.ScriptModule, seen: Sequence[_Seen], programs: Sequence[Compiled]
 ) -> dict[str, Any]:
-    tensors = {tensor.data_ptr(): tensor for tensor in module.state_dict().values()}.values()
+    state = module.state_dict()
+    check_saved(state)
+    tensors = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
     return {
         "model": name,
         "versions": {

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import UnsupportedInput, WarmUpError
+from tvmify.memory import has_memory
 
 #: Dtypes of tensors that compiled code takes; the others run in eager.
 SUPPORTED_DTYPES = frozenset(
@@ -151,6 +152,29 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedInput(
             f"{name} is {kind}", "Pass a plain dense tensor of a real, integer or bool dtype."
         )
+
+
+def check_weight(name: str, weight: torch.Tensor) -> None:
+    """Refuse a weight that compiled code cannot read.
+
+    An argument without memory has the signature of others, and is found when the program runs.
+
+    Raises
+    ------
+    UnsupportedInput
+        It is what `check_tensor` refuses, or has no memory.
+    """
+    check_tensor(name, weight)
+    if not has_memory(weight):
+        raise UnsupportedInput(
+            f"{name} has no memory, or less than its sizes say",
+            "Give it its elements before the call: compiled code reads them in place.",
+        )
+
+
+def unreadable_kind(weight: torch.Tensor) -> str | None:
+    """Return what `check_weight` refuses a weight for; None if it does not."""
+    return _unsupported_kind(weight) or (None if has_memory(weight) else "without memory")
 
 
 def _unsupported_kind(tensor: torch.Tensor) -> str | None:

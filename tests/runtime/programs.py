@@ -114,6 +114,14 @@ def flattened(shape: Shape = (4, 16)) -> Artifact:
 
 
 @cache
+def beside(shape: Shape) -> Artifact:
+    """(a view of y[4, 16], x + x, y + y) for x of this shape: views and fresh results, in turn."""
+    parameters = [(shape, "float32"), ((4, 16), "float32")]
+    body = lambda x, y: relax.Tuple([_viewed(y), R.add(x, x), R.add(y, y)])  # noqa: E731
+    return artifact(library({"main": (parameters, body)}), inputs=2, result=(0, 1, 2))
+
+
+@cache
 def twice() -> Artifact:
     """(y, y) with y = x + x."""
 

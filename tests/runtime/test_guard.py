@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.memoryless import KINDS
 from tvmify.runtime import Guard
 
 WEIGHTS, STRUCTURE = 1, 2
@@ -250,6 +251,45 @@ def test_odd_tensors_can_be_watched():
     assert watching.changed() == 0
     with torch.inference_mode():
         inference.add_(1)  # PyTorch does not count it, but the values tell
+    assert watching.changed() == WEIGHTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_memory_can_be_watched(kind):
+    tensor = KINDS[kind](torch.randn(8))
+    for counts_writes in (True, False):
+        watching = Guard([], [], *([[tensor], []] if counts_writes else [[], [tensor]]))
+        assert watching.changed() == 0
+        watching.refresh_tensors()
+        assert watching.changed() == 0
+
+
+def test_memory_that_comes_and_goes_is_a_change():
+    tensor = torch.ones(8)
+    storage = tensor.untyped_storage()
+    watching = Guard([], [], [tensor])
+    for size in (0, 32, 16, 4096):
+        storage.resize_(size)
+        assert watching.changed() == WEIGHTS
+        watching.refresh_tensors()
+        assert watching.changed() == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tensor_that_turns_into_one_without_memory_is_a_change(kind):
+    tensor, other = torch.ones(8), KINDS[kind](torch.ones(8))
+    watching = Guard([], [], [tensor])
+    try:
+        torch.utils.swap_tensors(tensor, other)
+    except (RuntimeError, TypeError, AttributeError):
+        pytest.skip("PyTorch does not swap it")
+    assert watching.changed() != 0
+
+
+def test_a_write_past_versions_shows_in_transposed_weights():
+    tensor = torch.zeros(4, 8).T
+    watching = Guard([], [], [tensor])
+    tensor.data.fill_(1)
     assert watching.changed() == WEIGHTS
 
 

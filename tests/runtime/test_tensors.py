@@ -92,6 +92,49 @@ def test_inputs_that_a_kernel_cannot_read_in_place(make):
     assert torch.equal(y, x + x) and torch.equal(x, before)
 
 
+def in_memory(memory: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """Return a part of some memory as a storage of its own."""
+    return torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=start * 4, count=count)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda row: row.expand(32, 32),
+        lambda row: row.as_strided((32, 32), (0, 1)),
+        lambda row: row[:1].expand(32, 32),
+        lambda row: row[::2].expand(64, 16),
+        lambda row: row.as_strided((32, 1, 32), (1, 0, 0)).expand(32, 2, 32),
+        lambda row: row[:0].expand(32, 0),
+    ],
+    ids=["rows", "strided", "scalar", "steps", "columns", "empty"],
+)
+def test_memory_behind_an_expanded_input_is_not_its_own(make):
+    # Another tensor lies where a contiguous one of its shape would reach to.
+    memory = torch.randn(4096)
+    x, y = make(in_memory(memory, 0, 32)), in_memory(memory, 64, 64).view(4, 16)
+    view, twice_x, twice_y = run(programs.beside(tuple(x.shape)), x, y)
+    assert torch.equal(twice_x, x + x) and torch.equal(twice_y, y + y)
+    assert view.data_ptr() == y.data_ptr() and view._base is y._base
+    for result in (twice_x, twice_y):
+        assert result.untyped_storage().nbytes() == result.nbytes and result._base is None
+
+
+def test_elements_that_overlap_are_read_one_by_one():
+    x, y = torch.randn(63).as_strided((32, 32), (1, 1)), torch.randn(4, 16)
+    assert torch.equal(run(programs.beside((32, 32)), x, y)[1], x + x)
+
+
+@pytest.mark.parametrize("columns", [slice(0, 64), slice(64, 128)])
+def test_memory_between_the_rows_of_an_input_is_its_storages(columns):
+    memory = torch.randn(32, 128)
+    x, y = memory[:, columns], memory[3, 64:128].view(4, 16)
+    view, twice_x, _ = run(programs.beside((32, 64)), x, y)
+    assert torch.equal(twice_x, x + x) and view.data_ptr() == y.data_ptr()
+    view.zero_()
+    assert not memory[3, 64:].any()
+
+
 def test_strides_of_dimensions_of_size_one_do_not_matter():
     x = torch.randn(16).as_strided((1, 16), (999, 1))
     assert torch.equal(run(programs.added((1, 16)), x), x + x)
@@ -115,6 +158,24 @@ def test_strides_of_dimensions_of_size_one_do_not_matter():
 def test_tensors_whose_bytes_are_not_their_values_are_refused(make):
     with pytest.raises(TypeError, match="dense CPU tensors"):
         run(programs.added(), make())
+
+
+@pytest.mark.parametrize("size", [0, 4, 4 * 16 * 4 - 1])
+def test_an_input_without_memory_is_for_eager(size):
+    call = Executor(programs.added()).call()
+    x = torch.randn(4, 16)
+    assert call.obstacle((x,)) is None
+    x.untyped_storage().resize_(size)
+    assert call((x,)) is NotImplemented and "has no memory" in (call.obstacle((x,)) or "")
+    x.untyped_storage().resize_(4 * 16 * 4)
+    assert torch.equal(call((x.zero_(),)), x)
+
+
+def test_a_weight_without_memory_is_not_packed():
+    weight = torch.randn(16)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(TypeError, match="has no memory"):
+        Executor(programs.leaking()).bind([weight], PackedWeights())
 
 
 @pytest.mark.parametrize("x", [torch.randn(4, 15), torch.randn(4), torch.randn(4, 16).double()])

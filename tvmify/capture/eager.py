@@ -77,18 +77,19 @@ def eager_result(
         torch.no_grad(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
-        if isinstance(callable_, torch.nn.Module):
-            callable_ = twin(callable_)  # a forward may set attributes
-            _take_elements(callable_, mode)
-        fake = pytree.tree_map(
-            lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf,
-            inputs,
-        )
         try:
+            if isinstance(callable_, torch.nn.Module):
+                callable_ = twin(callable_)  # a forward may set attributes
+                _take_elements(callable_, mode)
+            fake = pytree.tree_map(
+                lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf,
+                inputs,
+            )
             with NoRealWrites():
                 result = callable_(*fake[0], **fake[1])
         except Exception:
-            # such as reading a number from a constant: no reason to refuse what was recorded
+            # such as reading a number from a constant, or a nested tensor, of which there is no
+            # fake one: no reason to refuse what was recorded
             return None
     leaves, structure = pytree.tree_flatten(result)
     return EagerResult(structure, leaves)

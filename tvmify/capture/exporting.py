@@ -31,6 +31,7 @@ from tvmify.errors import (
     described,
 )
 from tvmify.faults import environment_fault
+from tvmify.memory import has_memory
 from tvmify.recurrent_shapes import recurrent_shapes
 from tvmify.silence import silenced
 
@@ -218,7 +219,8 @@ TensorIdentity = tuple[Any, ...]
 
 def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
     """Return what two Python objects for one tensor have in common."""
-    if tensor.layout is not torch.strided or not tensor.numel():
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested
+    if not (is_plain and tensor.layout is torch.strided and tensor.numel() and has_memory(tensor)):
         return (id(tensor),)
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 

@@ -21,6 +21,7 @@ from tvmify.capture.named_tuples import demangled, field_names
 from tvmify.capture.operators import qualified_name
 from tvmify.capture.state import ModulePath, State, WeightName
 from tvmify.errors import CaptureError, UnsupportedOperator
+from tvmify.memory import has_memory
 
 _UNKNOWN = object()
 #: What a condition may be decided on; a comparison of tensors is an operation like others.
@@ -33,12 +34,13 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     Raises
     ------
     CaptureError
-        The tensor is not a plain strided one.
+        The tensor is not a plain strided one, or has no memory.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
+    if not (is_strided and has_memory(tensor)):
         raise CaptureError(
             f"The program holds a constant tensor of layout {tensor.layout}, dtype {tensor.dtype} "
-            f"on {tensor.device}",
+            f"on {tensor.device}" + (", which has no memory" if is_strided else ""),
             "Keep it as a dense tensor, or decorate the submodules around it.",
         )
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -15,6 +15,7 @@
 #include "cpu_features.h"
 #include "cuda.h"
 #include "huge_pages.h"
+#include "memory_ranges.h"
 #include "tensor_bridge.h"
 
 namespace tvmify {
@@ -99,35 +100,25 @@ std::string missing_features(const std::string& needed) {
 class CompiledModule::PackedWeights {
  public:
   PackedWeights(at::ArrayRef<at::Tensor> weights, c10::Device device) : device_(device) {
+    std::vector<MemoryRange> ranges;
     for (const at::Tensor& weight : weights) {
       const at::Tensor packed = readable(weight, device).detach();
       tensors_.push_back(to_tvm(packed));
-      const auto* begin = static_cast<const char*>(packed.const_data_ptr());
-      if (packed.nbytes() > 0) ranges_.emplace_back(begin, begin + packed.nbytes());
+      ranges.push_back(range_of(packed));
     }
-    std::sort(ranges_.begin(), ranges_.end());
-    // Weights may share memory: each range is made to reach as far as any before it.
-    for (size_t i = 1; i < ranges_.size(); ++i) {
-      ranges_[i].second = std::max(ranges_[i].second, ranges_[i - 1].second);
-    }
+    ranges_ = MemoryRanges(std::move(ranges));
   }
 
   const std::vector<ffi::Tensor>& tensors() const { return tensors_; }
   c10::Device device() const { return device_; }
 
-  // Whether an output begins in a weight's memory.
-  bool own(const DLTensor& output) const {
-    const char* start = static_cast<const char*>(output.data) + output.byte_offset;
-    const auto after = std::upper_bound(
-        ranges_.begin(), ranges_.end(), start,
-        [](const char* wanted, const auto& range) { return wanted < range.first; });
-    return after != ranges_.begin() && start < std::prev(after)->second;
-  }
+  // Whether an output is in a weight's memory.
+  bool own(const DLTensor& output) const { return ranges_.overlaps(range_of(output)); }
 
  private:
   const c10::Device device_;
   std::vector<ffi::Tensor> tensors_;
-  std::vector<std::pair<const char*, const char*>> ranges_;  // of memory, by their start
+  MemoryRanges ranges_;
 };
 
 CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library,

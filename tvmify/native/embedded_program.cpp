@@ -132,6 +132,7 @@ std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::bind(at::TensorLi
   const std::shared_ptr<const Bounds> present = std::atomic_load(&bounds_);
   if (auto bound = find(*present, weights)) return bound;
   if (kinds_of(weights) != weights_) return nullptr;
+  if (!std::all_of(weights.begin(), weights.end(), has_memory)) return nullptr;
   auto code = code_->share();
   auto fresh = std::make_shared<const Bound>(code, weights);  // before its elements are read
   if (!packs_.empty()) code->bind(code->pack(select(weights, packs_)));
@@ -165,10 +166,15 @@ std::optional<std::vector<at::Tensor>> EmbeddedProgram::run(at::TensorList weigh
   if (!reason.empty()) return std::nullopt;
   const std::shared_ptr<const Bound> bound = bind(weights);
   if (bound == nullptr) {
-    reason = "a weight has another dtype or shape than when it was exported";
+    reason = "a weight has another dtype or shape than when it was exported, or no memory";
     return std::nullopt;
   }
-  return bound->code().forward(select(inputs, reads_));
+  const std::vector<at::Tensor> read = select(inputs, reads_);
+  if (!std::all_of(read.begin(), read.end(), has_memory)) {
+    reason = "an input has no memory, or less than its sizes say";
+    return std::nullopt;
+  }
+  return bound->code().forward(read);
 }
 
 }  // namespace tvmify

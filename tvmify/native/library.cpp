@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "cuda.h"
+#include "memory_ranges.h"
 #include "thread_pool.h"
 #include "tvm_allocator.h"
 
@@ -36,8 +37,9 @@ void publish_tvm_runtime() {
 // What comes from an archive may be any tensor.
 void check_is_library(const at::Tensor& bytes) {
   TORCH_CHECK_TYPE(bytes.defined() && bytes.layout() == at::kStrided && bytes.is_cpu() &&
-                       bytes.scalar_type() == at::kByte && bytes.is_contiguous(),
-                   "a library is a contiguous uint8 tensor, not ", bytes.toString());
+                       bytes.scalar_type() == at::kByte && bytes.is_contiguous() &&
+                       has_memory(bytes),
+                   "a library is a contiguous uint8 tensor with memory, not ", bytes.toString());
 }
 
 // Where the kernel has no memfd or forbids it: a file in a directory of our own, without a name

@@ -1,7 +1,10 @@
-// Which memory tensors occupy, to find out in nanoseconds whether another one shares any of it.
+// Which memory tensors occupy. Whoever reads the bytes of a tensor, or asks whether two tensors
+// share some, asks here: not every tensor has memory, and strides decide how far it reaches.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <tvm/ffi/container/tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -10,22 +13,77 @@
 
 namespace tvmify {
 
-// From the first byte of a tensor to behind its last one; empty if it has no elements. Gaps between
-// rows belong to it: two views that interleave count as sharing.
+// Tensors with these keys hide others: their sizes are those of a view that a transform has of
+// them, or are told by Python code, and their storage is a dummy.
+constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                        c10::DispatchKey::FuncTorchBatched,
+                                        c10::DispatchKey::FuncTorchGradWrapper});
+
+// Whether the tensor has sizes and strides of its own: it is not sparse, nested, wrapped, and no
+// size is symbolic.
+inline bool is_dense(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.key_set().has_any(kWrapped) &&
+         tensor.layout() == at::kStrided && !tensor.is_nested() &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+// The storage, or null. Throws for no tensor, unlike Tensor::storage().
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// From the first byte to behind the last one; empty if there are none. Gaps between rows belong to
+// it: two views that interleave count as sharing.
 using MemoryRange = std::pair<uintptr_t, uintptr_t>;
 
-inline MemoryRange range_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {0, 0};
-  const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-  uintptr_t last = 0;
-  for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
-    last += static_cast<uintptr_t>((tensor.size(axis) - 1) * tensor.stride(axis));
-  }
-  return {begin, begin + (last + 1) * tensor.itemsize()};
-}
+inline bool is_empty(const MemoryRange& range) { return range.first == range.second; }
 
 inline bool overlap(const MemoryRange& a, const MemoryRange& b) {
   return a.first < b.second && b.first < a.second;
+}
+
+// Whether all of `inner`, which is not empty, is part of `outer`.
+inline bool contains(const MemoryRange& outer, const MemoryRange& inner) {
+  return !is_empty(inner) && outer.first <= inner.first && inner.second <= outer.second;
+}
+
+// The bytes from the first of a tensor to behind its last, given its layout; strides may be null.
+inline size_t extent(const int64_t* sizes, const int64_t* strides, size_t axes, size_t itemsize) {
+  size_t last = 0, elements = 1;
+  for (size_t axis = axes; axis-- > 0;) {
+    const auto size = static_cast<size_t>(sizes[axis]);
+    if (size == 0) return 0;
+    last += (size - 1) * (strides != nullptr ? static_cast<size_t>(strides[axis]) : elements);
+    elements *= size;
+  }
+  return (last + 1) * itemsize;
+}
+
+// What can be read of a tensor. Empty, besides where there are no elements, if it is not dense, has
+// no memory (on the meta device, a wrapper subclass, a storage that was freed), or less than its
+// sizes say.
+inline MemoryRange range_of(const at::Tensor& tensor) {
+  c10::StorageImpl* const storage = storage_of(tensor);
+  if (storage == nullptr || !is_dense(tensor)) return {0, 0};
+  const auto base = reinterpret_cast<uintptr_t>(storage->_mutable_data_ptr_no_checks().get());
+  const size_t itemsize = tensor.itemsize();
+  const size_t bytes = extent(tensor.sizes().data(), tensor.strides().data(),
+                              static_cast<size_t>(tensor.dim()), itemsize);
+  const size_t offset = static_cast<size_t>(tensor.storage_offset()) * itemsize;
+  if (base == 0 || bytes == 0 || offset + bytes > storage->nbytes()) return {0, 0};
+  return {base + offset, base + offset + bytes};
+}
+
+inline MemoryRange range_of(const DLTensor& tensor) {
+  const auto start = reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset;
+  const size_t itemsize = (tensor.dtype.bits * size_t{tensor.dtype.lanes} + 7) / 8;
+  return {start,
+          start + extent(tensor.shape, tensor.strides, static_cast<size_t>(tensor.ndim), itemsize)};
+}
+
+// Whether each element of a tensor can be read at its address.
+inline bool has_memory(const at::Tensor& tensor) {
+  return is_dense(tensor) && (tensor.numel() == 0 || !is_empty(range_of(tensor)));
 }
 
 class MemoryRanges {
@@ -43,8 +101,7 @@ class MemoryRanges {
     const auto behind =
         std::lower_bound(ranges_.begin(), ranges_.end(), range.second,
                          [](const MemoryRange& known, uintptr_t end) { return known.first < end; });
-    return range.first != range.second && behind != ranges_.begin() &&
-           range.first < std::prev(behind)->second;
+    return !is_empty(range) && behind != ranges_.begin() && range.first < std::prev(behind)->second;
   }
 
  private:

@@ -217,6 +217,19 @@ const SavedModule::Program* SavedModule::find(const std::string& arguments, c10:
   return nullptr;
 }
 
+void SavedModule::check_memory(const std::vector<at::Tensor>& tensors) const {
+  for (const Program& program : programs_) {
+    for (const int64_t index : program.weights) {
+      if (index < 0 || static_cast<size_t>(index) >= tensors.size()) continue;
+      const at::Tensor& weight = tensors[static_cast<size_t>(index)];
+      // PyTorch makes tensors without memory of records that were cut off.
+      TORCH_CHECK(!is_dense(weight) || weight.is_meta() || has_memory(weight),
+                  "a weight of a saved module is missing: the file is damaged, or the storage of "
+                  "the weight was resized");
+    }
+  }
+}
+
 std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::IValue& state) {
   std::string plain;
   std::vector<at::Tensor> tensors;
@@ -226,12 +239,7 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   const std::lock_guard<ForkSafeMutex> lock(changing_);
   weights = std::atomic_load(&weights_);
   if (weights != nullptr && (held_ || weights->are(tensors, plain))) return weights;
-  for (const at::Tensor& tensor : tensors) {
-    // PyTorch makes such tensors of records that were cut off.
-    const bool has_memory = !tensor.is_cpu() || !tensor.has_storage() || tensor.nbytes() == 0 ||
-                            tensor.const_data_ptr() != nullptr;
-    TORCH_CHECK(has_memory, "a weight of a saved module is missing: the file is damaged");
-  }
+  check_memory(tensors);
   auto fresh = std::make_shared<Weights>(std::move(tensors), std::move(plain), programs_.size());
   if (described(state) != state_) {
     fresh->refusal =

@@ -79,6 +79,8 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   class Weights;
 
   const Program* find(const std::string& arguments, c10::Device device, std::string& reason) const;
+  // Throws if a weight that programs read has no memory.
+  void check_memory(const std::vector<at::Tensor>& tensors) const;
   std::shared_ptr<const Weights> weights_of(const c10::IValue& state);
   void fall_back(const std::string& arguments, const std::string& reason);
 

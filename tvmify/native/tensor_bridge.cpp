@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "memory_ranges.h"
 #include "torch_allocator.h"
 
 namespace tvmify {
@@ -157,6 +158,11 @@ at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
                    "negative or quantised, and got one with the dispatch keys ",
                    tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ",
                    tensor.dtype(), ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
+  if (!has_memory(tensor)) {
+    throw NoMemory({__func__, __FILE__, __LINE__},
+                   c10::str("a tensor of ", tensor.nbytes(), " bytes has no memory, or less than ",
+                            "that: its storage was resized"));
+  }
   const bool contiguous = tensor.is_contiguous();
   if (contiguous && (is_aligned(tensor.const_data_ptr()) || tensor.numel() == 0)) return tensor;
   // The copy is our own affair, which autograd must not record.
@@ -202,10 +208,7 @@ bool is_same_view(const DLTensor& tensor, const at::Tensor& source) {
 }
 
 bool lies_inside(const DLTensor& tensor, const at::Tensor& source) {
-  // Compared as integers: the two need not belong to the same object.
-  const auto offset = reinterpret_cast<uintptr_t>(start_of(tensor)) -
-                      reinterpret_cast<uintptr_t>(source.const_data_ptr());
-  return offset < source.nbytes() && ffi::GetDataSize(tensor) <= source.nbytes() - offset;
+  return contains(range_of(source), range_of(tensor));
 }
 
 at::Tensor view_of(const at::Tensor& source, const DLTensor& tensor) {

@@ -14,9 +14,16 @@ constexpr size_t kAlignment = 64;
 c10::Device torch_device(DLDevice device);
 DLDevice tvm_device(c10::Device device);
 
+// Thrown for a tensor whose sizes say that it has elements, and that has no memory for them.
+class NoMemory : public c10::TypeError {
+ public:
+  using c10::TypeError::TypeError;
+};
+
 // Returns `tensor` itself if a kernel can read it where it is (contiguous, aligned), else a copy
 // that one can. Throws TypeError for what has no plain bytes on the device: conjugate, negative,
-// complex, quantised, sparse, wrapped by functorch, on another device.
+// complex, quantised, sparse, wrapped by functorch, on another device; NoMemory where the bytes are
+// not there.
 at::Tensor readable(const at::Tensor& tensor, c10::Device device);
 
 // The same memory as a TVM tensor that keeps `tensor` alive. `tensor` must be `readable`.
@@ -38,7 +45,8 @@ void rethrow_from_tvm(const tvm::ffi::Error& error);
 // Whether `tensor` shows all of `source`, and nothing else of its memory.
 bool is_same_view(const DLTensor& tensor, const at::Tensor& source);
 
-// Whether all of `tensor`, which is contiguous and not empty, is memory that `source` shows.
+// Whether all of `tensor` is memory between the first and the last element of `source`. Never if
+// it has no elements.
 bool lies_inside(const DLTensor& tensor, const at::Tensor& source);
 
 // `tensor`, known to lie inside of `source`, as a view of `source`: the two share a storage and

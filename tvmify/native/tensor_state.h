@@ -7,6 +7,9 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstring>
+#include <tuple>
+
+#include "memory_ranges.h"
 
 namespace tvmify {
 
@@ -16,26 +19,35 @@ class TensorState {
  public:
   // With `counts_writes` false, writes to the elements of the tensor are no change.
   explicit TensorState(const at::Tensor& tensor, bool counts_writes = true)
-      : counts_writes_(counts_writes),
-        storage_(storage_of(tensor)),
-        start_(start_of(tensor)),
-        version_(counts_writes ? version_of(tensor) : 0),
-        sampled_bytes_(counts_writes ? sampled_bytes_of(tensor) : 0),
-        sample_(sample()),
-        requires_grad_(tensor.requires_grad()),
+      : keys_(tensor.key_set()),
         dtype_(tensor.scalar_type()),
-        device_(tensor.device()),
-        sizes_(sizes_of(tensor)),
-        strides_(strides_of(tensor)) {}
+        requires_grad_(tensor.requires_grad()),
+        counts_writes_(counts_writes),
+        is_dense_(is_dense(tensor)),
+        storage_(weak_storage_of(tensor)),
+        version_(counts_writes ? version_of(tensor) : 0) {
+    if (!is_dense_) return;
+    device_ = tensor.device();
+    sizes_ = tensor.sizes();
+    strides_ = tensor.strides();
+    place_ = place_of(tensor);
+    if (counts_writes && tensor.is_cpu() && tensor.is_non_overlapping_and_dense()) {
+      sampled_ = range_of(tensor);
+      sample_ = sample();
+    }
+  }
 
   Change compare(const at::Tensor& tensor) const {
-    if (tensor.scalar_type() != dtype_ || tensor.device() != device_ ||
-        sizes_of(tensor) != sizes_) {
+    // The keys first: they say whether the tensor is still one of those that have the rest.
+    if (tensor.key_set() != keys_ || tensor.scalar_type() != dtype_ ||
+        (is_dense_ && (tensor.device() != device_ || tensor.sizes() != sizes_))) {
       return kStructure;
     }
-    const bool equal = start_of(tensor) == start_ && tensor.requires_grad() == requires_grad_ &&
-                       strides_of(tensor) == strides_ && is_same_storage(tensor) &&
-                       !(counts_writes_ && is_written(tensor));
+    const bool equal =
+        tensor.requires_grad() == requires_grad_ &&
+        storage_of(tensor) == storage_._unsafe_get_target() &&
+        (!is_dense_ || (place_of(tensor) == place_ && tensor.strides() == strides_)) &&
+        !(counts_writes_ && is_written(tensor));
     return equal ? kNothing : kWeights;
   }
 
@@ -49,65 +61,53 @@ class TensorState {
   // address of this one and pass for it.
   using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  static Storage storage_of(const at::Tensor& tensor) {
-    if (!tensor.has_storage()) return Storage(c10::intrusive_ptr<c10::StorageImpl>());
-    return tensor.storage().getWeakStorageImpl();
+  static Storage weak_storage_of(const at::Tensor& tensor) {
+    if (storage_of(tensor) == nullptr) return Storage(c10::intrusive_ptr<c10::StorageImpl>());
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl();
   }
-  // Without counting references, which would write to the storage of every tensor.
-  bool is_same_storage(const at::Tensor& tensor) const {
-    const auto* now = tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-    return now == storage_._unsafe_get_target();
-  }
-  static const void* start_of(const at::Tensor& tensor) {
-    return tensor.has_storage() ? tensor.const_data_ptr() : nullptr;
-  }
-  // Sparse and nested tensors have no strides, or no sizes either: they are watched without.
-  static bool is_dense(const at::Tensor& tensor) {
-    return tensor.layout() == at::kStrided && !tensor.is_nested() &&
-           !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-  }
-  static c10::IntArrayRef sizes_of(const at::Tensor& tensor) {
-    return is_dense(tensor) ? tensor.sizes() : c10::IntArrayRef();
-  }
-  static c10::IntArrayRef strides_of(const at::Tensor& tensor) {
-    return is_dense(tensor) ? tensor.strides() : c10::IntArrayRef();
+
+  // Where the bytes of the storage are, how many, and which the tensor begins with: as long as that
+  // and the strides stay, what `range_of` said of the tensor does, too.
+  using Place = std::tuple<const void*, size_t, int64_t>;
+
+  static Place place_of(const at::Tensor& tensor) {
+    c10::StorageImpl* const storage = storage_of(tensor);
+    if (storage == nullptr) return {};
+    return {storage->_mutable_data_ptr_no_checks().get(), storage->nbytes(),
+            tensor.storage_offset()};
   }
   static uint32_t version_of(const at::Tensor& tensor) {
     // An inference tensor has no version: PyTorch itself does not count writes to it.
     const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
     return version.enabled() ? version.current_version() : 0;
   }
-  static size_t sampled_bytes_of(const at::Tensor& tensor) {
-    const bool is_readable =
-        is_dense(tensor) && tensor.is_cpu() && tensor.has_storage() && tensor.is_contiguous();
-    return is_readable ? tensor.nbytes() : 0;
-  }
   // Four words spread over the elements. Versions do not count writes through tensor.data, through
   // NumPy, or to inference tensors; those that fill a weight anew, as nearly all do, show here.
   uint64_t sample() const {
-    const auto* start = static_cast<const char*>(start_);
+    const auto* start = reinterpret_cast<const char*>(sampled_.first);
+    const size_t bytes = sampled_.second - sampled_.first;
     uint64_t sample = 0, word = 0;
-    if (sampled_bytes_ < sizeof(word)) {
-      if (sampled_bytes_ > 0) std::memcpy(&sample, start, sampled_bytes_);
+    if (bytes < sizeof(word)) {
+      if (bytes > 0) std::memcpy(&sample, start, bytes);
       return sample;
     }
     for (size_t i = 0; i < 4; ++i) {
-      std::memcpy(&word, start + (sampled_bytes_ - sizeof(word)) * i / 3, sizeof(word));
+      std::memcpy(&word, start + (bytes - sizeof(word)) * i / 3, sizeof(word));
       sample = sample * 0x9e3779b97f4a7c15u + word;  // Knuth's multiplicative hashing
     }
     return sample;
   }
 
-  bool counts_writes_;
-  Storage storage_;
-  const void* start_;
-  uint32_t version_;
-  size_t sampled_bytes_;
-  uint64_t sample_;
-  bool requires_grad_;
+  c10::DispatchKeySet keys_;
   at::ScalarType dtype_;
-  at::Device device_;
+  bool requires_grad_, counts_writes_, is_dense_;
+  Storage storage_;
+  uint32_t version_;
+  at::Device device_ = at::kCPU;
   c10::SmallVector<int64_t, 5> sizes_, strides_;
+  Place place_;
+  MemoryRange sampled_;
+  uint64_t sample_ = 0;
 };
 
 }  // namespace tvmify

@@ -23,6 +23,7 @@ import torch
 import tvmify.runtime.native  # noqa: F401
 from tvmify import forks
 from tvmify.errors import TvmifyWarning
+from tvmify.memory import has_memory
 
 #: Of the description. Raised whenever the meaning of a line changes; native code refuses others.
 FORMAT = 1
@@ -172,7 +173,8 @@ def _original(data: torch.Tensor, description: str) -> _Original:
     with _loading:
         original = _originals.pop(expected, None)
         if original is None:
-            original = _load(bytes(data.cpu().numpy()), expected)
+            # One without memory is damaged, like one of other bytes.
+            original = _load(bytes(data.cpu().numpy()) if has_memory(data) else b"", expected)
         _originals[expected] = original
         if len(_originals) > _MOST_ORIGINALS:
             _originals.popitem(last=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch import nn
 
 from tvmify.errors import NotCompiled
 from tvmify.runtime.native import Guard
+from tvmify.signature import unreadable_kind
 
 # The bookkeeping of nn.Module itself: what matters of it (parameters, hooks …) is watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
@@ -159,13 +161,15 @@ def watch(
                 state.append((prefix + name, len(attributes[name])))
                 if hooked is None and attributes[name]:
                     hooked = path
+    with torch._C.DisableTorchFunctionSubclass():
+        requires_grad = any(tensor.requires_grad for tensor in tensors)
     return Watched(
         guard=Guard(slots, sizes, *_parted(tensors, written)),
         state=tuple(value for _, value in state),
         names=tuple(name for name, _ in state),
         training=training,
         hooked=hooked,
-        requires_grad=any(tensor.requires_grad for tensor in tensors),
+        requires_grad=requires_grad,
     )
 
 
@@ -196,14 +200,38 @@ def _heeds_training(cls: type[nn.Module]) -> bool:
     )
 
 
+class _ByWeakIdentity:
+    """A tensor that compares by identity and is not kept alive."""
+
+    __slots__ = ("_hash", "_reference")
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._hash = id(value)
+        self._reference = weakref.ref(value)
+
+    def __eq__(self, other: object) -> bool:
+        value = self._reference()
+        return self is other or (
+            isinstance(other, _ByWeakIdentity) and value is not None and other._reference() is value
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def _comparable(value: Any) -> Hashable:
     # Values that cannot be edited in place compare by value, so that assigning an equal one
     # does not cost a capture; 1, 1.0 and True are told apart.
     if isinstance(value, _BY_VALUE):
         return type(value), value
     if isinstance(value, torch.Tensor):
-        # New values are new weights; another shape, dtype or device is another program.
-        return tuple(value.shape), value.dtype, value.device, value.requires_grad
+        # What a subclass answers may be code of its own, and a nested tensor has no shape.
+        if type(value) not in (torch.Tensor, nn.Parameter) or value.is_nested:
+            return _ByWeakIdentity(value)
+        # New values are new weights; another shape, dtype or device is another program, and what
+        # compiled code cannot read is none.
+        attributes = value.dtype, value.device, value.requires_grad, unreadable_kind(value)
+        return tuple(value.shape), *attributes
     if type(value) is tuple:
         return tuple(_comparable(item) for item in value)
     return _ByIdentity(value)

@@ -16,6 +16,8 @@
 #include <vector>
 
 #include "../compiled_module.h"
+#include "../memory_ranges.h"
+#include "../tensor_bridge.h"
 #include "bindings.h"
 #include "effects.h"
 
@@ -134,10 +136,13 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
   if (call.effects.obstacle(leaves) != nullptr) Py_RETURN_NOTIMPLEMENTED;
   const auto targets = call.effects.targets(leaves);
   std::vector<at::Tensor> tensors;
+  bool lacks_memory = false;
   {
     const pybind11::gil_scoped_release no_gil;
     try {
       tensors = call.compiled->forward(inputs);
+    } catch (const NoMemory&) {
+      lacks_memory = true;
     } catch (const std::exception&) {
       // Eager may have written something before it raises the same: nothing is written here yet.
       if (!call.effects.writes()) throw;
@@ -149,7 +154,7 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
       target.copy_(tensors[index]);
     }
   }
-  if (tensors.empty() && call.effects.writes()) Py_RETURN_NOTIMPLEMENTED;
+  if (lacks_memory || (tensors.empty() && call.effects.writes())) Py_RETURN_NOTIMPLEMENTED;
   return make_result(call, tensors, leaves);
   END_HANDLE_TH_ERRORS
 }
@@ -157,7 +162,11 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
 PyObject* obstacle(PyObject* self, PyObject* leaves) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(PyTuple_CheckExact(leaves), "the leaves are a tuple");
-  const char* text = Call::from(self)->effects.obstacle(leaves);
+  const Call& call = *Call::from(self);
+  const char* text = call.effects.obstacle(leaves);
+  for (const at::Tensor& input : select_inputs(call, leaves)) {
+    if (text == nullptr && !has_memory(input)) text = kNoMemory;
+  }
   if (text == nullptr) Py_RETURN_NONE;
   return PyUnicode_FromString(text);
   END_HANDLE_TH_ERRORS

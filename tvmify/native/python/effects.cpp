@@ -32,6 +32,7 @@ bool is_spread(const at::Tensor& tensor) {
 }
 
 const char* unfit_target(const at::Tensor& tensor) {
+  if (!has_memory(tensor)) return kNoMemory;
   if (tensor.is_inference() && !c10::InferenceMode::is_enabled()) return kInference;
   return tensor.is_contiguous() || is_spread(tensor) ? nullptr : kInternal;
 }

@@ -17,6 +17,9 @@ struct Write {
   size_t target, tensor;
 };
 
+constexpr const char* kNoMemory =
+    "a tensor that the program reads or writes to has no memory, or less than its sizes say";
+
 // Used with the GIL held. A call that has no effects pays for one comparison.
 class Effects {
  public:

@@ -20,6 +20,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "../memory_ranges.h"
 #include "bindings.h"
 
 #if defined(__x86_64__)
@@ -169,7 +170,7 @@ class Walk {
     // Nested tensors, and those of function transforms, have no sizes of their own to read here;
     // one with a forward-mode tangent has a second half that compiled code would lose.
     if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.is_nested() ||
-        is_transformed(tensor) || tensor._fw_grad(/*level=*/0).defined()) {
+        tensor.key_set().has_any(kWrapped) || tensor._fw_grad(/*level=*/0).defined()) {
       return false;
     }
     key_.add(Py_TYPE(leaf) == reinterpret_cast<PyTypeObject*>(ParameterClass) ? 'P' : 'T');
@@ -182,12 +183,6 @@ class Walk {
     key_.add(sizes.size());
     for (const int64_t size : sizes) key_.add(size);
     return true;
-  }
-
-  static bool is_transformed(const at::Tensor& tensor) {
-    return tensor.key_set().has_any(c10::DispatchKeySet(
-        {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-         c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
   }
 
   bool add_value(PyObject* leaf) {
