@@ -68,6 +68,41 @@ def _is_same(got: Any, want: Any) -> bool:
     return bool(got == want)
 
 
+def draws_the_same(
+    run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None = None
+) -> tuple[bool, bool]:
+    """Return whether eager PyTorch draws random numbers, and whether compiled code draws the same.
+
+    As many, that is, in the same order: the generators are in the same state afterwards, and the
+    results agree.
+
+    Parameters
+    ----------
+    run, eager, gpu
+        As for `computes_the_same`.
+    """
+    gpus = [] if gpu is None else [gpu]
+
+    def states() -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in gpus)]
+
+    with _same_draws(gpus) as again:
+        before = states()
+        try:
+            want = pytree.tree_leaves(eager())
+            after = states()
+            again()
+            got = pytree.tree_leaves(run())
+        except Exception:  # of any kind: the call itself will raise again, when it is run
+            return False, True
+        drawn = not all(map(torch.equal, before, after))
+        same = all(map(torch.equal, after, states()))
+        if drawn and same:
+            with torch.no_grad():
+                same = len(got) == len(want) and all(map(_is_alike, got, want))
+        return drawn, same
+
+
 @contextlib.contextmanager
 def _same_draws(gpus: list[int]) -> Iterator[Callable[[], None]]:
     """Give a function that sets random generators back; what is drawn here, nobody was given."""
@@ -84,7 +119,7 @@ def _same_draws(gpus: list[int]) -> Iterator[Callable[[], None]]:
 
 
 def _is_alike(got: Any, want: Any) -> bool:
-    if not isinstance(want, torch.Tensor):
+    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return type(got) is type(want)
     if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
         return False

@@ -43,7 +43,7 @@ class Children:
     """
 
     how = "its forward runs in Python, the modules that it calls are compiled each for itself"
-    has_effects = True  # for all that is known
+    has_effects = is_random = True  # for all that is known
 
     def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
         self.reason = reason

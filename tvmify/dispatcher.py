@@ -52,6 +52,7 @@ from tvmify.runtime import (
     autocast_text,
     check_modes,
     flatten,
+    gradients_text,
     unusual_signature,
     watch,
 )
@@ -162,7 +163,11 @@ class Dispatcher:
         else:
             return self._run_in_eager(entry, args, kwargs)
         if result is NotImplemented:  # and nothing was written to yet
-            return self._run_in_eager(entry.refused(leaves), args, kwargs)
+            refused = entry.refused(leaves)
+            result = self._run_in_eager(refused, args, kwargs)
+            if refused.reason is None:
+                self._report(entry.failed())
+            return result
         if entry.differentiable:
             return entry.with_gradients(result, self.eager_call(args, kwargs), leaves)
         return result
@@ -412,6 +417,7 @@ class Dispatcher:
                     NumberCall(run, general.places), executor.artifact, eager, args, kwargs
                 )
             entry.check(args, kwargs, eager)
+            entry.check_draws(args, kwargs, eager)
             if self.options.compares() and entry.compare(args, kwargs, eager):
                 stages.begin("store")
                 keep(key, executor.artifact, self.options)
@@ -440,12 +446,14 @@ class Dispatcher:
         entry.differentiable = check_modes(self._watched, args, kwargs)
         if self._state.driven is not None:
             raise self._state.driven.reason  # that of an earlier signature
-        place = self._state.number, signature, keys.modes_text(), str(target)
+        modes = keys.modes_text(), gradients_text(args, kwargs)
+        place = self._state.number, signature, *modes, str(target)
         made = self._made.peek(place)
         if isinstance(made, NotCompiled):
             raise made
         if made is not None:
             entry.notes |= made.notes
+            entry.may_draw, entry.asks_for_layout = made.may_draw, made.asks_for_layout
             entry.found(made.key, KEPT, False)
             return made.key, load_again(made.key, made.artifact)
         check_toolchain(self.options)
@@ -457,7 +465,7 @@ class Dispatcher:
         except NotCompiled as reason:
             self._made.put(place, reason)
             raise
-        notes = dict(entry.notes)
+        notes, traits = dict(entry.notes), (entry.may_draw, entry.asks_for_layout)
         weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
         resolved = keys.target_of_call(signature, weights, target)
         written = {id(tensor) for tensor in present(self.module(), self._written)}
@@ -470,7 +478,7 @@ class Dispatcher:
         self._disk_hits += source == LOADED
         entry.found(key, source, source == BUILT)
         self._awaited.discard(place)
-        self._made.put(place, Made(key, executor.artifact, notes))
+        self._made.put(place, Made(key, executor.artifact, notes, *traits))
         return key, executor
 
     def _proof(self, store: PackedWeights, args: Args, kwargs: Kwargs) -> Prove:
@@ -493,7 +501,7 @@ class Dispatcher:
         if program is None or not program.accepts(args, kwargs):
             program = self._awaited.peek(place)
         if program is None or not program.accepts(args, kwargs):
-            with misses.capturing(self.options), torch.no_grad():
+            with misses.capturing(self.options):
                 program = capture(self.captured(), args, kwargs)
             if misses.in_background(self.options):
                 self._awaited.put(place, program)

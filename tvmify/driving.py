@@ -65,6 +65,8 @@ class Driven:
         Who runs the control flow, in words.
     has_effects
         Whether a call may change more than its result.
+    is_random
+        Whether it may draw random numbers.
 
     Raises
     ------
@@ -77,6 +79,7 @@ class Driven:
         callable_ = dispatcher.captured()
         self._driver = driver = drive(callable_, _NUMBERS.__next__, _run_region)
         self.has_effects = driver.has_effects
+        self.is_random = driver.is_random
         self._is_scripted = isinstance(
             callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
         )
@@ -139,13 +142,24 @@ class Driven:
                 "TorchScript would run the control flow, which has rules of its own for autocast",
                 "Leave torch.autocast, or convert the module with .to(dtype).",
             )
+        if self._driver.asks and torch.is_grad_enabled():
+            raise CaptureError(
+                "forward asks whether gradients are on, and TorchScript runs it without them",
+                "Call under torch.no_grad() or torch.inference_mode().",
+            )
         if self._is_scripted:
             return
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = eager()
+            drawn = torch.get_rng_state()
         with torch.random.fork_rng(devices=[]):
             try:
                 result = self._run(self._driver.bound(args, kwargs))
+                if not torch.equal(torch.get_rng_state(), drawn):
+                    raise CaptureError(
+                        "TorchScript does not draw the random numbers that eager PyTorch draws",
+                        "Use all that is drawn, or draw outside of forward, and pass it.",
+                    )
             except NotCompiled:
                 raise
             except Exception as error:
@@ -204,6 +218,12 @@ def drive_instead(
                 raise GradientsNeeded(
                     "weights require gradients, and forward may have effects, which a backward "
                     "must not repeat",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+            if entry.differentiable and state.driven.is_random:
+                raise GradientsNeeded(
+                    "forward draws random numbers, and weights require gradients: the backward "
+                    "would draw others",
                     "Call under torch.no_grad() or torch.inference_mode().",
                 )
             state.driven.check(eager, args, kwargs)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tvmify.agreement import computes_the_same
+from tvmify.agreement import computes_the_same, draws_the_same
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
@@ -29,6 +29,7 @@ from tvmify.runtime import (
     graph_obstacle,
     is_being_transformed,
     is_capturing,
+    random_operators,
 )
 from tvmify.signature import Signature, TensorSpec, map_only
 from tvmify.verdict import judge
@@ -60,6 +61,10 @@ class Entry:
     differentiable: bool = False
     #: Which leaves of the result that holds for; None as long as that is not known.
     followed: list[bool] | None = None
+    #: The program may draw random numbers.
+    may_draw: bool = False
+    #: It asks for strides, and holds for contiguous arguments alone.
+    asks_for_layout: bool = False
     #: What a person may ask about: how it was captured, where the code came from.
     notes: dict[str, str] = field(default_factory=dict)
     #: The key of the program, if no cache had it.
@@ -113,6 +118,7 @@ class Entry:
 
     def note_capture(self, program: Program) -> None:
         """Note how the call was captured."""
+        self.may_draw, self.asks_for_layout = program.may_draw, program.asks_for_layout
         self.notes["captured by"] = program.method
         if program.reason is not None:
             self.notes["not scripted"] = program.reason
@@ -154,7 +160,7 @@ class Entry:
         """Return what calls run from now on, as CUDA graphs if there is a place for them."""
         if graphs is not None and (obstacle := graph_obstacle(executor.artifact)):
             self.notes["no CUDA graph"] = obstacle
-        self.run = run = executor.call(graphs)
+        self.run = run = executor.call(graphs, contiguous=self.asks_for_layout)
         return run
 
     def gpu_of(self, args: Any, kwargs: Any) -> int | None:
@@ -179,7 +185,8 @@ class Entry:
             return  # nothing may be written twice
         calls = 3 if isinstance(run, GraphedCall) else 1  # the last replays what the second was
         try:
-            agrees = computes_the_same(lambda: [run(leaves) for _ in range(calls)][-1], eager, gpu)
+            repeat = lambda: [_result(run, leaves) for _ in range(calls)][-1]  # noqa: E731
+            agrees = computes_the_same(repeat, eager, gpu)
         except torch.OutOfMemoryError as error:
             self.run = self.executor = None
             raise BuildError(
@@ -193,6 +200,47 @@ class Entry:
                 "Please report it, with the module and the shapes of its arguments.",
             )
 
+    def check_draws(self, args: Any, kwargs: Any, eager: Callable[[], Any]) -> None:
+        """Refuse code that does not draw random numbers exactly as eager PyTorch does.
+
+        Raises
+        ------
+        GradientsNeeded
+            It does, but the backward, which runs forward again, would draw others.
+        NotCompiled
+            It does not, or must not be run to see.
+        """
+        executor, run = self.executor, self.run
+        leaves = tuple(pytree.tree_leaves((args, kwargs)))
+        if not self.may_draw or executor is None or run is None:
+            return
+        problem: NotCompiled | None = None
+        if executor.artifact.writes:
+            if random_operators(executor.artifact):
+                written = executor.artifact.written_names()
+                problem = NotCompiled(
+                    f"forward draws random numbers and writes to {written}, so that whether it "
+                    "draws as eager PyTorch does cannot be seen",
+                    "Draw outside of it, and pass what is drawn.",
+                )
+        elif not run.obstacle(leaves):
+            gpu = self.gpu_of(args, kwargs)
+            drawn, same = draws_the_same(lambda: _result(run, leaves), eager, gpu)
+            if not same:
+                problem = NotCompiled(
+                    "compiled code would not draw the random numbers that eager PyTorch draws",
+                    "Use all that is drawn, or draw outside of forward, and pass it.",
+                )
+            elif drawn and self.differentiable:
+                problem = GradientsNeeded(
+                    "forward draws random numbers, and weights require gradients: the backward "
+                    "would draw others",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+        if problem is not None:
+            self.run = self.executor = None
+            raise problem
+
     def refused(self, leaves: tuple[Any, ...]) -> Entry:
         """Return why compiled code left a call to eager; no reason if it failed, as eager will."""
         assert self.run is not None
@@ -202,6 +250,14 @@ class Entry:
         next_step = "Give it memory of its own: clone it before the call."
         return Entry(self.signature, reason=NotCompiled(obstacle, next_step))
 
+    def failed(self) -> Entry:
+        """Return why a call ran in eager, which did not raise as compiled code did."""
+        reason = NotCompiled(
+            "compiled code raised an error where eager PyTorch does not",
+            "Please report it, with the module and the shapes of its arguments.",
+        )
+        return Entry(self.signature, reason=reason)
+
     def compare(self, args: Any, kwargs: Any, eager: Callable[[], Any]) -> bool:
         """Leave to eager PyTorch what it computes faster; return whether that is news."""
         executor, run = self.executor, self.run
@@ -210,7 +266,7 @@ class Entry:
         if executor is None or run is None or executor.artifact.writes or run.obstacle(leaves):
             return False
         how = "with CUDA graphs" if isinstance(run, GraphedCall) else ""
-        sides = lambda: run(leaves), eager
+        sides = lambda: _result(run, leaves), eager
         gpu = self.gpu_of(args, kwargs)
         verdict, is_new = judge(executor.artifact.verdicts, *sides, gpu, how)
         if verdict is not None:
@@ -258,6 +314,14 @@ class Entry:
         return map_only(TensorSpec, TensorSpec.example, self._call)
 
 
+def _result(run: Callable[[tuple[Any, ...]], Any], leaves: tuple[Any, ...]) -> Any:
+    """Return the result of a call of compiled code, or raise where it leaves that to eager."""
+    result = run(leaves)
+    if result is NotImplemented:
+        raise RuntimeError("compiled code failed")
+    return result
+
+
 @dataclass(frozen=True)
 class Made:
     """What it was costly to make for a signature: it outlives the executor in the memory cache.
@@ -268,11 +332,15 @@ class Made:
         Of the program.
     notes
         How it was captured.
+    may_draw, asks_for_layout
+        See `Entry`.
     """
 
     key: Key
     artifact: Artifact
     notes: dict[str, str]
+    may_draw: bool
+    asks_for_layout: bool
 
 
 @dataclass

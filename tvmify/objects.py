@@ -58,7 +58,7 @@ pytree.register_pytree_node(
 
 
 def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
-    """Replace the plain objects in a result that pytree takes for leaves.
+    """Replace the plain objects in a result that pytree takes for leaves, and each ``torch.Size``.
 
     An object that cannot be described stays, and so does one that outlives the call, for a copy
     would not be the same: one that is held, or that no tensor shows to be made by the call.
@@ -72,6 +72,8 @@ def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
     taken: set[int] = set()
 
     def replace(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Size):
+            return describe_size(leaf)
         if isinstance(leaf, torch.Tensor) or not _is_plain_object(leaf):
             return leaf
         if not taken:
@@ -83,7 +85,17 @@ def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
             return leaf
         return Described(text, description.tensors) if description.tensors else leaf
 
-    return pytree.tree_map(replace, result)
+    return pytree.tree_map(replace, result, is_leaf=is_size)
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is a ``torch.Size``, of which pytree makes a plain tuple."""
+    return isinstance(value, torch.Size)
+
+
+def describe_size(size: torch.Size) -> Described:
+    """Return what stands for a ``torch.Size`` in a result."""
+    return Described(json.dumps({"Size": list(size)}), [])
 
 
 def restore_objects(result: Any) -> Any:

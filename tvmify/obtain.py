@@ -257,8 +257,7 @@ def _export(
     program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], stages: Stages
 ) -> ExportedProgram:
     stages.begin("export")
-    with torch.no_grad():
-        return program.export(args, kwargs)
+    return program.export(args, kwargs)
 
 
 def _build(

@@ -9,6 +9,7 @@ import torch
 
 from tvmify.capture.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.program import Program
+from tvmify.capture.questions import check_questions
 from tvmify.capture.state import present, resolve
 from tvmify.capture.torchscript import CannotScript, ScriptedProgram, script
 from tvmify.errors import CaptureError, UnsupportedOperator
@@ -36,7 +37,8 @@ def capture(
     Raises
     ------
     CaptureError
-        Neither way leads to a program: control flow depends on the values of tensors, say.
+        Neither way leads to a program: control flow depends on the values of tensors, say, or
+        forward asks what only eager PyTorch can answer.
     UnsupportedOperator
         The program changes its own state, or uses something that cannot be interpreted.
     """
@@ -49,6 +51,7 @@ def capture(
         )
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return ScriptedProgram(callable_)
+    check_questions(callable_, args, kwargs)
     try:
         program = ScriptedProgram(script(callable_), callable_)
         reason = program.refusal(args, kwargs)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvmify.errors import CaptureError
 
 _REGION = torch.ops.higher_order.wrap_with_autocast
+_GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 #: The casts that autocast puts before an operator; in inference mode they are recorded as they are.
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
@@ -59,7 +60,7 @@ def uncached_autocast() -> Iterator[None]:
 def spell_casts(program: ExportedProgram) -> None:
     """Write the casts of autocast, as it is now, into a program that was recorded under it.
 
-    Regions of other settings are replaced by their operators.
+    Regions of other settings, and of other grad modes, are replaced by their operators.
 
     Raises
     ------
@@ -94,14 +95,17 @@ def _inline_regions(graph_module: fx.GraphModule, present: _Setting) -> dict[fx.
         node, setting, owner = todo.pop(0)
         if node.op != "call_function" or node._erased:
             continue
-        if node.target is not _REGION:
+        if node.target not in (_REGION, _GRAD_REGION):
             settings[node] = setting
             continue
         arguments: Any = node.args
-        device, dtype, enabled, _, body, *operands = arguments
-        if device == present.device:
-            dtype = dtype or torch.get_autocast_dtype(device)
-            setting = _Setting(device, bool(enabled), dtype)
+        if node.target is _GRAD_REGION:  # of torch.no_grad(): the results are the same
+            _, body, *operands = arguments
+        else:
+            device, dtype, enabled, _, body, *operands = arguments
+            if device == present.device:
+                dtype = dtype or torch.get_autocast_dtype(device)
+                setting = _Setting(device, bool(enabled), dtype)
         region = getattr(owner, body.target)
         inlined = _inline(graph_module.graph, node, region.graph, operands)
         graph_module.graph.erase_node(body)

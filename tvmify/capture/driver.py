@@ -13,6 +13,7 @@ import torch
 from tvmify.capture.arguments import bind
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.effects import is_tensor
+from tvmify.capture.questions import ASKING
 from tvmify.capture.regions import Region, Regions, operands
 from tvmify.capture.simplifying import simplify
 from tvmify.capture.state import resolve
@@ -33,6 +34,7 @@ class RegionProgram(ScriptedProgram):
         self._original = None
         self._is_python = is_python
         self._read_graph(graph, self.scripted.schema, root)
+        self._asks = self._grad_mode = False  # the driver runs it without gradients
         for name, tensor in self._state.tensors.items():
             carrier.carry(name, tensor)
         self._keep_only(carrier)
@@ -83,6 +85,8 @@ class Driver:
         The regions by their numbers, in the order of the code.
     has_effects, is_random
         See `Regions`.
+    asks
+        Whether it asks for grad mode, or which tensors require gradients.
 
     Raises
     ------
@@ -110,6 +114,7 @@ class Driver:
         self._graph: Any = forward.inlined_graph
         root = self._scripted._c if self._is_module else None
         simplify(self._graph, root)
+        self.asks = any(self._graph.findNode(kind, True) for kind in ASKING)
         regions = Regions(self._graph, root, _attributes_set(self._scripted))
         self.has_effects, self.is_random = regions.has_effects, regions.is_random
         if self._is_plain and self.has_effects:

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._pytree import TreeSpec
 
 from tvmify.capture.autocast import uncached_autocast
 from tvmify.capture.exporting import NoRealWrites, examples, quiet
 from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
+from tvmify.objects import describe_size, is_size
+from tvmify.signature import map_only
 
 
-@dataclasses.dataclass(frozen=True)
 class EagerResult:
     """What eager PyTorch returns for the example arguments, without elements.
 
-    Attributes
+    TorchScript has fewer types than Python, and returns a list for a ``torch.Size`` and another
+    class for a NamedTuple.
+
+    Parameters
     ----------
-    structure
-        Its pytree: TorchScript has fewer types than Python, and returns a list for a
-        ``torch.Size`` and another class for a NamedTuple.
-    leaves
-        Fake tensors and Python values.
+    result
+        Holds fake tensors and Python values.
     """
 
-    structure: TreeSpec
-    leaves: list[Any]
+    def __init__(self, result: Any) -> None:
+        self._leaves = pytree.tree_leaves(result)
+        self._items, self._structure = pytree.tree_flatten(result, is_leaf=is_size)
 
     def restore(self, result: Any) -> Any:
         """Return TorchScript's result as eager would have, whose shapes and dtypes it must have.
+
+        A `Described` stands for each ``torch.Size``.
 
         Raises
         ------
@@ -42,21 +45,28 @@ class EagerResult:
             TorchScript computes something else than eager.
         """
         leaves = pytree.tree_leaves(result)
-        if len(leaves) != len(self.leaves):
-            raise _different(f"{len(leaves)} values", f"{len(self.leaves)}")
-        restored = []
-        for ours, eager in zip(leaves, self.leaves, strict=True):
-            if isinstance(ours, torch.Tensor) and isinstance(eager, torch.Tensor):
-                if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
-                    raise _different(
-                        f"{ours.dtype} {list(ours.shape)}", f"{eager.dtype} {list(eager.shape)}"
-                    )
-                restored.append(ours)
-            elif isinstance(ours, torch.Tensor) or isinstance(eager, torch.Tensor):
-                raise _different(type(ours).__name__, type(eager).__name__)
+        if len(leaves) != len(self._leaves):
+            raise _different(f"{len(leaves)} values", f"{len(self._leaves)}")
+        restored = iter([_restored(*pair) for pair in zip(leaves, self._leaves, strict=True)])
+        items = []
+        for item in self._items:
+            if isinstance(item, torch.Size):
+                items.append(describe_size(torch.Size(itertools.islice(restored, len(item)))))
             else:
-                restored.append(eager)
-        return pytree.tree_unflatten(restored, self.structure)
+                items.append(next(restored))
+        return pytree.tree_unflatten(items, self._structure)
+
+
+def _restored(ours: Any, eager: Any) -> Any:
+    if isinstance(ours, torch.Tensor) and isinstance(eager, torch.Tensor):
+        if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
+            raise _different(
+                f"{ours.dtype} {list(ours.shape)}", f"{eager.dtype} {list(eager.shape)}"
+            )
+        return ours
+    if isinstance(ours, torch.Tensor) or isinstance(eager, torch.Tensor):
+        raise _different(type(ours).__name__, type(eager).__name__)
+    return eager
 
 
 def _different(ours: str, eager: str) -> CaptureError:
@@ -74,25 +84,20 @@ def eager_result(
     with (
         quiet(),
         uncached_autocast(),
-        torch.no_grad(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         try:
             if isinstance(callable_, torch.nn.Module):
                 callable_ = twin(callable_)  # a forward may set attributes
                 _take_elements(callable_, mode)
-            fake = pytree.tree_map(
-                lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf,
-                inputs,
-            )
+            fake = map_only(torch.Tensor, mode.from_tensor, inputs)
             with NoRealWrites():
                 result = callable_(*fake[0], **fake[1])
         except Exception:
             # such as reading a number from a constant, or a nested tensor, of which there is no
             # fake one: no reason to refuse what was recorded
             return None
-    leaves, structure = pytree.tree_flatten(result)
-    return EagerResult(structure, leaves)
+    return EagerResult(result)
 
 
 def _take_elements(module: torch.nn.Module, mode: FakeTensorMode) -> None:

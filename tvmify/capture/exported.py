@@ -10,6 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from tvmify.capture.draws import may_draw
 from tvmify.capture.exporting import (
     FunctionModule,
     NoRealWrites,
@@ -21,6 +22,7 @@ from tvmify.capture.exporting import (
 from tvmify.capture.fx_fingerprint import fingerprint
 from tvmify.capture.nested import refuse_nested_tensors
 from tvmify.capture.program import Program
+from tvmify.capture.questions import asks_for_layout
 from tvmify.capture.recorded_call import RecordedCall
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
@@ -88,6 +90,8 @@ class TracedProgram(Program):
         )
         self.constants = tuple(constants)
         self.fingerprint = fingerprint(self._exported, self.weights)
+        self.may_draw = may_draw(callable_, self.fingerprint)
+        self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether these arguments have the signature that was recorded."""

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify import forks
+from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.threads import recording_here
@@ -33,6 +34,7 @@ from tvmify.errors import (
 from tvmify.faults import environment_fault
 from tvmify.memory import has_memory
 from tvmify.recurrent_shapes import recurrent_shapes
+from tvmify.signature import map_only
 from tvmify.silence import silenced
 
 _DECORATE_AROUND = (
@@ -87,7 +89,7 @@ class NoRealWrites(TorchDispatchMode):
 def export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ExportedProgram:
-    """Record a module as an ATen program with static shapes.
+    """Record a module as an ATen program with static shapes, in the grad mode that is on.
 
     Raises
     ------
@@ -103,7 +105,7 @@ def export(
         uncached_autocast(),
         refusing_seeds(),
         recurrent_shapes(),
-        torch.no_grad(),
+        answering_as_eager(),
     ):
         try:
             program = torch.export.export(module, args, kwargs, strict=False)
@@ -129,22 +131,21 @@ def export(
 
 
 def examples(arguments: Any) -> Any:
-    """Replace tensors by contiguous ones without gradients, of which no element was ever read.
+    """Replace tensors by contiguous ones of which no element was ever read.
 
-    Neither gradients, nor inference mode, nor strides are part of a program: a call with other
-    strides may well be the next one. And each leaf is a new tensor: one that is given twice would
-    be recorded as one input, for all later calls.
+    Strides are no part of a program: a call with others may well be the next one. And each leaf is
+    a new tensor: one that is given twice would be recorded as one input, for all later calls.
     """
 
-    def example(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
+    def example(leaf: torch.Tensor) -> torch.Tensor:
         if leaf.layout is not torch.strided or leaf.is_quantized:
             return leaf.detach()
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        return torch.empty(
+            leaf.shape, dtype=leaf.dtype, device=leaf.device, requires_grad=leaf.requires_grad
+        )
 
     with torch.inference_mode(False):
-        return pytree.tree_map(example, arguments)
+        return map_only(torch.Tensor, example, arguments)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,9 @@ def _checked(
     is_causal: bool | None = None,
 ) -> Any:
     padded = src_key_padding_mask is not None and mask is None and src.dim() == 3
-    if padded and not encoder.layers[0].training:
+    layer: Any = encoder.layers[0]
+    tensors = (src, *layer.parameters())
+    differentiable = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if padded and not layer.training and not differentiable:
         refuse_nested_tensor()
     return forward(src, mask, src_key_padding_mask, is_causal)

@@ -197,8 +197,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
             "is_quantized is_nested itemsize nbytes type index"
         ).split()
     },
-    # a program is captured for inference, whatever the example tensors happen to require
-    "prim::requires_grad": lambda tensor: False,
+    "prim::requires_grad": lambda tensor: tensor.requires_grad,
     "prim::grad": _nothing,
     "prim::name": _nothing,
     "prim::data": lambda tensor: tensor.detach(),
@@ -221,7 +220,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "aten::_get_tracing_state": lambda: False,
     "aten::is_autocast_enabled": lambda: torch.is_autocast_enabled("cuda"),
     "aten::is_autocast_cpu_enabled": lambda: torch.is_autocast_enabled("cpu"),
-    "aten::is_grad_enabled": lambda: False,
+    "aten::is_grad_enabled": torch.is_grad_enabled,
     "aten::set_grad_enabled": _nothing,
     "aten::has_torch_function": lambda *_: False,
     # eager prints at each call, compiled code never: text on a terminal is no result

@@ -28,6 +28,10 @@ class Program(abc.ABC):
     constants
         Tensors that belong to neither the arguments nor the module (of a closure, a global) and
         whose elements are part of the fingerprint. When one is written, the program is stale.
+    may_draw
+        Whether it may draw random numbers; true in case of doubt.
+    asks_for_layout
+        Whether it asks for strides, so that it holds for contiguous arguments alone.
     """
 
     method: str
@@ -35,6 +39,8 @@ class Program(abc.ABC):
     fingerprint: str
     weights: tuple[str, ...]
     constants: tuple[torch.Tensor, ...] = ()
+    may_draw: bool = False
+    asks_for_layout: bool = False
 
     @abc.abstractmethod
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.capture.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
 from tvmify.errors import CaptureError, NumberNeeded
+from tvmify.objects import is_size
 from tvmify.signature import NumberArgument
 
 #: Values that ``torch.export`` takes for no arguments, although they are ones of operators.
@@ -34,9 +35,9 @@ class RecordedCall:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._leaves, self._structure = pytree.tree_flatten((args, kwargs))
+        self._leaves, self._structure = pytree.tree_flatten((args, kwargs), is_leaf=is_size)
         self._has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
-        self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs))
+        self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs), is_leaf=is_size)
 
     def attach(
         self, module: torch.nn.Module, around: Callable[[torch.nn.Module, Callable[[], Any]], Any]
@@ -77,8 +78,8 @@ class RecordedCall:
     ) -> Any:
         # torch.export may have put keyword arguments into another order.
         found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
-        pairs = zip(found, self._leaves, strict=True)
-        leaves = [_given(place, *pair) for place, pair in enumerate(pairs)]
+        places = enumerate(found)
+        leaves = [_given(places, hidden) for hidden in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         try:
             with TensorsOfNumbers() if self._has_numbers else nullcontext():
@@ -88,7 +89,7 @@ class RecordedCall:
                     raise ValueNeeded(leaf.places)
         except ValueNeeded as needed:
             raise NumberNeeded(needed.places) from None
-        now = pytree.tree_leaves((args, kwargs))
+        now = pytree.tree_leaves((args, kwargs), is_leaf=is_size)
         if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
             raise CaptureError(
                 "forward changes a list, dict or object that is one of its arguments",
@@ -101,10 +102,17 @@ def _shown(leaf: Any) -> Any:
     if isinstance(leaf, NumberArgument):
         dtype = torch.float64 if leaf.kind is float else torch.int64
         return torch.zeros((), dtype=dtype, device="cpu")
+    if isinstance(leaf, torch.Size):
+        return (None,) * len(leaf)  # as many leaves as it has in a call
     return None if isinstance(leaf, _HIDDEN) else leaf
 
 
-def _given(place: int, leaf: Any, hidden: Any) -> Any:
+def _given(found: Iterator[tuple[int, Any]], hidden: Any) -> Any:
+    if isinstance(hidden, torch.Size):
+        for _ in hidden:
+            next(found)
+        return hidden
+    place, leaf = next(found)
     if isinstance(hidden, NumberArgument):
         return (Float if hidden.kind is float else Int)(leaf, frozenset({place}))
     return hidden if isinstance(hidden, _HIDDEN) else leaf

@@ -26,6 +26,11 @@ def is_recorded_elsewhere() -> bool:
     return _recording is not None and _recording != threading.get_ident()
 
 
+def is_recorded_here() -> bool:
+    """Whether this thread records."""
+    return _recording == threading.get_ident()
+
+
 def _after_fork_in_child() -> None:
     global _recording  # noqa: PLW0603
     if is_recorded_elsewhere():

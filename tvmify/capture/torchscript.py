@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.jit import _recursive
+from torch.utils import _pytree as pytree
 
 from tvmify import forks
 from tvmify.capture.arguments import bind
 from tvmify.capture.carrier import Carrier
+from tvmify.capture.draws import may_draw
 from tvmify.capture.fingerprint import fingerprint
 from tvmify.capture.interpreter import Interpreter, source_line
 from tvmify.capture.program import Program
+from tvmify.capture.questions import asks_for_layout, asks_in, question_of
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
 from tvmify.capture.unfolding import constant_attributes, unfolded
-from tvmify.errors import UnsupportedInput, described
+from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.faults import check_temporary_directory
 from tvmify.silence import silenced
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
 
 
+#: Where ``nn.TransformerEncoder`` looks whether a mask allows of a nested tensor.
+_NESTING = "aten::_nested_tensor_from_mask_left_aligned("
 #: ``torch.jit`` keeps global tables of types.
 _SCRIPTING = forks.Lock()
 
@@ -54,6 +59,8 @@ def script(callable_: Any) -> Scripted:
     CannotScript
         With the reason as one line that names the place.
     """
+    if (question := question_of(callable_)) is not None:
+        raise CannotScript(f"it asks for {question}, which TorchScript answers by its own rules")
     is_module = isinstance(callable_, torch.nn.Module)
     source = twin(callable_) if is_module else callable_
     constants = constant_attributes(callable_) if is_module else frozenset[str]()
@@ -127,6 +134,8 @@ class ScriptedProgram(Program):
         with without_autocast():
             graph = forward.inlined_graph
         self._read_graph(graph, forward.schema, root)
+        self.may_draw = may_draw(original, self.fingerprint)
+        self.asks_for_layout = asks_for_layout(original, self.fingerprint)
         self._keep_only(scripted if original is None else original)
 
     def _read_graph(
@@ -138,11 +147,29 @@ class ScriptedProgram(Program):
         self._state = State(root)
         self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
         self.weights = tuple(self._state.tensors)
+        # A program that never asks is recorded in one way for all calls.
+        self._grad_mode = self._inference_mode = False
+        self._asks = asks_in(self.fingerprint)
+        if self._asks:
+            self._grad_mode = torch.is_grad_enabled()
+            self._inference_mode = torch.is_inference_mode_enabled()
+            tensors = self._state.tensors.items()
+            wanted = ", ".join(name for name, tensor in tensors if tensor.requires_grad)
+            self._needs_gradients = bool(wanted) and self._grad_mode
+            self.fingerprint += (
+                f"\ngrad mode {self._grad_mode}, inference mode {self._inference_mode}, "
+                f"gradients of [{wanted}]"
+            )
 
     def _keep_only(self, owner: Any) -> None:
         """Read weights from their owner from now on."""
         self._owner = owner
         self._state.forget_root(owner)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it was scripted here, and Python has more types than it."""
+        return self._original is not None
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether the annotations of forward admit these arguments."""
@@ -151,10 +178,28 @@ class ScriptedProgram(Program):
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return why the annotations exclude these arguments; None when they do not."""
         try:
+            self._check_answers(args, kwargs)
             self._bind(args, kwargs)
         except UnsupportedInput as error:
             return error.reason
         return None
+
+    def _check_answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse calls in which a program that asks would hear something else."""
+        if not self._asks:
+            return
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        if modes != (self._grad_mode, self._inference_mode):
+            raise UnsupportedInput("It was captured in another grad mode", "Capture it again.")
+        tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        on_inference = "aten::is_inference(" in self.fingerprint
+        if any(x.requires_grad or (on_inference and x.is_inference()) for x in tensors):
+            raise UnsupportedInput(
+                "forward asks for gradients, and an argument requires one, or never can",
+                "Pass tensors that require no gradient, from outside of torch.inference_mode().",
+            )
+        if self._needs_gradients and _NESTING in self.fingerprint:
+            raise UnsupportedInput("TorchScript looks at the mask first", "Capture it otherwise.")
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the present tensors of the module before it was scripted."""
@@ -168,9 +213,14 @@ class ScriptedProgram(Program):
         from tvmify.capture.exporting import export
 
         self._bind(args, kwargs)
-        expected = None if self._original is None else eager_result(self._original, args, kwargs)
-        recorded = _Recorded(self, self._tensors(), expected)
-        return export(recorded, args, kwargs)
+        expected = None
+        with contextlib.ExitStack() as modes:
+            if self._asks and self._inference_mode != torch.is_inference_mode_enabled():
+                modes.enter_context(torch.inference_mode(self._inference_mode))
+            modes.enter_context(torch.set_grad_enabled(self._grad_mode))
+            if self._original is not None:
+                expected = eager_result(self._original, args, kwargs)
+            return export(_Recorded(self, self._tensors(), expected), args, kwargs)
 
     def run(self, args: Any, kwargs: Any, tensors: dict[str, torch.Tensor]) -> Any:
         """Interpret the program with these tensors as its weights."""
@@ -208,4 +258,11 @@ class _Recorded(Carrier):
         program, names, expected = self.__dict__["_tvmify"]
         tensors = {name: self.carried(name) for name in names}
         result = program.run(args, kwargs, tensors)
-        return result if expected is None else expected.restore(result)
+        if expected is not None:
+            return expected.restore(result)
+        if program.is_plain and any(type(leaf) is int for leaf in pytree.tree_leaves(result)):
+            raise CaptureError(
+                "TorchScript returns integers, of which eager PyTorch may make a torch.Size",
+                "Return tensors.",
+            )
+        return result

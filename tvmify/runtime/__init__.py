@@ -15,7 +15,7 @@ from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach, followed_leaves
-from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
+from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing, random_operators
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.measuring_gpu import measure_on
@@ -24,6 +24,7 @@ from tvmify.runtime.surroundings import (
     casting,
     casts_now,
     check_modes,
+    gradients_text,
     is_being_transformed,
     unusual_signature,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "embedded",
     "flatten",
     "followed_leaves",
+    "gradients_text",
     "graph_obstacle",
     "inspect",
     "is_being_transformed",
@@ -59,6 +61,7 @@ __all__ = [
     "measure",
     "measure_on",
     "original",
+    "random_operators",
     "unusual_signature",
     "watch",
     "with_method_renamed",

@@ -143,7 +143,7 @@ class Executor:
             call.keep(self._packed)
         call.bind(*self._bound)
 
-    def call(self, graphs: Graphs | None = None) -> Call | GraphedCall:
+    def call(self, graphs: Graphs | None = None, *, contiguous: bool = False) -> Call | GraphedCall:
         """Return the callable that takes the leaves of the arguments and returns the result.
 
         An argument or a buffer that the program returns comes back as the caller's own tensor, and
@@ -154,6 +154,8 @@ class Executor:
         ----------
         graphs
             Of the module, if its calls are to be CUDA graphs; a program that cannot be one is not.
+        contiguous
+            Leave calls with arguments that are not contiguous to eager PyTorch.
         """
         artifact = self.artifact
         rebuild = _rebuild(structure_of(artifact.output_structure))
@@ -163,9 +165,9 @@ class Executor:
             list(artifact.outputs),
             rebuild,
             artifact.writes,
-            artifact.needs_contiguous,
+            artifact.needs_contiguous or contiguous,
         )
-        if graphs is not None and not obstacle(artifact):
+        if graphs is not None and not contiguous and not obstacle(artifact):
             call = GraphedCall(call, self.compiled, artifact, rebuild, graphs)
         self._bind_call(call)
         self._call = call

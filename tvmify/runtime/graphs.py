@@ -67,9 +67,16 @@ def obstacle(artifact: Artifact) -> str:
     operators = artifact.report.get("operators")
     if not isinstance(operators, Mapping):
         return "its operators are not known"
-    if random := [name for name in map(str, operators) if _is_random(name)]:
+    if random := random_operators(artifact):
         return f"it draws random numbers ({', '.join(random)})"
     return ""
+
+
+def random_operators(artifact: Artifact) -> list[str]:
+    """Return the names of the operators of a program that draw random numbers."""
+    operators = artifact.report.get("operators")
+    names = map(str, operators) if isinstance(operators, Mapping) else ()
+    return [name for name in names if _is_random(name)]
 
 
 def _tensor_count(artifact: Artifact) -> int:

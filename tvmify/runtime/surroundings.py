@@ -72,6 +72,16 @@ def casting(casts: Mapping[str, torch.dtype]) -> Iterator[None]:
         yield
 
 
+def gradients_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return what code may ask about gradients in a call: modes, and a letter for each tensor."""
+    letters = "".join(
+        "gG"[leaf.requires_grad] + "iI"[leaf.is_inference()]
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
+    return f"{torch.is_grad_enabled()} {torch.is_inference_mode_enabled()} {letters}"
+
+
 def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Refuse the modes that have no compiled form; return whether gradients are possible.
 

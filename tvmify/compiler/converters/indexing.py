@@ -72,8 +72,12 @@ def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
 def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args[:3]
     shape = importer.shape(source)
-    if not shape:
-        return relax.op.broadcast_to(importer.tensor(source), list(importer.shape(node)))
+    if not shape:  # an axis of one element stands for the none that it has
+        at = positions(importer, index, 1, wrap=False)  # type: ignore[arg-type]
+        out = list(importer.shape(node))
+        at = importer.emit(relax.op.reshape(at, [prod(out)]))
+        line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
+        return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
 

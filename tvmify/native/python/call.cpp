@@ -12,6 +12,7 @@
 
 #include <exception>
 #include <new>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -135,27 +136,23 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
   const Tensors inputs = select_inputs(call, leaves);
   if (call.effects.obstacle(leaves) != nullptr) Py_RETURN_NOTIMPLEMENTED;
   const auto targets = call.effects.targets(leaves);
-  std::vector<at::Tensor> tensors;
-  bool lacks_memory = false;
+  std::optional<std::vector<at::Tensor>> tensors;
   {
     const pybind11::gil_scoped_release no_gil;
     try {
       tensors = call.compiled->forward(inputs);
-    } catch (const NoMemory&) {
-      lacks_memory = true;
     } catch (const std::exception&) {
-      // Eager may have written something before it raises the same: nothing is written here yet.
-      if (!call.effects.writes()) throw;
+      // Nothing is written yet, and only eager raises the very exception that the code stands for.
     }
     for (const auto& [target, index] : targets) {
-      if (tensors.empty()) break;
-      TORCH_CHECK_INDEX(index < tensors.size(), "the program returned ", tensors.size(),
+      if (!tensors) break;
+      TORCH_CHECK_INDEX(index < tensors->size(), "the program returned ", tensors->size(),
                         " tensors, and tensor ", index, " is to be written");
-      target.copy_(tensors[index]);
+      target.copy_((*tensors)[index]);
     }
   }
-  if (lacks_memory || (tensors.empty() && call.effects.writes())) Py_RETURN_NOTIMPLEMENTED;
-  return make_result(call, tensors, leaves);
+  if (!tensors) Py_RETURN_NOTIMPLEMENTED;
+  return make_result(call, *tensors, leaves);
   END_HANDLE_TH_ERRORS
 }
 

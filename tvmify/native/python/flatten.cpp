@@ -9,6 +9,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
@@ -92,6 +93,7 @@ at::Float32Precision matmul_precision(at::Float32Backend backend) {
 // The modes of this thread, and of PyTorch, that change what an operator computes.
 void add_modes(Key& key, bool grad_mode) {
   key.add(grad_mode);
+  key.add(c10::InferenceMode::is_enabled());
   add_autocast(key, at::kCPU);
   add_autocast(key, at::kCUDA);
   key.add(c10::typeMetaToScalarType(c10::get_default_dtype()));
@@ -104,7 +106,7 @@ void add_modes(Key& key, bool grad_mode) {
 // One walk over the arguments of a call.
 class Walk {
  public:
-  explicit Walk(bool grad_mode) : grad_mode_(grad_mode) { add_modes(key_, grad_mode); }
+  explicit Walk(bool grad_mode) { add_modes(key_, grad_mode); }
 
   // Adds a node and all that is in it. Throws python_error with Python's exception set.
   void visit(PyObject* node) {
@@ -178,7 +180,7 @@ class Walk {
     key_.add(tensor.device().type());
     key_.add(tensor.device().index());
     key_.add(tensor.key_set().raw_repr());
-    key_.add(grad_mode_ && tensor.requires_grad());
+    key_.add(tensor.requires_grad());
     const c10::IntArrayRef sizes = tensor.sizes();
     key_.add(sizes.size());
     for (const int64_t size : sizes) key_.add(size);
@@ -240,7 +242,6 @@ class Walk {
     return true;
   }
 
-  const bool grad_mode_;
   bool is_keyed_ = true;
   Key key_;
   c10::SmallVector<PyObject*, 16> leaves_;  // borrowed: nothing in the walk runs Python code

@@ -1,0 +1,278 @@
+"""Code that asks about its surroundings hears what eager PyTorch would tell it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from tvmify import tvmify
+from tvmify.capture.questions import asks_for_layout, names_in, question_of
+
+scripting = torch.jit.is_scripting
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    if not torch.jit.is_scripting():
+        x = x * 2
+    return x
+
+
+class Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4))
+
+
+class Scripting(Asking):
+    def forward(self, x):
+        return scaled(x) + self.w
+
+
+class ScriptingByAnotherName(Asking):
+    def forward(self, x):
+        if scripting():
+            x = x * 2
+        return x + self.w
+
+
+class Compiling(Asking):
+    def forward(self, x):
+        compiling = is_compiling() or torch.compiler.is_exporting()
+        x = [x * 3, x * 2][compiling]
+        return x + self.w
+
+
+class GradMode(Asking):
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            x = x * 2
+        return x + self.w
+
+
+class InferenceMode(Asking):
+    def forward(self, x):
+        return x * 2 + self.w if torch.is_inference_mode_enabled() else x * 3 + self.w
+
+
+class InferenceTensor(Asking):
+    def forward(self, x):
+        return x * 2 + self.w if x.is_inference() else x * 3 + self.w
+
+
+class NeedsGradient(Asking):
+    def forward(self, x):
+        y = x * self.w
+        if y.requires_grad:
+            y = y * 2
+        if x.requires_grad:
+            y = y * 3
+        if self.w.requires_grad:
+            y = y * 5
+        return y
+
+
+class Leaf(Asking):
+    def forward(self, x):
+        y = x * self.w
+        return y * 2 if y.is_leaf else y * 3
+
+
+class Node(Asking):
+    def forward(self, x):
+        y = x * self.w
+        return y * 2 if y.grad_fn is None else y * 3
+
+
+class Gradient(Asking):
+    def forward(self, x):
+        return x * 2 + self.w if self.w.grad is None else x * 3 + self.w
+
+
+class Contiguous(Asking):
+    def forward(self, x):
+        return x * 2 + self.w if x.is_contiguous() else x * 3 + self.w
+
+
+class Strides(Asking):
+    def forward(self, x):
+        return x * x.stride(0) + self.w
+
+
+class Threads(Asking):
+    def forward(self, x):
+        return x * torch.get_num_threads() + self.w
+
+
+class Version(Asking):
+    def forward(self, x):
+        return x * x._version + self.w
+
+
+class Overridden(Asking):
+    def forward(self, x):
+        return x * 2 + self.w if torch.overrides.has_torch_function((x,)) else x * 3 + self.w
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        Scripting,
+        ScriptingByAnotherName,
+        Compiling,
+        GradMode,
+        InferenceMode,
+        InferenceTensor,
+        NeedsGradient,
+        Leaf,
+        Node,
+        Gradient,
+        Contiguous,
+        Strides,
+        Threads,
+        Version,
+        Overridden,
+    ],
+)
+def test_each_answer_is_that_of_eager(cls: type[Asking]) -> None:
+    torch._dynamo  # noqa: B018 its import looks at the functions that are answered
+    net = cls().eval()
+    fast = tvmify(net, cache=False, compare=False)
+    x = torch.arange(16.0).reshape(4, 4)
+
+    def check(*arguments: torch.Tensor) -> None:
+        expected, got = net(*arguments), fast(*arguments)
+        assert torch.equal(got, expected)
+        assert got.requires_grad == expected.requires_grad
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which say why some run in eager
+        check(x)
+        with torch.no_grad():
+            check(x)
+            check(x.t())
+            check(x.clone().requires_grad_())
+        with torch.inference_mode():
+            check(x)
+            if cls is not Version:
+                check(torch.arange(16.0).reshape(4, 4))
+        x += 1
+        check(x)
+        net(x).sum().backward()
+        check(x)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)
+        try:
+            check(x)
+        finally:
+            torch.set_num_threads(threads)
+        net.w.requires_grad_(False)
+        check(x)
+
+
+def test_who_never_asks_is_compiled_once_for_all_grad_modes() -> None:
+    class Recorded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, *rest):  # which TorchScript does not know
+            with torch.no_grad():
+                y = self.linear(x)
+            return y + self.linear(x).detach()
+
+    fast = tvmify(Recorded().eval(), cache=False, compare=False)
+    x = torch.randn(2, 4)
+    fast(x)
+    with torch.no_grad():
+        fast(x)
+    with torch.inference_mode():
+        fast(x)
+    assert fast.cache_info().builds == 1
+    assert fast.cache_info().misses == 3
+
+
+PADDED = torch.tensor([[0, 0, 0, 1, 1], [1, 1, 1, 1, 1]]).bool()
+
+
+class Attention(nn.Module):
+    def __init__(self, batch_first: bool, weights: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=batch_first)
+        self.weights = weights
+
+    def forward(self, x, mask):
+        return self.attention(x, x, x, key_padding_mask=mask, need_weights=self.weights)[0]
+
+
+class Layer(nn.Module):
+    def __init__(self, norm_first: bool, batch_first: bool) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(
+            16, 4, 32, batch_first=batch_first, norm_first=norm_first
+        )
+
+    def forward(self, x, mask):
+        return self.layer(x, src_key_padding_mask=mask)
+
+
+class Recorded(Layer):
+    def forward(self, x, mask, *rest):  # which TorchScript does not know
+        return self.layer(x, src_key_padding_mask=mask)
+
+
+class Encoder(nn.Module):
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
+
+    def forward(self, x, mask):
+        return self.encoder(x, src_key_padding_mask=mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Attention(True, True),
+        lambda: Attention(True, False),
+        lambda: Attention(False, False),
+        lambda: Layer(True, True),
+        lambda: Layer(False, False),
+        lambda: Recorded(False, True),
+        lambda: Encoder(True),
+        lambda: Encoder(False),
+    ],
+)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_attention_of_padding_alone_is_nan_where_it_is_in_eager(make, mode) -> None:
+    torch.manual_seed(0)
+    net = make().eval()
+    fast = tvmify(net, cache=False, compare=False)
+    x = torch.randn(2, 5, 16)
+    first = next(m for m in net.modules() if isinstance(m, nn.MultiheadAttention)).batch_first
+    with mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for mask in (PADDED, torch.zeros(2, 5).bool(), None):
+            given = x if first else x.transpose(0, 1).contiguous()
+            expected, got = net(given, mask), fast(given, mask)
+            torch.testing.assert_close(got, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_torchs_own_layers_are_trusted_and_methods_are_told_from_attributes() -> None:
+    assert question_of(nn.Sequential(nn.Upsample(scale_factor=2), nn.Linear(4, 4))) is None
+    assert question_of(Scripting()) == "is_scripting"
+    assert "is_scripting" in names_in(scaled)
+    assert asks_for_layout(Strides(), "")
+
+    class Pool(nn.Module):
+        stride = 2
+
+        def forward(self, x):
+            return nn.functional.max_pool1d(x, 2, stride=self.stride)
+
+    assert not asks_for_layout(Pool(), "")

@@ -1,0 +1,87 @@
+"""What code hears about its surroundings while it is recorded: what eager PyTorch would tell it.
+
+While ``torch.export`` records, a mode rewrites every function of torch, and the process counts as
+compiling. Code that asks would take another path than it takes in eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import activation
+from torch.utils._device import DeviceContext
+
+from tvmify.capture.threads import is_recorded_here
+
+#: Libraries that avoid, while something compiles, what cannot be compiled, and compute the same.
+_ADAPTING = frozenset("torch torchvision transformers timm diffusers accelerate tvmify".split())
+
+_has_torch_function = torch.overrides.has_torch_function
+_is_make_fx_tracing = activation._is_make_fx_tracing
+
+
+@contextlib.contextmanager
+def answering_as_eager() -> Iterator[None]:
+    """Answer questions of the code that this thread records as eager PyTorch would."""
+    compiler: Any = torch.compiler
+    asked = (compiler.is_compiling, compiler.is_exporting)
+    before = [function.__code__ for function in asked]
+    torch.overrides.has_torch_function = _overrides  # type: ignore[assignment]
+    activation._is_make_fx_tracing = _is_traced
+    # The code, not the name: who imported the functions holds them under names of their own.
+    for function, code in zip(asked, (_is_compiling.__code__, _is_exporting.__code__), strict=True):
+        function.__code__ = code
+    try:
+        yield
+    finally:
+        for function, code in zip(asked, before, strict=True):
+            function.__code__ = code
+        activation._is_make_fx_tracing = _is_make_fx_tracing
+        torch.overrides.has_torch_function = _has_torch_function
+
+
+def told(flag: bool) -> bool:
+    """Return what a caller two frames up hears for a flag of ``torch.compiler``."""
+    if not flag or not is_recorded_here():
+        return flag
+    module = sys._getframe(2).f_globals.get("__name__", "")
+    return module.partition(".")[0] in _ADAPTING
+
+
+# Both run among the globals of torch.compiler, as its own functions.
+
+
+def _is_compiling() -> bool:
+    from tvmify.capture.answers import told
+
+    return told(_is_compiling_flag)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _is_exporting() -> bool:
+    from tvmify.capture.answers import told
+
+    return told(_is_exporting_flag)  # type: ignore[name-defined]  # noqa: F821
+
+
+def _overrides(arguments: Iterable[Any]) -> bool:
+    """Leave the mode that records out of ``torch.overrides.has_torch_function``."""
+    if not is_recorded_here():
+        return _has_torch_function(arguments)
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    if any(isinstance(mode, DeviceContext) for mode in modes):
+        return True  # it is there in eager, too
+    with torch._C.DisableTorchFunction():
+        arguments = list(arguments)
+    plain = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    return any(
+        getattr(own, "__func__", own) not in (None, plain, torch._C._disabled_torch_function_impl)
+        for own in (getattr(type(x), "__torch_function__", None) for x in arguments)
+    )
+
+
+def _is_traced() -> bool:
+    return False if is_recorded_here() else _is_make_fx_tracing()

@@ -1,0 +1,170 @@
+"""Questions about the surroundings of a call, in code that TorchScript would answer in its own way.
+
+Some it answers while it compiles (``torch.jit.is_scripting()`` is true, ``x.grad is None`` is
+false), so that nothing of them is left in the graph: they are looked for in the code of Python.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import CaptureError
+
+#: Operators of a graph whose results depend on grad mode, on inference mode or on which tensors
+#: require gradients.
+ASKING = frozenset(
+    "aten::is_grad_enabled prim::requires_grad aten::is_leaf aten::retains_grad aten::is_inference "
+    "aten::set_grad_enabled".split()
+)
+#: Names that a function uses which asks what TorchScript answers while it compiles.
+_NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting"})
+#: Names of what may be another at each call, and of which no signature tells.
+_UNANSWERABLE = frozenset(
+    """get_num_threads get_num_interop_threads initial_seed get_rng_state is_anomaly_enabled grad
+    _version data_ptr untyped_storage is_shared is_pinned""".split()
+)
+#: Methods whose answers depend on how the elements of a tensor lie in memory.
+_LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
+_FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
+
+
+def asks_in(fingerprint: str) -> bool:
+    """Tell whether a program asks, by the text of `tvmify.capture.fingerprint.fingerprint`."""
+    return any(f" = {kind}(" in fingerprint for kind in ASKING)
+
+
+def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
+    """Refuse a module or function that asks what only eager PyTorch can answer.
+
+    Raises
+    ------
+    CaptureError
+        With the name of what it asks for.
+    """
+    names = names_in(callable_)
+    found = names & _UNANSWERABLE
+    if "is_inference" in names:
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
+            found = {"is_inference"}
+    if found:
+        raise CaptureError(
+            f"forward asks for {min(found)}, which may differ from call to call",
+            "Pass the answer as an argument.",
+        )
+
+
+def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
+    """Tell whether a module or function asks how the elements of tensors lie in memory.
+
+    Parameters
+    ----------
+    callable_
+        The plain module or function; None where there is only TorchScript.
+    fingerprint
+        The text of its program.
+    """
+    if callable_ is not None:
+        return any(_LAYOUT & methods for _, methods, _ in _functions(callable_))
+    return any(f" = aten::{name}(" in fingerprint for name in _LAYOUT)
+
+
+def question_of(callable_: Any) -> str | None:
+    """Return the name of what a module or function asks that only Python answers; None if nothing.
+
+    Torch's own modules compute the same, scripted or not.
+    """
+    for names, _, values in _functions(callable_):
+        if found := names & _NAMES:
+            return min(found)
+        for value in values:
+            if any(value is asked for asked in _FUNCTIONS):
+                return value.__name__
+    return None
+
+
+def names_in(callable_: Any) -> set[str]:
+    """Return all names that a module or function uses in code that is not torch's."""
+    return {name for names, _, _ in _functions(callable_) for name in names}
+
+
+def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], list[Any]]]:
+    """Yield, of each function that may be called, its names, those of methods, and their values."""
+    todo: list[tuple[Any, Any]] = []
+    if isinstance(callable_, torch.nn.Module):
+        for part in callable_.modules():
+            todo.append((vars(part).get("forward", type(part).forward), part))
+    else:
+        todo.append((callable_, None))
+    seen: set[Any] = set()
+    while todo:
+        function, owner = todo.pop()
+        if isinstance(function, property):
+            function = function.fget
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+            continue
+        if (function.__module__ or "").partition(".")[0] == "torch":
+            continue
+        seen.add(function.__code__)
+        names = set(_names(function.__code__))
+        values = list(_values(function, names, owner))
+        yield names, set(_methods(function.__code__)), values
+        todo += [(value, owner) for value in values]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    yield from code.co_freevars
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _methods(code: types.CodeType) -> Iterator[str]:
+    """Yield the names of methods that are called, as the compiler of Python marks them."""
+    for instruction in dis.get_instructions(code):
+        marked = instruction.opname == "LOAD_METHOD"
+        if sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR":
+            marked = bool((instruction.arg or 0) & 1)
+        if marked:
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _methods(constant)
+
+
+def _values(function: types.FunctionType, names: set[str], owner: Any) -> Iterator[Any]:
+    """Yield what the names in a function may stand for: globals, attributes, what these hold."""
+    found = [function.__globals__.get(name) for name in names]
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        if name in names:
+            try:
+                found.append(cell.cell_contents)
+            except ValueError:
+                continue  # not filled yet
+    if owner is not None:
+        found += [_attribute(owner, name) for name in names]
+    for value in found:
+        yield value
+        if value is not None and value is not torch and not isinstance(value, _NO_HOLDERS):
+            yield from (_attribute(value, name) for name in names)
+
+
+#: What a function finds by name, and of which no function of its own is called.
+_NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, torch.Tensor, torch.nn.Module)
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute, without running what computes it."""
+    own = getattr(value, "__dict__", {})
+    return own[name] if name in own else inspect.getattr_static(type(value), name, None)
