@@ -116,3 +116,32 @@ def test_structures_without_objects_cost_nothing() -> None:
     described = describe_objects([{"a": Layer(torch.ones(2))}], set)
     assert holds_objects(pytree.tree_structure(described))
     assert isinstance(restore_objects(described)[0]["a"], Layer)
+
+
+def sizes(x: Tensor) -> Any:
+    return {"a": x.size(), "b": [x * 2, (x.shape[0], x.T.shape)], "c": None, "d": tuple(x.shape)}
+
+
+def sizes_and_branch(x: Tensor, size: Any) -> Any:
+    scale = [3, 2][isinstance(size, torch.Size)]  # which TorchScript does not know
+    return x.new_ones(size) * scale, size, size[:1], x.shape
+
+
+def kinds(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.tolist()
+    if isinstance(result, dict):
+        return {key: kinds(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return type(result), [kinds(item) for item in result]
+    return type(result), result
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"), [(sizes, ()), (sizes_and_branch, (torch.Size([2, 3]),))]
+)
+def test_a_size_stays_a_size(function: Any, arguments: Any) -> None:
+    fast = tvmify.tvmify(function, strict=True, cache=False)
+    x = torch.randn(4, 3)
+    for _ in range(2):
+        assert kinds(fast(x, *arguments)) == kinds(function(x, *arguments))

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.errors import GradientsNeeded, NotCompiled
+
 #: How far results may differ, of the largest element. Another branch, a wrong layout or a race are
 #: far off: rounding is not what is looked for. TF32 has the digits of float16.
 TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.05}
@@ -101,6 +103,55 @@ def draws_the_same(
             with torch.no_grad():
                 same = len(got) == len(want) and all(map(_is_alike, got, want))
         return drawn, same
+
+
+def check_draws(
+    run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None, differentiable: bool
+) -> None:
+    """Refuse code that does not draw random numbers exactly as eager PyTorch does.
+
+    Parameters
+    ----------
+    run, eager, gpu
+        As for `computes_the_same`.
+    differentiable
+        Whether a backward may run forward again.
+
+    Raises
+    ------
+    GradientsNeeded
+        It does, but the backward would draw others.
+    NotCompiled
+        It does not.
+    """
+    drawn, same = draws_the_same(run, eager, gpu)
+    if not same:
+        raise NotCompiled(
+            "compiled code would not draw the random numbers that eager PyTorch draws",
+            "Use all that is drawn, or draw outside of forward, and pass it.",
+        )
+    if drawn and differentiable:
+        raise GradientsNeeded(
+            "forward draws random numbers, and weights require gradients: the backward would draw "
+            "others",
+            "Call under torch.no_grad() or torch.inference_mode().",
+        )
+
+
+def refuse_unseen_draws(random: list[str], written: str) -> None:
+    """Refuse a program that cannot be compared because it writes, if it draws.
+
+    Raises
+    ------
+    NotCompiled
+        It has random operators.
+    """
+    if random:
+        raise NotCompiled(
+            f"forward draws random numbers ({', '.join(random)}) and writes to {written}, so that "
+            "whether it draws as eager PyTorch does cannot be seen",
+            "Draw outside of forward, and pass what is drawn.",
+        )
 
 
 @contextlib.contextmanager

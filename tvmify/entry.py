@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from tvmify.agreement import computes_the_same, draws_the_same
+from tvmify.agreement import check_draws, computes_the_same, refuse_unseen_draws
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
@@ -205,41 +205,22 @@ class Entry:
 
         Raises
         ------
-        GradientsNeeded
-            It does, but the backward, which runs forward again, would draw others.
-        NotCompiled
-            It does not, or must not be run to see.
+        GradientsNeeded, NotCompiled
+            The backward, which runs forward again, would draw others, or already the call does.
         """
         executor, run = self.executor, self.run
         leaves = tuple(pytree.tree_leaves((args, kwargs)))
         if not self.may_draw or executor is None or run is None:
             return
-        problem: NotCompiled | None = None
-        if executor.artifact.writes:
-            if random_operators(executor.artifact):
-                written = executor.artifact.written_names()
-                problem = NotCompiled(
-                    f"forward draws random numbers and writes to {written}, so that whether it "
-                    "draws as eager PyTorch does cannot be seen",
-                    "Draw outside of it, and pass what is drawn.",
-                )
-        elif not run.obstacle(leaves):
-            gpu = self.gpu_of(args, kwargs)
-            drawn, same = draws_the_same(lambda: _result(run, leaves), eager, gpu)
-            if not same:
-                problem = NotCompiled(
-                    "compiled code would not draw the random numbers that eager PyTorch draws",
-                    "Use all that is drawn, or draw outside of forward, and pass it.",
-                )
-            elif drawn and self.differentiable:
-                problem = GradientsNeeded(
-                    "forward draws random numbers, and weights require gradients: the backward "
-                    "would draw others",
-                    "Call under torch.no_grad() or torch.inference_mode().",
-                )
-        if problem is not None:
+        try:
+            if written := executor.artifact.written_names():  # nothing may be written twice
+                refuse_unseen_draws(random_operators(executor.artifact), written)
+            elif not run.obstacle(leaves):
+                sides = lambda: _result(run, leaves), eager
+                check_draws(*sides, self.gpu_of(args, kwargs), self.differentiable)
+        except NotCompiled:
             self.run = self.executor = None
-            raise problem
+            raise
 
     def refused(self, leaves: tuple[Any, ...]) -> Entry:
         """Return why compiled code left a call to eager; no reason if it failed, as eager will."""

@@ -78,7 +78,10 @@ def executed(artifact: Artifact, program: Callable[..., Any], *args: Any, **kwar
     weights, state = ([tensors[n] for n in names] for names in (artifact.weights, artifact.state))
     executor.bind(weights, PackedWeights(), state)
     leaves, _ = flatten(args, kwargs)
-    return executor.call()(leaves)
+    result = executor.call()(leaves)
+    if result is NotImplemented:  # a call that fails is left to eager: this raises what it raised
+        executor.compiled.forward([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+    return result
 
 
 def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compiler.programs import check, check_each, compiled, executed
+from tvmify import tvmify
 
 
 def test_views_and_slices():
@@ -109,6 +110,7 @@ def test_writing_at_positions():
             "index_add": lambda x, i, y: x.index_add(0, i * 0, y[:3]),
             "accumulate": lambda x, i, y: x.index_put((i * 0 - 1, i), y[0, :3], accumulate=True),
             "masked": lambda x, i, y: x.masked_fill(x > 0, -1.0),
+            "gather of no axes": lambda x, i, y: x.sum().gather(0, i * 0),
         },
         torch.randn(4, 6, 8),
         torch.tensor([3, 0, 1]),
@@ -125,3 +127,31 @@ def test_a_position_outside_is_an_error(position: int):
     artifact = compiled(program, *args)
     with pytest.raises(Exception, match="out of range"):
         executed(artifact, program, args[0], torch.tensor([1, position]))
+
+
+OUT_OF_RANGE = {
+    "gather": lambda x, i: torch.gather(x, 1, i[None]),
+    "gather of no axes": lambda x, i: x.sum().gather(0, i),
+    "scatter": lambda x, i: x.scatter(1, i[None], x[:1, :2]),
+    "one_hot": lambda x, i: F.one_hot(i, 4),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "take": lambda x, i: x.take(i * 2),
+    "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i),
+    "median of bools": lambda x, i: (x > i.sum()).median(),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_an_error_is_the_one_that_eager_raises(name: str):
+    program = OUT_OF_RANGE[name]
+    fast = tvmify(program, cache=False, compare=False)
+    x, inside, outside = torch.randn(3, 4), torch.tensor([0, 0]), torch.tensor([0, 9])
+    if name != "median of bools":
+        torch.testing.assert_close(fast(x, inside), program(x, inside))
+    with pytest.raises(Exception) as expected:
+        program(x, outside)
+    with pytest.raises(type(expected.value)) as raised:
+        fast(x, outside)
+    assert type(raised.value) is type(expected.value)
+    assert str(raised.value) == str(expected.value)

@@ -48,7 +48,7 @@ def test_instances_share_a_library_but_not_weights():
     x = torch.randn(4, 16)
     assert not torch.equal(first.call()((x,)), second.call()((x,)))
     with pytest.raises(RuntimeError, match="TVM's"):
-        first.share().call()((x,))
+        first.share().compiled.forward([x])
 
 
 def test_executors_of_one_instance_share_packed_weights():
