@@ -13,7 +13,6 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify.cache import Neighbours
-from tvmify.capture.threads import is_recorded_elsewhere
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.explanation import CacheInfo
@@ -25,7 +24,7 @@ from tvmify.methods import (
     shortcut,
 )
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER, autocast_text, original
+from tvmify.runtime import DISPATCHER, autocast_text, is_traced_here, original
 from tvmify.signature import example_arguments
 
 Subject = TypeVar("Subject")
@@ -313,7 +312,7 @@ class TvmifiedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call."""
-        if is_compiling() and not is_recorded_elsewhere():
+        if is_compiling() and is_traced_here():
             return self._function(*args, **kwargs)
         return self._tvmify_dispatcher(args, kwargs)
 

@@ -25,7 +25,7 @@ from tvmify.cache import Key, MemoryCache, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entries, Entry, Made, State
-from tvmify.errors import CacheMiss, NotCompiled
+from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.faults import environment_fault, explained
 from tvmify.numbers import General, NumberCall, Numbers, checked
@@ -463,7 +463,8 @@ class Dispatcher:
         except CacheMiss:
             raise
         except NotCompiled as reason:
-            self._made.put(place, reason)
+            if not isinstance(reason, TracedElsewhere):  # which passes
+                self._made.put(place, reason)
             raise
         notes, traits = dict(entry.notes), (entry.may_draw, entry.asks_for_layout)
         weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))

@@ -26,6 +26,7 @@ from tvmify.errors import (
     DependsOnValues,
     GradientsNeeded,
     NotCompiled,
+    TracedElsewhere,
     UnsupportedInput,
     UnsupportedOperator,
     described,
@@ -209,7 +210,11 @@ def drive_instead(
     if autocast_text():
         return  # TorchScript casts by rules of its own
     if state.driven is None:
-        state.driven = _driven(dispatcher, reason)
+        try:
+            state.driven = _driven(dispatcher, reason)
+        except TracedElsewhere as busy:
+            entry.reason = busy
+            return
     if state.driven is not None:
         entry.tensors = state.driven.bind(dispatcher.module())
         eager = dispatcher.eager_call(args, kwargs)
@@ -235,8 +240,12 @@ def drive_instead(
 
 
 def _driven(dispatcher: Any, reason: NotCompiled) -> Driven | Children | None:
-    with contextlib.suppress(NotCompiled):  # the reason that there is says more
+    try:
         return Driven(dispatcher, reason)
+    except TracedElsewhere:
+        raise
+    except NotCompiled:
+        pass  # the reason that there is says more
     # with `strict`, nothing runs in Python unsaid
     if isinstance(reason, DependsOnValues) and not dispatcher.options.strict:
         with contextlib.suppress(NotCompiled):

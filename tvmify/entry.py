@@ -16,7 +16,13 @@ from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.children import Children
 from tvmify.driving import Driven
-from tvmify.errors import BuildError, GradientsNeeded, NotCompiled, UnsupportedTarget
+from tvmify.errors import (
+    BuildError,
+    GradientsNeeded,
+    NotCompiled,
+    TracedElsewhere,
+    UnsupportedTarget,
+)
 from tvmify.misses import Missing, is_over
 from tvmify.runtime import (
     Call,
@@ -363,6 +369,7 @@ class Entries(MemoryCache[Entry]):
         if isinstance(entry.reason, Missing):
             earlier = self._missing.peek(place)
             entry.reason.follow(earlier and earlier.reason)
+        if isinstance(entry.reason, (Missing, TracedElsewhere)):
             entry.reason.__traceback__ = None  # whose frames hold the arguments of the call
             self._missing.put(place, entry)
         else:

@@ -109,6 +109,10 @@ class CacheMiss(NotCompiled):
     """No cache has the program of a call, and the option ``on_miss`` rules out to wait for it."""
 
 
+class TracedElsewhere(NotCompiled):
+    """Another thread is in torch's tracing, which ours would disturb; later calls may compile."""
+
+
 class UnsupportedOperator(NotCompiled):
     """The program uses operators, or an effect, that the compiler does not know.
 

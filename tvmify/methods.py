@@ -12,12 +12,11 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify import forks
-from tvmify.capture.threads import is_recorded_elsewhere
 from tvmify.capture.twin import twin
 from tvmify.dispatcher import Dispatcher
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER, Shortcut
+from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
 
 # Held while a dispatcher is made, so that threads that call first together share one.
 _MAKING = forks.Lock()
@@ -108,7 +107,7 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
     @functools.wraps(eager)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # torch.compile looks through us, at the operators
-        if is_compiling() and not is_recorded_elsewhere():
+        if is_compiling() and is_traced_here():
             return eager(self, *args, **kwargs)
         dispatcher = self.__dict__.get(attribute)
         # A shallow copy of a module comes with the dispatcher of the one it was copied from.

@@ -14,12 +14,13 @@ from tvmify import background
 from tvmify.allowance import allowance
 from tvmify.background import Job
 from tvmify.cache import Key, Neighbours
-from tvmify.errors import BuildError, CacheMiss, NotCompiled, described
+from tvmify.errors import BuildError, CacheMiss, NotCompiled, TracedElsewhere, described
 from tvmify.faults import environment_fault
 from tvmify.keys import modes_text
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.runtime import Executor, casting, casts_now
+from tvmify.tracing import tracer_elsewhere
 
 #: Given the stages to announce, returns a program and where it came from.
 Build: TypeAlias = Callable[[Stages], tuple[Executor, str]]
@@ -120,7 +121,9 @@ def must_raise(reason: NotCompiled, options: CompileOptions) -> bool:
 
 
 def is_over(reason: NotCompiled | None) -> bool:
-    """Tell whether a reason was a miss for which it is worth looking again."""
+    """Tell whether a reason has passed, so that it is worth looking again."""
+    if isinstance(reason, TracedElsewhere):
+        return tracer_elsewhere() is None
     return isinstance(reason, Missing) and reason.is_over()
 
 
@@ -182,6 +185,8 @@ def finished(key: Key) -> tuple[Executor, str] | None:
     if job is None or not job.is_over:
         return None
     result, error = job.result, job.error
+    if isinstance(error, TracedElsewhere):
+        return None  # another job may have better luck
     del job  # else who keeps the error would keep it, too
     if error is None:
         return result

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from tvmify.agreement import computes_the_same
 from tvmify.artifact import Artifact
 from tvmify.entry import Entry
-from tvmify.errors import NotCompiled, NumberNeeded
+from tvmify.errors import NotCompiled, NumberNeeded, TracedElsewhere
 from tvmify.misses import is_awaited
 from tvmify.runtime import Call, GraphedCall, flatten
 from tvmify.signature import FLOAT, INT, LARGEST_INT
@@ -92,7 +92,7 @@ class Numbers:
             if entry.reason is None:
                 self.arguments.add(found)
                 return found, entry
-            if is_awaited(entry.reason):
+            if is_awaited(entry.reason) or isinstance(entry.reason, TracedElsewhere):
                 return exact, entry  # whether it serves all values is known when it is built
             if not isinstance(entry.reason, NumberNeeded):
                 break

@@ -30,6 +30,7 @@ from tvmify.memory import check_saved
 from tvmify.objects import holds_objects
 from tvmify.runtime import compiled_module, embedded
 from tvmify.structure import structure_of
+from tvmify.tracing import tracing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -141,9 +142,9 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 def _record(module: nn.Module, args: Args, kwargs: Kwargs) -> ExportedProgram:
     # Imported here: a process that only calls what it has compiled never needs it.
-    from tvmify.capture.exporting import RECORDING, quiet
+    from tvmify.capture.exporting import quiet
 
-    with RECORDING, quiet():
+    with tracing(beside_others=True), quiet():
         return torch.export.export(module, args, kwargs, strict=False)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import activation
 from torch.utils._device import DeviceContext
 
-from tvmify.capture.threads import is_recorded_here
+from tvmify.tracing import traces_here
 
 #: Libraries that avoid, while something compiles, what cannot be compiled, and compute the same.
 _ADAPTING = frozenset("torch torchvision transformers timm diffusers accelerate tvmify".split())
@@ -46,7 +46,7 @@ def answering_as_eager() -> Iterator[None]:
 
 def told(flag: bool) -> bool:
     """Return what a caller two frames up hears for a flag of ``torch.compiler``."""
-    if not flag or not is_recorded_here():
+    if not flag or not traces_here():
         return flag
     module = sys._getframe(2).f_globals.get("__name__", "")
     return module.partition(".")[0] in _ADAPTING
@@ -69,7 +69,7 @@ def _is_exporting() -> bool:
 
 def _overrides(arguments: Iterable[Any]) -> bool:
     """Leave the mode that records out of ``torch.overrides.has_torch_function``."""
-    if not is_recorded_here():
+    if not traces_here():
         return _has_torch_function(arguments)
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     if any(isinstance(mode, DeviceContext) for mode in modes):
@@ -84,4 +84,4 @@ def _overrides(arguments: Iterable[Any]) -> bool:
 
 
 def _is_traced() -> bool:
-    return False if is_recorded_here() else _is_make_fx_tracing()
+    return False if traces_here() else _is_make_fx_tracing()

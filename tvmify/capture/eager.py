@@ -16,6 +16,7 @@ from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
 from tvmify.objects import describe_size, is_size
 from tvmify.signature import map_only
+from tvmify.tracing import tracing
 
 
 class EagerResult:
@@ -82,6 +83,7 @@ def eager_result(
     """Run the module on fake tensors; None where that is not possible."""
     inputs = examples((args, kwargs))
     with (
+        tracing(),
         quiet(),
         uncached_autocast(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,

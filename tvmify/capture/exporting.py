@@ -19,11 +19,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tvmify import forks
+from tvmify.capture import node_annotations
 from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
-from tvmify.capture.threads import recording_here
 from tvmify.errors import (
     CaptureError,
     DependsOnValues,
@@ -36,13 +35,14 @@ from tvmify.memory import has_memory
 from tvmify.recurrent_shapes import recurrent_shapes
 from tvmify.signature import map_only
 from tvmify.silence import silenced
+from tvmify.tracing import tracing
+
+node_annotations.keep_apart()
 
 _DECORATE_AROUND = (
     "Write it with torch.where, or decorate the submodules around it and leave this place to "
     "eager PyTorch."
 )
-#: ``torch.export`` patches nn.Module while it records: one thread at a time.
-RECORDING = forks.Lock()
 #: They print whole graphs, or tracebacks, about what we report.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -98,9 +98,18 @@ def export(
         ``torch.export`` cannot handle it.
     """
     args, kwargs = examples((args, kwargs))
+    with tracing():
+        program = _export(module, args, kwargs)
+        spell_casts(program)
+        _refuse_unknown_shapes(program)
+        _simplify(program)
+    return program
+
+
+def _export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ExportedProgram:
     with (
-        RECORDING,
-        recording_here(),
         quiet(),
         uncached_autocast(),
         refusing_seeds(),
@@ -108,7 +117,7 @@ def export(
         answering_as_eager(),
     ):
         try:
-            program = torch.export.export(module, args, kwargs, strict=False)
+            return torch.export.export(module, args, kwargs, strict=False)
         except NotCompiled:
             raise
         except GuardOnDataDependentSymNode as error:
@@ -124,10 +133,6 @@ def export(
                 f"torch.export failed: {line} ({_user_line(error)})",
                 "Run the module in eager PyTorch to see whether it fails there as well.",
             ) from error
-    spell_casts(program)
-    _refuse_unknown_shapes(program)
-    _simplify(program)
-    return program
 
 
 def examples(arguments: Any) -> Any:
@@ -150,7 +155,7 @@ def examples(arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's own warnings about exporting from the user, who asked for no export."""
+    """Keep torch's own warnings about exporting from the user; only inside of `tracing`."""
     levels = {log: log.level for log in map(logging.getLogger, _LOUD)}
     for log in levels:
         log.setLevel(logging.CRITICAL)

@@ -12,7 +12,7 @@ import torch
 from torch.jit import _recursive
 from torch.utils import _pytree as pytree
 
-from tvmify.capture.exporting import RECORDING, quiet
+from tvmify.capture.exporting import quiet
 from tvmify.capture.fingerprint import fingerprint
 from tvmify.capture.named_tuples import demangled
 from tvmify.capture.state import ModulePath, State, key_part, resolve
@@ -20,6 +20,7 @@ from tvmify.capture.torchscript import Scripted, script
 from tvmify.capture.twin import twin
 from tvmify.errors import SaveError
 from tvmify.structure import find_class
+from tvmify.tracing import tracing
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -112,7 +113,8 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
 
 def _module_of(function: torch.jit.ScriptFunction) -> torch.jit.ScriptModule:
     # Of a class of its own, since modules of one class share their methods.
-    module: Any = torch.jit.script(type("Function", (torch.nn.Module,), {})())
+    with tracing(beside_others=True):
+        module: Any = torch.jit.script(type("Function", (torch.nn.Module,), {})())
     names: dict[str, Any] = {}
     schema: Any = function.schema
     parameters, arguments = _signature(schema, names, skip=0)
@@ -128,8 +130,9 @@ def define(
     """Add methods to a module, from TorchScript source in which these names are known."""
     wrap: Any = _recursive.wrap_cpp_module
     untyped: Any = module  # by its stub
-    untyped._define(wrap(module)._concrete_type, source, names.get)
-    return wrap(module)  # again, since it lists the methods that there are
+    with tracing(beside_others=True):
+        untyped._define(wrap(module)._concrete_type, source, names.get)
+        return wrap(module)  # again, since it lists the methods that there are
 
 
 def _signature(schema: Any, names: dict[str, Any], skip: int = 1) -> tuple[list[str], list[str]]:
@@ -237,7 +240,7 @@ def traced(callable_: Callable[..., Any], args: Args, kwargs: Kwargs) -> Interpr
         base.__name__, (base,), {"forward": flat, "__module__": base.__module__}
     )
     tensors = tuple(leaves[place] for place in places)
-    with RECORDING, quiet(), torch.no_grad():
+    with tracing(beside_others=True), quiet(), torch.no_grad():
         try:
             recorded: Any = torch.jit.trace(module, tensors, check_trace=False, strict=False)
         except Exception as error:

@@ -12,7 +12,6 @@ import torch
 from torch.jit import _recursive
 from torch.utils import _pytree as pytree
 
-from tvmify import forks
 from tvmify.capture.arguments import bind
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.draws import may_draw
@@ -26,6 +25,7 @@ from tvmify.capture.unfolding import constant_attributes, unfolded
 from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.faults import check_temporary_directory
 from tvmify.silence import silenced
+from tvmify.tracing import tracing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -36,8 +36,6 @@ Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
 
 #: Where ``nn.TransformerEncoder`` looks whether a mask allows of a nested tensor.
 _NESTING = "aten::_nested_tensor_from_mask_left_aligned("
-#: ``torch.jit`` keeps global tables of types.
-_SCRIPTING = forks.Lock()
 
 
 @contextlib.contextmanager
@@ -66,7 +64,7 @@ def script(callable_: Any) -> Scripted:
     constants = constant_attributes(callable_) if is_module else frozenset[str]()
     # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
     # warnings are about annotations; eager and torch.export do not read those.
-    with _SCRIPTING, without_autocast(), silenced(), unfolded(constants):
+    with tracing(), without_autocast(), silenced(), unfolded(constants):
         types = _types_of(source)
         try:
             scripted = torch.jit.script(source)

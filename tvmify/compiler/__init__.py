@@ -21,6 +21,7 @@ from tvmify.errors import BuildError, NotCompiled
 from tvmify.faults import environment_fault
 from tvmify.silence import silenced
 from tvmify.target import Target
+from tvmify.tracing import tracing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -105,7 +106,8 @@ def _compile(
         from tvmify.compiler.decompositions import decompose
 
         load_ahead()
-        decomposed = decompose(program)
+        with tracing():
+            decomposed = decompose(program)
     with stages("import"):
         prepare_tvm()
         from tvmify.compiler import build, pipeline

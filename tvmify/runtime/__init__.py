@@ -26,6 +26,7 @@ from tvmify.runtime.surroundings import (
     check_modes,
     gradients_text,
     is_being_transformed,
+    is_traced_here,
     unusual_signature,
 )
 from tvmify.runtime.watch import DISPATCHER, Watched, watch
@@ -57,6 +58,7 @@ __all__ = [
     "inspect",
     "is_being_transformed",
     "is_capturing",
+    "is_traced_here",
     "load",
     "measure",
     "measure_on",

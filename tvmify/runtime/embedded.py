@@ -24,6 +24,7 @@ import tvmify.runtime.native  # noqa: F401
 from tvmify import forks
 from tvmify.errors import TvmifyWarning
 from tvmify.memory import has_memory
+from tvmify.tracing import tracing
 
 #: Of the description. Raised whenever the meaning of a line changes; native code refuses others.
 FORMAT = 1
@@ -188,5 +189,5 @@ def _load(data: bytes, expected: str) -> Any:
             "not the one that it was exported with. Export the model, or copy the file, again."
         )
     # Whatever mode the call is in, the program serves others.
-    with torch.inference_mode(False):
+    with tracing(beside_others=True), torch.inference_mode(False):
         return torch.export.load(io.BytesIO(data)).module(check_guards=False)

@@ -7,12 +7,14 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
 from tvmify.errors import GradientsNeeded, TrainingMode
 from tvmify.runtime.native import flatten
 from tvmify.runtime.watch import Watched
+from tvmify.tracing import settle
 
 _DEVICES = ("cpu", "cuda")
 
@@ -44,6 +46,14 @@ def is_being_transformed() -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
         or any(not isinstance(mode, DeviceContext) for mode in modes)
     )
+
+
+def is_traced_here() -> bool:
+    """Whether ``torch.compiler.is_compiling()``, which is true of the process, is meant for us."""
+    if is_dynamo_compiling() or is_being_transformed():
+        return True
+    settle()
+    return False
 
 
 def autocast_text() -> str:
