@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import tvm
 from tvm import te, tirx
 
+from tests.compiler.programs import compiled, executed
 from tests.compiler.schedule.kernels import NATIVE, TARGETS, widest_vector
 from tvmify.compiler.converters import scalar
 from tvmify.compiler.schedule import schedule
@@ -111,3 +113,20 @@ def test_other_types_keep_their_lowering():
     for name in ("exp", "expm1", "erf", "log1p"):
         exact = getattr(torch, name)(torch.from_numpy(np.abs(x))).numpy()
         np.testing.assert_allclose(_run(_function(name), NATIVE, np.abs(x)), exact, rtol=1e-13)
+
+
+def test_functions_of_float64_keep_their_digits_and_signs_near_zero():
+    names = "tanh expm1 log1p sinh erf tan asinh atan asin atanh sigmoid".split()
+    functions = {name: getattr(torch, name) for name in names}
+    functions |= {name: getattr(F, name) for name in "elu selu celu gelu silu mish".split()}
+    small = torch.logspace(-300, -0.01, 150, dtype=torch.float64)
+    x = torch.cat([small, -small, torch.tensor([0.0, -0.0], dtype=torch.float64)])
+
+    def each(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: function(x) for name, function in functions.items()}
+
+    got, want = executed(compiled(each, x), each, x), each(x)
+    for name, expected in want.items():
+        # Both are right to a few units in the last place.
+        torch.testing.assert_close(got[name], expected, rtol=2e-15, atol=0.0, msg=name)
+        assert torch.equal(torch.signbit(got[name]), torch.signbit(expected)), name

@@ -3,8 +3,8 @@
 Each is a range reduction and a polynomial, which LLVM keeps in vector registers. Results are right
 to about two units in the last place over the whole range, denormal numbers included; NaN and
 infinities come out as in PyTorch. Where a vector holds an argument that the polynomial is not for
-(a sine of 1e10, say), that vector alone goes to the C library. Other types, and functions not
-listed here, keep TVM's lowering.
+(a sine of 1e10, say), that vector alone goes to the C library. In float64 functions are the
+C library's, one element at a time; what is not listed here keeps TVM's lowering.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op, register_op_attr
 from tvm.tirx.op import register_intrin_lowering
 
-from tvmify.compiler.intrinsics import exponential, logarithm, power, trigonometry
+from tvmify.compiler.intrinsics import exponential, logarithm, power, rounding, trigonometry
 from tvmify.compiler.intrinsics.lanes import Lanes
 
 #: Above TVM's own rules for these functions, which are registered at levels up to 10.
@@ -27,21 +27,40 @@ _PURE = 1
 #: What LLVM has instructions for, on vectors, too, though TVM takes them apart.
 _INSTRUCTIONS = ("tirx.isnan",)
 
-_FUNCTIONS = exponential.FUNCTIONS | logarithm.FUNCTIONS | power.FUNCTIONS | trigonometry.FUNCTIONS
+_FUNCTIONS = (
+    exponential.FUNCTIONS
+    | logarithm.FUNCTIONS
+    | power.FUNCTIONS
+    | rounding.FUNCTIONS
+    | trigonometry.FUNCTIONS
+)
+#: Operators of our own, and how they are printed.
+_OWN = {exponential.EXPM1: "expm1", rounding.ROUND_BFLOAT16: "round_bfloat16"}
+
+#: In float64 what TVM makes of these loses digits near zero, or the sign of zero: the C library's.
+_IN_C = frozenset(
+    "acos acosh asin asinh atan atan2 atanh cosh erf expm1 log1p sinh tan tanh".split()
+)
 
 
 @cache
 def register() -> None:
     """Make TVM use these functions for CPU targets; repeated calls do nothing."""
-    register_op_attr(exponential.EXPM1, "TCallEffectKind", _PURE)
-    register_op_attr(exponential.EXPM1, "TScriptPrinterName", "expm1")
+    for name, printed in _OWN.items():
+        register_op_attr(name, "TCallEffectKind", _PURE)
+        register_op_attr(name, "TScriptPrinterName", printed)
     for name in _INSTRUCTIONS:
         register_op_attr(name, "TVectorizable", True)
     for name, lower in _FUNCTIONS.items():
         own = Op.get(name)
         if own.get_attr("TVectorizable") is None:  # else TVM takes a vector apart before it is here
             register_op_attr(name, "TVectorizable", True)
-        before = own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
+        in_c = name.partition(".")[2]
+        before = (
+            _by_c_library(in_c)
+            if in_c in _IN_C
+            else own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
+        )
         rule = _for_float32(lower, before)
         register_intrin_lowering(own.name, target="llvm", f=rule, level=_LEVEL)
 
@@ -61,6 +80,13 @@ def _for_float32(
         if before is None:
             return call
         return _lane_by_lane(call, before) if "x" in dtype else before(call)
+
+    return rule
+
+
+def _by_c_library(name: str) -> Callable[[Call], Expr]:
+    def rule(call: Call) -> Expr:
+        return tirx.call_pure_extern(str(call.ty.dtype), name, *call.args)
 
     return rule
 
