@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import split_host_device_mods
 
+from tvmify.compiler.passes.casts import RoundBfloat16
 from tvmify.compiler.passes.define_pairs import DefinePairs
 from tvmify.compiler.passes.share_evenly import ShareEvenly
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
@@ -95,6 +96,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.AnnotateIrregularLoop(),
         s_tir.transform.LowerOpaqueBlock(),
         tirx.transform.FlattenBuffer(),
+        RoundBfloat16(),
         tirx.transform.BF16ComputeLegalize(),
         _narrow_indices(),
         s_tir.transform.LoopPartition(),

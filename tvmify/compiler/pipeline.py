@@ -13,6 +13,7 @@ from tvmify.compiler.cuda.backend import CUDA
 from tvmify.compiler.passes.align_ranks import AlignRanks
 from tvmify.compiler.passes.call_libraries import CallLibraries
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
+from tvmify.compiler.passes.casts import legalize_astype
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.gate_convolutions import GateConvolutions
 from tvmify.compiler.passes.join_depthwise import JoinDepthwise
@@ -45,6 +46,7 @@ def _legalize_max_pool2d(builder: relax.BlockBuilder, call: relax.Call) -> relax
 LEGALIZERS: dict[str, Legalize] = {
     **KEEP_NAN,
     **LEGALIZE,
+    "relax.astype": legalize_astype,
     "relax.nn.max_pool2d": _legalize_max_pool2d,
 }
 

@@ -149,9 +149,11 @@ def bitwise(importer: Importer, node: fx.Node) -> relax.Expr:
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
     alpha = importer.argument(node, 2, "alpha", 1)
-    if alpha != 1:
-        y = relax.op.multiply(y, relax.const(alpha, dtype_of(y)))
-    return (relax.op.add if _base(node) == "add" else relax.op.subtract)(x, y)
+    is_sum = _base(node) == "add"
+    if alpha == 1:
+        return (relax.op.add if is_sum else relax.op.subtract)(x, y)
+    scaled = relax.op.multiply(y, relax.const(alpha if is_sum else -alpha, dtype_of(y)))
+    return relax.op.add(x, scaled)
 
 
 @converts("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")

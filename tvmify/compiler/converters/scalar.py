@@ -53,18 +53,8 @@ def fmod(x: Scalar, y: Scalar) -> Scalar:
 
 
 def expm1(x: Scalar) -> Scalar:
-    """Return ``exp(x) - 1`` without the loss of digits near zero.
-
-    In double precision, for which there is no polynomial of ours: near zero
-    ``exp(x) - 1 = 2t / (1 - t)`` with ``t = tanh(x / 2)``; an infinite ``exp`` is in the branch
-    that is not taken, and NaN fails the comparison and stays in the other.
-    """
-    if str(x.ty.dtype) != "float64":
-        return tirx.call_intrin(x.ty.dtype, EXPM1, x)
-    t = tirx.tanh(x * _number(0.5, x))
-    near_zero = (t + t) / (_number(1.0, x) - t)
-    half = _number(0.5, x)
-    return tirx.Select(tirx.all(x > -half, x < half), near_zero, tirx.exp(x) - _number(1.0, x))
+    """Return ``exp(x) - 1`` without the loss of digits near zero."""
+    return tirx.call_intrin(x.ty.dtype, EXPM1, x)
 
 
 def remainder(x: Scalar, y: Scalar) -> Scalar:
@@ -76,18 +66,41 @@ def remainder(x: Scalar, y: Scalar) -> Scalar:
 def floor_divide(x: Scalar, y: Scalar) -> Scalar:
     """Return the floored quotient of floats by the exact remainder, as torch computes it.
 
-    The floor of the rounded quotient may be one too large.
+    The floor of the rounded quotient may be one too large. A zero has the sign of the quotient.
     """
     rest = fmod(x, y)
     quotient = (x - rest) / y
-    one = _number(1.0, x)
+    one, zero = _number(1.0, x), _number(0.0, x)
     floored = tirx.nearbyint(tirx.Select(_signs_differ(rest, y), quotient - one, quotient))
-    return tirx.Select(y == _number(0.0, y), x / y, floored)
+    signed = tirx.Select(floored == zero, _zero_like(x / y), floored)
+    return tirx.Select(y == zero, x / y, signed)
+
+
+def _zero_like(x: Scalar) -> Scalar:
+    dtype = str(x.ty.dtype)
+    integer = dtype.replace("float", "int")
+    return tirx.reinterpret(dtype, tirx.reinterpret(integer, x) & te.min_value(integer))
 
 
 def _signs_differ(rest: Scalar, divisor: Scalar) -> Scalar:
     zero = _number(0.0, rest)
     return tirx.any(tirx.all(rest < zero, divisor > zero), tirx.all(rest > zero, divisor < zero))
+
+
+def to_integer(x: Scalar, dtype: str) -> Scalar:
+    """Return a float without its fraction, as an integer; one that is out of range as in torch.
+
+    LLVM leaves such a cast open, and makes something else of it in a vector than in a tail. Torch
+    casts to 32 or 64 bits, by x86's instruction, which has the least integer for what does not
+    fit, and keeps the low bits of that.
+    """
+    if str(x.ty.dtype) in ("float16", "bfloat16"):
+        x = tirx.Cast("float32", x)
+    is_wide = dtype == "int64" or (dtype == "uint8" and str(x.ty.dtype) == "float64")
+    wide, bound = ("int64", 2.0**63) if is_wide else ("int32", 2.0**31)
+    fits = tirx.all(x >= _number(-bound, x), x < _number(bound, x))
+    whole = tirx.Select(fits, tirx.Cast(wide, x), te.min_value(wide))
+    return whole if dtype == wide else tirx.Cast(dtype, whole)
 
 
 def trunc_divide(x: Scalar, y: Scalar) -> Scalar:

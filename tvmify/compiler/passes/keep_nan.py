@@ -1,8 +1,9 @@
-"""Lowerings that treat NaN as eager does, in place of TVM's own.
+"""Lowerings that treat NaN and signed zeros as eager does, in place of TVM's own.
 
-TVM's maximum, minimum, ReLU and pooling turn NaN into a number, its ``x * 0`` and ``x - x`` are 0,
-its ``(x + y) - y`` is x, and its simplifier takes ``not (a < b)`` for ``a >= b``. A NaN fails every
-comparison, so each function here asks the question whose "no" keeps it; in SIMD that costs nothing.
+TVM's maximum, minimum, ReLU and pooling turn NaN into a number, its ``x * 0``, ``0 / x`` and
+``x - x`` are 0, its ``x + 0`` and ``(x + y) - y`` are x, and its simplifier takes ``not (a < b)``
+for ``a >= b``. A NaN fails every comparison, so each function here asks the question whose "no"
+keeps it; in SIMD that costs nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +22,25 @@ Scalar = Any
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:
-    """Return the larger, or NaN if either is NaN."""
-    if isinstance(a, FloatImm):
-        a, b = b, a
-    if isinstance(b, FloatImm):  # a bound: one comparison is enough
+    """Return the larger, the first of equal ones (zeros, say), or NaN if either is NaN."""
+    if _is_bound(b):  # one comparison is enough
         return b if math.isnan(b.value) else tirx.Select(a < b, b, a)
-    return tirx.Select(_or_nan(a > b, a), a, b)
+    if _is_bound(a):
+        return a if math.isnan(a.value) else tirx.Select(b <= a, a, b)
+    return tirx.Select(_or_nan(a < b, b), b, a)
 
 
 def minimum(a: Scalar, b: Scalar) -> Scalar:
-    """Return the smaller, or NaN if either is NaN."""
-    if isinstance(a, FloatImm):
-        a, b = b, a
-    if isinstance(b, FloatImm):
+    """Return the smaller, the first of equal ones (zeros, say), or NaN if either is NaN."""
+    if _is_bound(b):
         return b if math.isnan(b.value) else tirx.Select(a > b, b, a)
-    return tirx.Select(_or_nan(a < b, a), a, b)
+    if _is_bound(a):
+        return a if math.isnan(a.value) else tirx.Select(b >= a, a, b)
+    return tirx.Select(_or_nan(a > b, b), b, a)
+
+
+def _is_bound(a: Scalar) -> bool:
+    return isinstance(a, FloatImm)
 
 
 def _or_nan(condition: Scalar, a: Scalar) -> Scalar:
@@ -101,6 +106,10 @@ def _subtract(a: Scalar, b: Scalar) -> Scalar:
     return a + b * tirx.const(-1, str(b.ty.dtype)) if _is_float(a) else a - b
 
 
+def _add(a: Scalar, b: Scalar) -> Scalar:
+    return a + b
+
+
 def _multiply(a: Scalar, b: Scalar) -> Scalar:
     return a * b
 
@@ -110,21 +119,25 @@ def _divide(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _legalize(
-    function: Callable[..., Scalar], *, zero_as_tensor: bool = False
+    function: Callable[..., Scalar], *, hide_zeros: bool = False
 ) -> Callable[..., relax.Expr]:
     """Make a legalizer of a function of scalars; constants become part of the kernel.
 
     Parameters
     ----------
-    zero_as_tensor
-        Read a constant zero from memory: of ``x * 0`` TVM makes 0, even where x is NaN.
+    hide_zeros
+        Write constant zeros as `hidden`.
     """
     name = function.__name__.strip("_")
 
     def legalize(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-        constants = [_constant(argument, zero_as_tensor) for argument in call.args]
+        constants = [_constant(argument) for argument in call.args]
         if all(constant is not None for constant in constants):
             constants = [None] * len(constants)
+        if hide_zeros:
+            constants = [
+                constant if constant is None else hidden(constant) for constant in constants
+            ]
         tensors = [x for x, constant in zip(call.args, constants, strict=True) if constant is None]
 
         def element(*values: Scalar) -> Scalar:
@@ -136,11 +149,29 @@ def _legalize(
     return legalize
 
 
-def _constant(argument: relax.Expr, zero_as_tensor: bool) -> Scalar | None:
+def _constant(argument: relax.Expr) -> Scalar | None:
     value = _try_convert_to_scalar_const(argument)
-    if not isinstance(value, (FloatImm, IntImm)) or (zero_as_tensor and value.value == 0):
-        return None
-    return value
+    return value if isinstance(value, (FloatImm, IntImm)) else None
+
+
+def hidden(value: Scalar) -> Scalar:
+    """Write a float that is zero as its bits, which TVM's simplifier does not look into.
+
+    It knows rules for zeros that do not hold for NaN, infinity and the other zero. LLVM, which
+    keeps to them, sees a number again.
+    """
+    dtype = str(value.ty.dtype)
+    if not isinstance(value, FloatImm) or value.value != 0:
+        return value
+    integer = _integer_of(dtype)
+    is_negative = math.copysign(1, value.value) < 0
+    # TVM takes the bits of a plain 0 for a pointer.
+    bits = te.min_value(integer) if is_negative else ~tirx.const(-1, integer)
+    return tirx.reinterpret(dtype, bits)
+
+
+def _integer_of(dtype: str) -> str:
+    return dtype.replace("bfloat", "int").replace("float", "int")
 
 
 def _legalize_reduction(largest: bool) -> Callable[..., relax.Expr]:
@@ -178,7 +209,7 @@ def _ordered_min(x: Scalar) -> Scalar:
 
 def _ordered(x: Scalar, of_nan: int) -> Scalar:
     """Return an integer; integers compare as their floats do, and NaN is given one beyond."""
-    integer = str(x.ty.dtype).replace("bfloat", "int").replace("float", "int")
+    integer = _integer_of(str(x.ty.dtype))
     return tirx.Select(
         tirx.isnan(x), tirx.const(of_nan, integer), _flip_negative(tirx.reinterpret(integer, x))
     )
@@ -237,9 +268,23 @@ def _legalize_max_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 def _legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     # TVM's own looks for "float" in a dtype that is no text, and fails for NaN and infinity.
     shape, value = call.args
-    value = _try_convert_to_scalar_const(value, python_native=True)
-    dtype = str(call.ty.dtype)
-    return bb.call_te(topi.full, shape.values, dtype, value, primfunc_name_hint="full")
+    return _filled(bb, call, shape, _try_convert_to_scalar_const(value, python_native=True))
+
+
+def _legalize_zeros(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return _filled(bb, call, call.args[0], 0)
+
+
+def _filled(
+    bb: relax.BlockBuilder, call: relax.Call, shape: relax.ShapeExpr, value: float
+) -> relax.Expr:
+    # What is fused behind it reads the number itself.
+    number = hidden(tirx.const(value, str(call.ty.dtype)))
+
+    def full() -> te.Tensor:
+        return te.compute(shape.values, lambda *_: number, name="full")
+
+    return bb.call_te(full, primfunc_name_hint="full")
 
 
 def _lowest(dtype: str) -> Scalar:
@@ -249,7 +294,8 @@ def _lowest(dtype: str) -> Scalar:
 
 #: For ``relax.transform.LegalizeOps``.
 KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
-    "relax.divide": _legalize(_divide, zero_as_tensor=True),
+    "relax.add": _legalize(_add, hide_zeros=True),
+    "relax.divide": _legalize(_divide, hide_zeros=True),
     "relax.equal": _legalize(_equal),
     "relax.full": _legalize_full,
     "relax.greater_equal": _legalize(_greater_equal),
@@ -260,10 +306,11 @@ KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
     "relax.maximum": _legalize(maximum),
     "relax.min": _legalize_reduction(largest=False),
     "relax.minimum": _legalize(minimum),
-    "relax.multiply": _legalize(_multiply, zero_as_tensor=True),
+    "relax.multiply": _legalize(_multiply, hide_zeros=True),
     "relax.nn.max_pool2d": _legalize_max_pool,
     "relax.nn.max_pool3d": _legalize_max_pool,
     "relax.nn.relu": _legalize(_relu),
     "relax.not_equal": _legalize(_not_equal),
-    "relax.subtract": _legalize(_subtract),
+    "relax.subtract": _legalize(_subtract, hide_zeros=True),
+    "relax.zeros": _legalize_zeros,
 }
