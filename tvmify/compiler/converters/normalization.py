@@ -10,7 +10,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.converters import volumes
-from tvmify.compiler.converters.reduction import accumulator
+from tvmify.compiler.converters.reduction import accumulator, deviations
 from tvmify.compiler.converters.registry import converts, dtype_of, is_for_gpu
 from tvmify.compiler.schedule import choice
 from tvmify.errors import UnsupportedOperator
@@ -56,7 +56,7 @@ def _layer_norm_by_steps(
     eps: float,
 ) -> relax.Expr:
     """Normalise in float64, for which TVM has no layer_norm, or with sums and means in it."""
-    centred = importer.emit(x - importer.emit(relax.op.mean(x, axes, keepdims=True)))
+    *_, centred = deviations(importer, x, axes)
     variance = importer.emit(relax.op.mean(importer.emit(centred * centred), axes, keepdims=True))
     deviation = importer.emit(relax.op.sqrt(variance + relax.const(eps, str(x.ty.dtype))))
     return importer.emit(centred / deviation * gamma + beta)
@@ -220,7 +220,7 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
         each = _normalized(importer, x, shape[1], weight, bias, float(eps), dtype)
         return each, None, None
     axes = [0, *range(2, len(shape))]
-    centred = importer.emit(relax.op.subtract(x, relax.op.mean(x, axes, True)))
+    *_, centred = deviations(importer, x, axes)
     variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
     deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))
     result = importer.emit(relax.op.divide(centred, deviation))
@@ -239,8 +239,8 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
     axes = [0, *range(2, len(shape))]
     count = prod(shape) // shape[1]
     number = dtype_of(x)
-    center = importer.emit(relax.op.mean(x, axes, True))
-    centred = importer.emit(relax.op.subtract(x, center))
+    first, offset, centred = deviations(importer, x, axes)
+    center = importer.emit(relax.op.add(first, offset))
     spread = importer.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, True))
     deviation = relax.op.sqrt(relax.op.add(spread, relax.const(float(eps), number)))  # type: ignore[arg-type]
     result = importer.emit(relax.op.divide(centred, deviation))

@@ -111,7 +111,8 @@ def truth(importer: Importer, node: fx.Node) -> relax.Expr:
 def variance(importer: Importer, node: fx.Node) -> Any:
     """The mean first, then the squares of the deviations: one pass would cancel digits.
 
-    All of it in float64 where accuracy is to be strict, as in torch.
+    All of it of what the elements differ from the first of them, so that a number that all share
+    costs no digits either; in float64 where accuracy is to be strict, as in torch.
     """
     with_mean = "var_mean" in str(node.target)
     dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
@@ -128,10 +129,10 @@ def variance(importer: Importer, node: fx.Node) -> Any:
         count *= shape[axis]
     if count - correction <= 0:
         raise UnsupportedOperator([str(node.target)], "the variance of too few elements")
-    mean = importer.emit(relax.op.mean(x, axes, True))
-    deviation = importer.emit(relax.op.subtract(x, mean))
+    first, mean, deviation = deviations(importer, x, axes)
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
     result = relax.op.divide(squares, relax.const(float(count - correction), dtype_of(x)))
+    mean = importer.emit(relax.op.add(first, mean))
     if dtype_of(x) != str(dtype).removeprefix("torch."):
         result, mean = (
             importer.emit(relax.op.astype(importer.emit(value), str(dtype).removeprefix("torch.")))
@@ -142,8 +143,35 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     return importer.emit(result), mean if keep else importer.emit(relax.op.squeeze(mean, axes))
 
 
+def deviations(
+    importer: Importer, x: relax.Expr, axes: list[int]
+) -> tuple[relax.Var, relax.Var, relax.Var]:
+    """Return the first element along axes, the mean of what differs from it, and what from that.
+
+    The first two keep the axes, with extent 1; their sum is the mean.
+    """
+    shape = [int(extent) for extent in x.ty.shape]
+    reduced = {axis % len(shape) for axis in axes}
+
+    def first(x: te.Tensor) -> te.Tensor:
+        kept = [1 if axis in reduced else extent for axis, extent in enumerate(shape)]
+
+        def element(*i: Any) -> Any:
+            return x(*i)
+
+        return te.compute(kept, element, name="first")
+
+    # A kernel of its own: then reductions read x in one way only, along their axes.
+    values = importer.emit_te(first, x)
+    shifted = importer.emit(relax.op.subtract(x, values))
+    mean = importer.emit(relax.op.mean(shifted, axes, True))
+    return values, mean, importer.emit(relax.op.subtract(shifted, mean))
+
+
 @converts("argmax.default", "argmin.default")
 def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
+    if node.args[0].meta["val"].dtype is torch.bool:  # type: ignore[union-attr]
+        raise UnsupportedOperator([str(node.target)], "booleans, which eager refuses")
     axis = importer.argument(node, 1, "dim")
     keep = bool(importer.argument(node, 2, "keepdim", False))
     x, shape = _comparable(importer, node.args[0]), importer.shape(node.args[0])
