@@ -107,7 +107,6 @@ def test_writing_at_positions():
             "scatter_number": lambda x, i, y: x.scatter(1, i.view(1, 3, 1), 2.5),
             "scatter_add": lambda x, i, y: x.scatter_add(0, i.view(3, 1, 1).expand(3, 6, 8), y),
             "index_put": lambda x, i, y: x.index_put((i,), y[0]),
-            "index_add": lambda x, i, y: x.index_add(0, i * 0, y[:3]),
             "accumulate": lambda x, i, y: x.index_put((i * 0 - 1, i), y[0, :3], accumulate=True),
             "masked": lambda x, i, y: x.masked_fill(x > 0, -1.0),
             "gather of no axes": lambda x, i, y: x.sum().gather(0, i * 0),
@@ -155,3 +154,27 @@ def test_an_error_is_the_one_that_eager_raises(name: str):
         fast(x, outside)
     assert type(raised.value) is type(expected.value)
     assert str(raised.value) == str(expected.value)
+
+
+def test_a_negative_position_is_no_position_to_add_at():
+    """Unlike `index_put`, which counts it from the end."""
+
+    def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, i, x[:2], alpha=2)
+
+    args = torch.randn(4, 3), torch.tensor([1, 1])
+    artifact = compiled(program, *args)
+    torch.testing.assert_close(executed(artifact, program, *args), program(*args))
+    with pytest.raises(RuntimeError, match="index"):
+        executed(artifact, program, args[0], torch.tensor([0, -1]))
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+def test_positions_of_extrema_of_booleans_are_an_error(name: str):
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x, name)(0)
+
+    x = torch.rand(4, 3) > 0.5
+    artifact = compiled(program, x)
+    with pytest.raises(RuntimeError, match="bool"):
+        executed(artifact, program, x)
