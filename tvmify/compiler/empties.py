@@ -41,14 +41,6 @@ def refuse_what_raises(node: fx.Node) -> None:
         raise UnsupportedOperator([operators.name(node)], first_line(error)) from error
 
 
-def reads_nothing(node: fx.Node) -> bool:
-    """Whether a call makes something of tensors that all have no elements.
-
-    PyTorch computes it: TVM replaces such sums by constants, and fails where it divides by one.
-    """
-    return bool(node.all_input_nodes) and all(map(_is_empty, node.all_input_nodes))
-
-
 def _is_empty(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.numel() == 0

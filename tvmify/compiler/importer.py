@@ -26,7 +26,7 @@ from tvmify.compiler.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.constants import constant_of
 from tvmify.compiler.converters import CONVERTERS
 from tvmify.compiler.decompositions import Decomposed
-from tvmify.compiler.empties import reads_nothing, refuse_what_raises
+from tvmify.compiler.empties import refuse_what_raises
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.refusals import refuse
 from tvmify.compiler.sharing import Sharing, written_bases
@@ -255,11 +255,7 @@ class Importer(ExportedProgramImporter):
         if isinstance(expected, torch.Tensor) and expected.numel() == 0 and not is_complex(node):
             return self._constant(expected)
         name = operators.short_name(node)
-        if name != "getitem" and (
-            is_complex(node)
-            or operators.is_random(node)
-            or (reads_nothing(node) and can_bridge(node, DTYPES))
-        ):
+        if name != "getitem" and (is_complex(node) or operators.is_random(node)):
             return self._bridge(node)
         convert = CONVERTERS.get(name)
         if convert is None and name not in STOCK:

@@ -57,9 +57,10 @@ def total(importer: Importer, node: fx.Node) -> relax.Expr:
     whole = overload == "default"
     axes = None if whole else _axes(importer, node)
     keep = False if whole else bool(importer.argument(node, 2, "keepdim", False))
-    if name == "mean" and 0 in importer.shape(node.args[0]):
-        zeros = relax.op.zeros(list(importer.shape(node)), dtype_of(x))
-        return relax.op.add(zeros, relax.const(math.nan, dtype_of(x)))
+    if 0 in importer.shape(node.args[0]):
+        # Of nothing TVM makes a literal, and fails where something is divided by it.
+        identity = {"sum": 0, "prod": 1, "mean": math.nan}[name]
+        return relax.op.full(list(importer.shape(node)), relax.const(identity, dtype_of(x)))
     return _reduced(importer, getattr(relax.op, name), x, axes, keep)
 
 

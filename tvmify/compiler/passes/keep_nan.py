@@ -155,19 +155,21 @@ def _constant(argument: relax.Expr) -> Scalar | None:
 
 
 def hidden(value: Scalar) -> Scalar:
-    """Write a float that is zero as its bits, which TVM's simplifier does not look into.
+    """Write a zero as its bits, or as those of an integer, which TVM's simplifier leaves alone.
 
-    It knows rules for zeros that do not hold for NaN, infinity and the other zero. LLVM, which
-    keeps to them, sees a number again.
+    It knows rules for zeros that do not hold for NaN, infinity and the other zero, and divides by
+    none. LLVM, which keeps to arithmetic, sees a number again.
     """
     dtype = str(value.ty.dtype)
-    if not isinstance(value, FloatImm) or value.value != 0:
+    if value.value != 0 or not dtype.startswith(("float", "bfloat", "int")):
         return value
     integer = _integer_of(dtype)
-    is_negative = math.copysign(1, value.value) < 0
     # TVM takes the bits of a plain 0 for a pointer.
-    bits = te.min_value(integer) if is_negative else ~tirx.const(-1, integer)
-    return tirx.reinterpret(dtype, bits)
+    zero = ~tirx.const(-1, integer)
+    if not isinstance(value, FloatImm):
+        return zero
+    is_negative = math.copysign(1, value.value) < 0
+    return tirx.reinterpret(dtype, te.min_value(integer) if is_negative else zero)
 
 
 def _integer_of(dtype: str) -> str:
