@@ -34,8 +34,27 @@ class Guard:
         sizes: list[tuple[dict[Any, Any], int]],
         tensors: list[torch.Tensor],
         written: list[torch.Tensor] = ...,
+        types: list[tuple[Any, type]] = ...,
+        classes: list[type] = ...,
     ) -> Guard:
-        """Watch these; ``written`` are tensors whose elements may change."""
+        """Watch these.
+
+        Parameters
+        ----------
+        slots
+            Dicts, and what is in them under which name.
+        sizes
+            Dicts of which nothing is added or taken away. Where that is all of a dict that has
+            slots, the order of these counts, too.
+        tensors
+            Tensors, their elements included.
+        written
+            Tensors whose elements may change.
+        types
+            Objects, or weak references to some, and the class that each is of.
+        classes
+            Classes whose methods stay as they are.
+        """
     def changed(self) -> int:
         """Return 0 if all is as it was, 1 if a tensor was written to, 2 if anything else changed.
 

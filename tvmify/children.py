@@ -66,9 +66,9 @@ class Children:
     def check(self, *_: Any) -> None:
         """Accept every call: forward itself runs as in eager."""
 
-    def bind(self, module: Any) -> list[torch.Tensor]:
+    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
         """Do nothing, for the dispatchers of the children look at their weights themselves."""
-        return []
+        return (), []
 
     def cache_infos(self) -> list[CacheInfo]:
         """Return what the caches of each child have done."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from tvmify.cache import Neighbours
 from tvmify.dispatcher import Dispatcher
@@ -42,6 +44,7 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
     subject
         A subclass of `torch.nn.Module` (decorated in place), an instance (returned as a shallow
         copy that shares parameters, buffers and submodules with the original, which stays eager),
+        an exported program (its module takes the arguments that it was exported for),
         a TorchScript module, or a function of tensors. Without one, a decorator is returned.
     methods
         Of a module: those that run compiled, and no others. Each has signatures of its own; they
@@ -81,6 +84,8 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
         if issubclass(subject, torch.jit.ScriptModule):
             raise TypeError("decorate an instance of a TorchScript class, not the class")
         return _decorate_class(subject, methods, compile_options)
+    if _is_exported(subject):
+        subject = subject.module()  # type: ignore[attr-defined]
     if isinstance(subject, nn.Module) and not isinstance(subject, torch.jit.ScriptModule):
         return _decorate_instance(subject, methods, compile_options)
     if methods != ("forward",):
@@ -95,6 +100,12 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
         f"cannot decorate {subject!r}: expected a torch.nn.Module class or instance, a TorchScript "
         "module, or a function"
     )
+
+
+def _is_exported(subject: Any) -> bool:
+    """Whether it is a ``torch.export.ExportedProgram``, which a warm process need not import."""
+    export = sys.modules.get("torch.export")
+    return export is not None and isinstance(subject, export.ExportedProgram)
 
 
 # ------------------------------------------------------------------------------ what is added
@@ -256,6 +267,8 @@ def _decorate_class(
     cls: type[nn.Module], methods: tuple[str, ...], compile_options: CompileOptions
 ) -> type[nn.Module]:
     decorate_methods(cls, methods, compile_options)
+    if issubclass(cls, LazyModuleMixin) and (complete := cls.cls_to_become) is not None:
+        cls.cls_to_become = _derived(complete, methods, compile_options)
     for method in _METHODS:
         if not hasattr(cls, method.__name__):  # a name of the user's own stays the user's
             setattr(cls, method.__name__, method)
@@ -268,14 +281,37 @@ def _decorate_instance(
     base = type(module)
     if base.__dict__.get("__reduce_ex__") is _reduce_instance:  # decorated before, as an instance
         base = base.__mro__[1]
-    members = {"__module__": base.__module__, "__qualname__": base.__qualname__}
-    derived: Any = type(base.__name__, (base,), members)
-    decorated = _decorate_class(derived, methods, compile_options)
-    decorated.__reduce_ex__ = _reduce_instance  # type: ignore[assignment]
-    shared = decorated.__new__(decorated)
+    # not the class's own __new__: torch.fx.GraphModule's makes a new class without a forward
+    derived: Any = _derived(base, methods, compile_options)
+    shared: Any = object.__new__(derived)
     # The very dicts of parameters, buffers and submodules: what is swapped on one is on the other.
     shared.__dict__.update(_own_attributes(module))
     return shared
+
+
+def _derived(
+    base: type[nn.Module], methods: tuple[str, ...], compile_options: CompileOptions
+) -> type[nn.Module]:
+    """Return a decorated class of the same name that is for instances."""
+    members: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
+    if issubclass(base, torch.fx.GraphModule):
+        # Else recompile() would give the class a __call__ that calls itself.
+        members["recompile"] = _recompile
+        members["_wrapped_call"] = base._wrapped_call  # type: ignore[attr-defined]
+    derived: Any = type(base.__name__, (base,), members)
+    decorated = _decorate_class(derived, methods, compile_options)
+    decorated.__reduce_ex__ = _reduce_instance  # type: ignore[assignment]
+    return decorated
+
+
+def _recompile(self: torch.fx.GraphModule) -> Any:
+    """Make another forward of a graph that was edited, and decorate it."""
+    decoration: Decoration = type(self).__tvmify__  # type: ignore[attr-defined]
+    code = torch.fx.GraphModule.recompile(self)
+    for name in [name for name in vars(self) if name.startswith(DISPATCHER)]:
+        del vars(self)[name]
+    _decorate_class(type(self), tuple(decoration.methods), decoration.options)
+    return code
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:

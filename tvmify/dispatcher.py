@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from tvmify import forks, keys, misses, options, recording
 from tvmify.artifact import Artifact
@@ -25,7 +26,7 @@ from tvmify.cache import Key, MemoryCache, Neighbours
 from tvmify.capture import Program, capture, present, resolve
 from tvmify.driving import TOO_MANY, drive_instead
 from tvmify.entry import Entries, Entry, Made, State
-from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
+from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere, Uninitialized
 from tvmify.explanation import CacheInfo, explain, warn_once
 from tvmify.faults import environment_fault, explained
 from tvmify.numbers import General, NumberCall, Numbers, checked
@@ -42,6 +43,7 @@ from tvmify.obtain import (
 from tvmify.options import CompileOptions
 from tvmify.progress import Stages
 from tvmify.proof import Prove, runs, unusable
+from tvmify.replay import replay
 from tvmify.runtime import (
     Executor,
     Graphs,
@@ -169,7 +171,7 @@ class Dispatcher:
                 self._report(entry.failed())
             return result
         if entry.differentiable:
-            return entry.with_gradients(result, self.eager_call(args, kwargs), leaves)
+            return entry.with_gradients(result, self._replay(entry, args, kwargs), leaves)
         return result
 
     def _run_in_eager(self, entry: Entry, args: Args, kwargs: Kwargs) -> Any:
@@ -182,6 +184,13 @@ class Dispatcher:
         """Do all that `__call__` does, except to return a result; wait for what is missing."""
         with misses.building_now():
             _, entry = self._find(args, kwargs)
+            if isinstance(entry.reason, Uninitialized):
+                module = self.module()
+                # what is lazy itself is completed by a hook, which runs before forward
+                is_lazy = isinstance(module, LazyModuleMixin)
+                with torch.no_grad():
+                    module(*args, **kwargs) if is_lazy else self.eager_call(args, kwargs)()
+                _, entry = self._find(args, kwargs)
         self._report(entry)
         return entry
 
@@ -309,9 +318,9 @@ class Dispatcher:
                 artifact = entry.executor.artifact
                 tensors, state = self._tensors(artifact.weights), self._tensors(artifact.state)
                 entry.executor.bind(tensors, weights, state)
-                entry.tensors = tensors + state
+                entry.names, entry.tensors = artifact.weights + artifact.state, tensors + state
             elif entry.driven is not None:
-                entry.tensors = entry.driven.bind(self.module())
+                entry.names, entry.tensors = entry.driven.bind(self.module())
             entry.weights = weights
             return entry
 
@@ -324,6 +333,17 @@ class Dispatcher:
         module = self.module()
         bound = () if module is None else (module,)
         return functools.partial(self.eager, *bound, *args, **kwargs)
+
+    def _replay(self, entry: Entry, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+        """Return what computes a call in eager PyTorch later, whatever becomes of the module."""
+        module, watched = self.module(), self._watched
+        if module is None or watched is None:  # None if another thread refreshes
+            return self.eager_call(args, kwargs)
+
+        def call(module: Any) -> Any:
+            return self.eager(module, *args, **kwargs)
+
+        return functools.partial(replay, call, module, watched, entry.names, entry.tensors)
 
     def _tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
         return [resolve(self.module(), name) for name in names]
@@ -520,6 +540,8 @@ class Dispatcher:
         if (reason := entry.reason) is not None and not misses.is_awaited(reason):
             if misses.must_raise(reason, self.options):
                 raise reason
+            if isinstance(reason, Uninitialized):
+                return  # as the next call will run compiled
             warn_once(
                 self._warned, f"{self.name} runs in eager PyTorch: {misses.warning_of(reason)}"
             )

@@ -171,8 +171,8 @@ class Driven:
         if not is_same_result(result, expected):
             raise CaptureError("By regions it returns something else than eager", _DIFFERENT)
 
-    def bind(self, module: Any) -> list[torch.Tensor]:
-        """Take the present tensors of the module, and return them."""
+    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+        """Take the present tensors of the module, and return their names and them."""
         return self._driver.bind(module)
 
     def cache_infos(self) -> list[CacheInfo]:
@@ -216,7 +216,7 @@ def drive_instead(
             entry.reason = busy
             return
     if state.driven is not None:
-        entry.tensors = state.driven.bind(dispatcher.module())
+        entry.names, entry.tensors = state.driven.bind(dispatcher.module())
         eager = dispatcher.eager_call(args, kwargs)
         try:
             if entry.differentiable and state.driven.has_effects:

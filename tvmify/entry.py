@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tvmify.agreement import check_draws, computes_the_same, refuse_unseen_draws
@@ -62,6 +63,7 @@ class Entry:
     driven: Driven | Children | None = None
     #: The packed weights that the executor was bound to, and the tensors they were made of.
     weights: PackedWeights | None = None
+    names: tuple[str, ...] = ()
     tensors: list[torch.Tensor] = field(default_factory=list)
     #: Grad mode is on and weights require gradients: results lead back to them.
     differentiable: bool = False
@@ -82,7 +84,14 @@ class Entry:
         """Return that of a call whose arguments, or surroundings, have no signature."""
         entry = cls("arguments without a signature")
         leaves = pytree.tree_leaves((args, kwargs))
-        if not (is_being_transformed() or any(isinstance(x, fx.Proxy) for x in leaves)):
+        if is_being_transformed() or any(isinstance(x, fx.Proxy) for x in leaves):
+            return entry
+        if forward_ad._current_level >= 0:
+            entry.reason = NotCompiled(
+                "forward-mode differentiation is on",
+                "Leave torch.autograd.forward_ad.dual_level() for calls that need no tangents.",
+            )
+        else:
             try:
                 Signature.of(args, kwargs)
             except NotCompiled as reason:

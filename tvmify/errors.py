@@ -66,6 +66,10 @@ class TrainingMode(NotCompiled):
     """The module, or one of its submodules, is in training mode."""
 
 
+class Uninitialized(NotCompiled):
+    """A parameter of the module gets its shape from the first call, which runs in eager."""
+
+
 class UnsupportedInput(NotCompiled):
     """An argument is of a kind that compiled code cannot take (complex, sparse, a subclass …)."""
 

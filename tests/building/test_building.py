@@ -46,6 +46,7 @@ def test_a_program_crosses_without_weights_and_without_classes_of_this_process(
     content = crossing.pack(program)
     assert len(content) < 100_000  # the embedding alone has more
     read = crossing.unpack(content)
+    assert read.call_spec.out_spec is not None
     assert read.call_spec.out_spec.type is tuple
     assert read.graph_module.code == program.graph_module.code
     weights = read.state_dict

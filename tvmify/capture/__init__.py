@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tvmify.capture.driver import REGION_SCHEMA, Driver, Part
+from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
 from tvmify.capture.questions import check_questions
 from tvmify.capture.state import present, resolve
@@ -64,6 +65,7 @@ def capture(
             raise  # torch.export would refuse the assignment too; `with` makes some of its own
         reason = error.reason
     check_temporary_directory()
+    import_recorder()
     from tvmify.capture.exported import TracedProgram
 
     return TracedProgram(callable_, args, kwargs, reason)

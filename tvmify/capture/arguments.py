@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ def bind(
     parameters: Sequence[Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    defaults: Mapping[str, Any] | None = None,
     *,
-    coerce: bool,
     as_given: bool = False,
 ) -> list[Any]:
     """Return one TorchScript value for each parameter.
@@ -29,16 +30,18 @@ def bind(
     ----------
     parameters
         Of the forward's schema, without self.
-    coerce
-        Make an int a float where the parameter is a float.
+    defaults
+        What Python takes for arguments that are not given; None if there is only the schema, and
+        TorchScript would make an int a float where the parameter is a float.
     as_given
         Return the very objects that were given, but for dtypes.
 
     Raises
     ------
     UnsupportedInput
-        An argument is missing, unknown, or of another type than the parameter.
+        An argument, or a default, is missing, unknown, or of another type than the parameter.
     """
+    coerce = defaults is None
     # Names are for keywords only: a traced forward may have two parameters of one name.
     names = [parameter.name for parameter in parameters]
     unknown = kwargs.keys() - set(names[len(args) :])
@@ -50,26 +53,38 @@ def bind(
         )
     values = []
     for position, parameter in enumerate(parameters):
-        if position < len(args) or parameter.name in kwargs:
-            given = args[position] if position < len(args) else kwargs[parameter.name]
-            try:
-                value = _converted(given, parameter.type, coerce)
-            except _Mismatch:
-                raise UnsupportedInput(
-                    f"Argument {parameter.name} is a {type(given).__name__} where "
-                    f"TorchScript expects {parameter.type.annotation_str}",
-                    "Annotate the parameter in forward.",
-                ) from None
-            if as_given:
-                value = code_of(given)
+        if position < len(args):
+            given = args[position]
+        elif parameter.name in kwargs:
+            given = kwargs[parameter.name]
+        elif defaults is not None and parameter.name in defaults:
+            given = defaults[parameter.name]  # which TorchScript may have made a float of
         elif parameter.has_default_value():
-            value = protect(parameter.default_value)
+            given = parameter.default_value
         else:
             raise UnsupportedInput(
                 f"Argument {parameter.name} is missing", "Call the module with it."
             )
-        values.append(value)
+        try:
+            value = _converted(given, parameter.type, coerce)
+        except _Mismatch:
+            raise UnsupportedInput(
+                f"Argument {parameter.name} is a {type(given).__name__} where "
+                f"TorchScript expects {parameter.type.annotation_str}",
+                "Annotate the parameter in forward.",
+            ) from None
+        values.append(code_of(given) if as_given else value)
     return values
+
+
+def defaults_of(callable_: Any) -> dict[str, Any]:
+    """Return what Python takes for the parameters of a function, or of a module's forward."""
+    forward = callable_.forward if isinstance(callable_, torch.nn.Module) else callable_
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):  # of something built in
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def _converted(value: Any, type_: Any, coerce: bool) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tvmify.capture.arguments import bind
+from tvmify.capture.arguments import bind, defaults_of
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.effects import is_tensor
 from tvmify.capture.questions import ASKING
@@ -31,7 +31,7 @@ class RegionProgram(ScriptedProgram):
 
     def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier, is_python: bool) -> None:
         self.scripted: Any = torch._C._create_function_from_graph("region", graph)
-        self._original = None
+        self._original = self._defaults = None
         self._is_python = is_python
         self._read_graph(graph, self.scripted.schema, root)
         self._asks = self._grad_mode = False  # the driver runs it without gradients
@@ -108,6 +108,7 @@ class Driver:
         self._is_plain = original is not None
         self._attributes: dict[str, Any] = {}
         self._names: set[str] = set()
+        self._defaults = defaults_of(original) if self._is_plain else None
         self._is_module = isinstance(scripted, torch.jit.ScriptModule)
         forward = self._scripted.forward if self._is_module else self._scripted
         self._parameters = list(forward.schema.arguments)[self._is_module :]
@@ -148,21 +149,21 @@ class Driver:
         UnsupportedInput
             The annotations of forward exclude these arguments.
         """
+        values = bind(self._parameters, args, kwargs, self._defaults, as_given=self._is_plain)
         if self._is_plain:
-            return bind(self._parameters, args, kwargs, coerce=False, as_given=True)
-        values = bind(self._parameters, args, kwargs, coerce=True)
+            return values
         return [self._scripted, *values] if self._is_module else values
 
     def run(self, values: list[Any]) -> Any:
         """Run one call."""
         return self._function(*values)
 
-    def bind(self, module: Any) -> list[torch.Tensor]:
+    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
         """Take the present tensors of the module, in place of which others may have come.
 
         Returns
         -------
-        list of torch.Tensor
+        names, tensors
             All that the program reads as attributes.
         """
         self._attributes.update((name, resolve(module, name)) for name in self._names)
@@ -170,7 +171,7 @@ class Driver:
         for part in self.parts.values():
             for name in part.program.weights:
                 part.carrier.carry(name, tensors[name])
-        return list(tensors.values())
+        return tuple(tensors), list(tensors.values())
 
     def _transcript(
         self, graph: Any, functions: dict[str, Callable[..., Any]]

@@ -32,5 +32,5 @@ class _OfTracingThreads:
 
 def keep_apart() -> None:
     """Let dynamo annotate the graphs of the thread that traces, and no others."""
-    if vars(eval_frame).get("fx_traceback") is traceback:  # not in every version of torch
-        vars(eval_frame)["fx_traceback"] = _OfTracingThreads()
+    if getattr(eval_frame, "fx_traceback", None) is traceback:  # not in every version of torch
+        eval_frame.fx_traceback = _OfTracingThreads()  # type: ignore[assignment]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 import torch
 
 from tvmify.capture.values import protect
+from tvmify.parts import key_part, parts
 
 
 class ModulePath(str):
@@ -105,16 +106,6 @@ def _filled(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return value
 
 
-def key_part(key: object) -> str:
-    """Return the part of a dotted name that stands for a key, which may be ``"cpu"`` or ``"a.b"``.
-
-    PyTorch makes modules that have attributes of these names; no method of a module is called so.
-    And the key 1 is not the key ``"1"``.
-    """
-    quoted = quote(str(key), safe="").replace(".", "%2e")
-    return f"[{quoted}]" if isinstance(key, str) else f"[%{quoted}]"
-
-
 def resolve(root: Any, name: str) -> Any:
     """Return the present value of a dotted name: attributes, then indices and keys.
 
@@ -127,7 +118,7 @@ def resolve(root: Any, name: str) -> Any:
     for part in name.split("."):
         if isinstance(value, dict):
             (value,) = (item for key, item in value.items() if key_part(key) == part)
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, (list, tuple, deque)):
             value = value[int(part)]
         else:
             value = getattr(value, part)
@@ -146,13 +137,18 @@ def present(root: Any, names: Iterable[str]) -> list[Any]:
 
 
 def tensor_names(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor that a module tree holds with its dotted name, attributes included."""
-    for prefix, child in module.named_modules(remove_duplicate=False):
-        path = ModulePath(prefix)
-        for holder in (child._parameters, child._buffers, vars(child)):
+    """Yield every tensor that a module tree holds with its dotted name, attributes included.
+
+    Nothing is yielded under a name that leads elsewhere, or nowhere.
+    """
+    for part in parts(module):
+        attributes = vars(part.module)
+        for holder in (part.module._parameters, part.module._buffers, attributes):
             for key, value in holder.items():
-                if not (holder is vars(child) and key.startswith("_")):
-                    yield from _tensors_in(path.attribute(key), value)
+                if part.is_named and not (holder is attributes and key.startswith("_")):
+                    for name, tensor in _tensors_in(part.attribute(key), value):
+                        if any(found is tensor for found in present(module, [name])):
+                            yield name, tensor
 
 
 def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

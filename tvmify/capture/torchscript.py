@@ -12,18 +12,21 @@ import torch
 from torch.jit import _recursive
 from torch.utils import _pytree as pytree
 
-from tvmify.capture.arguments import bind
+from tvmify.capture.arguments import bind, defaults_of
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.draws import may_draw
 from tvmify.capture.fingerprint import fingerprint
 from tvmify.capture.interpreter import Interpreter, source_line
+from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_layout, asks_in, question_of
+from tvmify.capture.script_types import distinguish
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
 from tvmify.capture.unfolding import constant_attributes, unfolded
 from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.faults import check_temporary_directory
+from tvmify.parts import hidden_names
 from tvmify.silence import silenced
 from tvmify.tracing import tracing
 
@@ -45,6 +48,10 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
+#: What runs when a module is called, before its forward.
+_CALLS = ("__call__", "_call_impl")
+
+
 class CannotScript(Exception):
     """Why ``torch.jit.script`` refused a module, as one line."""
 
@@ -59,9 +66,11 @@ def script(callable_: Any) -> Scripted:
     """
     if (question := question_of(callable_)) is not None:
         raise CannotScript(f"it asks for {question}, which TorchScript answers by its own rules")
-    is_module = isinstance(callable_, torch.nn.Module)
-    source = twin(callable_) if is_module else callable_
-    constants = constant_attributes(callable_) if is_module else frozenset[str]()
+    source, constants = callable_, frozenset[str]()
+    if isinstance(callable_, torch.nn.Module):
+        _refuse_what_is_overlooked(callable_)
+        source, constants = twin(callable_), constant_attributes(callable_)
+        distinguish(source)
     # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
     # warnings are about annotations; eager and torch.export do not read those.
     with tracing(), without_autocast(), silenced(), unfolded(constants):
@@ -77,6 +86,27 @@ def script(callable_: Any) -> Scripted:
     if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
         raise CannotScript("forward is overloaded: TorchScript has one method for each variant")
     return scripted
+
+
+def _refuse_what_is_overlooked(module: torch.nn.Module) -> None:
+    """Refuse what TorchScript does not look at, and Python does.
+
+    A call of a module is its forward to TorchScript, and an attribute what is registered.
+    """
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        where = f" of {path!r}" if path else ""
+        if names := hidden_names(part):
+            raise CannotScript(f"an attribute{where} hides the registered {min(names)!r}")
+        if not isinstance(part, torch.fx.GraphModule) and (name := _own_call(part)):
+            raise CannotScript(f"a class{where} has a {name} of its own")
+
+
+def _own_call(module: torch.nn.Module) -> str | None:
+    bases = type(module).__mro__[: type(module).__mro__.index(torch.nn.Module)]
+    held = (vars(module), *map(vars, bases))
+    return next((name for name in _CALLS if any(name in members for members in held)), None)
 
 
 def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[type, Any]:
@@ -128,6 +158,7 @@ class ScriptedProgram(Program):
         forward: Any = scripted.forward if is_module else scripted
         self._original = original
         self._is_python = original is not None
+        self._defaults = None if original is None else defaults_of(original)
         root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
         with without_autocast():
             graph = forward.inlined_graph
@@ -207,6 +238,7 @@ class ScriptedProgram(Program):
         """Record the interpretation of the graph for arguments of this signature."""
         check_temporary_directory()
         # imports sympy and much else, which a warm process never needs
+        import_recorder()
         from tvmify.capture.eager import eager_result
         from tvmify.capture.exporting import export
 
@@ -230,8 +262,7 @@ class ScriptedProgram(Program):
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         arguments = list(self._schema.arguments)[1 if self._is_module else 0 :]
-        # an int for a float stays an int in eager, and TorchScript makes it a float
-        return bind(arguments, args, kwargs, coerce=self._original is None)
+        return bind(arguments, args, kwargs, self._defaults)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {name: self._tensor(name) for name in self.weights}

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tvmify.parts import hidden_names
+
 
 def twin(module: torch.nn.Module) -> torch.nn.Module:
     """Return a module of the same classes, tensors and attributes, but with its own dictionaries.
@@ -57,8 +59,9 @@ def make_buffers(module: torch.nn.Module) -> None:
     """Make the tensors that a twin has as plain attributes non-persistent buffers."""
     if isinstance(module, torch.jit.ScriptModule):
         return
+    hidden = hidden_names(module)
     for name, value in list(vars(module).items()):
-        if type(value) is torch.Tensor:
+        if type(value) is torch.Tensor and name not in hidden:
             del vars(module)[name]
             module.register_buffer(name, value, persistent=False)
 

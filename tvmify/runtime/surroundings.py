@@ -103,6 +103,7 @@ def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any])
     if watched.training is not None:
         where = f"submodule {watched.training!r}" if watched.training else "the module"
         raise TrainingMode(f"{where} is in training mode", "Call .eval() before inference.")
+    watched.check_shapes()
     watched.check_hooks()
     if not torch.is_grad_enabled():
         return False

@@ -2,9 +2,10 @@
 
 A compiled program holds for one state of its module: these attributes, submodules, modes and
 hooks. The guard compares all of them by identity before every call, in native code, at some
-nanoseconds each, so that assigning to any attribute anywhere in the module is noticed. What no
-identity shows is not: a list, dict or other object edited in place, ``tensor.data`` written to, a
-global variable. ``refresh()`` is for those.
+nanoseconds each, so that assigning to any attribute anywhere in the module is noticed, and so are
+another class of a submodule and another method of a class. What no identity shows is not: a list,
+dict or other object edited in place, ``tensor.data`` written to, a global variable. ``refresh()``
+is for those.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy as is_uninitialized
 
-from tvmify.errors import NotCompiled
+from tvmify.errors import NotCompiled, Uninitialized
+from tvmify.parts import Part, parts
 from tvmify.runtime.native import Guard
 from tvmify.signature import unreadable_kind
 
@@ -28,6 +31,10 @@ _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
 #: How the names of attributes begin under which dispatchers live; they are not the module's own.
 DISPATCHER = "_tvmify_"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_EVERY_MODULE = "*"
+#: PyTorch puts other methods on nn.Module itself, for a while, whenever it records a module.
+_UNWATCHED = frozenset(nn.Module.__mro__)
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -47,9 +54,12 @@ class Watched:
     training
         Dotted name of the first module in training mode ("" is the module itself), or None.
     hooked
-        Dotted name of the first submodule with a forward hook ("" is the module itself), or None.
+        Dotted name of the first submodule with a forward hook ("" is the module itself, "*" stands
+        for all modules), or None.
     requires_grad
         Whether any parameter does.
+    lazy
+        Dotted name of the first parameter or buffer that has no shape yet, or None.
     """
 
     guard: Guard
@@ -58,6 +68,7 @@ class Watched:
     training: str | None
     hooked: str | None
     requires_grad: bool
+    lazy: str | None = None
 
     def changes_since(self, earlier: Watched) -> list[str]:
         """Return the names of the attributes that differ between two moments."""
@@ -66,16 +77,42 @@ class Watched:
         absent = object()
         return [n for n in before | now if before.get(n, absent) != now.get(n, absent)]
 
+    def modes(self) -> dict[str, bool]:
+        """Return by its path whether a module was in training mode, for all of the tree."""
+        found = {}
+        for name, value in zip(self.names, self.state, strict=True):
+            path, _, last = name.rpartition(".")
+            if last == "training" and isinstance(value, tuple) and value[0] is bool:
+                found[path] = value[1]
+        return found
+
+    def check_shapes(self) -> None:
+        """Refuse a module that its first call in eager completes.
+
+        Raises
+        ------
+        Uninitialized
+            A lazy parameter or buffer has no shape yet.
+        """
+        if self.lazy is not None:
+            raise Uninitialized(
+                f"{self.lazy!r} is lazy: it gets its shape from the first call",
+                "Call warmup() before, or the module in eager PyTorch.",
+            )
+
     def check_hooks(self) -> None:
         """Refuse hooks that compiled code would not run.
 
         Raises
         ------
         NotCompiled
-            A submodule has a forward hook, or the module itself where that is watched.
+            A submodule has a forward hook, or the module itself where that is watched, or PyTorch
+            has one for all modules.
         """
         if self.hooked is not None:
             where = f"submodule {self.hooked!r}" if self.hooked else "the module"
+            if self.hooked == _EVERY_MODULE:
+                where = "every module"
             raise NotCompiled(
                 f"{where} has a forward hook",
                 "Remove the hook, or register it on a module whose forward is decorated.",
@@ -118,59 +155,124 @@ def watch(
     own_hooks
         Watch the hooks of the module itself, too. Those of its submodules always are.
     """
-    slots: list[tuple[dict[str, Any], str, Any]] = []
-    sizes: list[tuple[dict[Any, Any], int]] = []
-    tensors = list(constants)
-    state: list[tuple[str, Hashable]] = []
-    training = hooked = None
+    watching = _Watching(constants)
+    for part in parts(module) if module is not None else ():
+        watching.add(part, has_hooks=bool(part.path) or own_hooks)
+    watching.add_hooks_of_all()
+    return watching.result(written)
 
-    for path, part in module.named_modules() if module is not None else ():
-        prefix = f"{path}." if path else ""
-        if training is None and part.training and (not path or _heeds_training(type(part))):
-            training = path
-        if isinstance(part, torch.jit.ScriptModule):
+
+class _Watching:
+    """Collects what `watch` returns."""
+
+    def __init__(self, constants: Sequence[torch.Tensor]) -> None:
+        self._slots: list[tuple[dict[Any, Any], Any, Any]] = []
+        self._sizes: list[tuple[dict[Any, Any], int]] = []
+        self._types: list[tuple[Any, type]] = []
+        self._classes: dict[type, None] = {}
+        self._tensors = list(constants)
+        self._state: list[tuple[str, Hashable]] = []
+        self._aliases: dict[Hashable, int] = {}
+        self._training: str | None = None
+        self._hooked: str | None = None
+        self._lazy: str | None = None
+        self._exported: list[str] = []
+
+    def add(self, part: Part, *, has_hooks: bool) -> None:
+        """Watch a module, without its children."""
+        module, path = part.module, part.path
+        # What is not registered is not reached by eval() either: capture sees what it computes.
+        if _is_exported(module):
+            self._exported.append(part.attribute(""))
+        is_fixed = f"{path}.".startswith(tuple(self._exported)) or _is_exported(module)
+        trains = module.training and part.is_registered and not is_fixed
+        if self._training is None and trains and (not path or _heeds_training(type(module))):
+            self._training = path
+        if isinstance(module, torch.jit.ScriptModule):
             # Its attributes live in C++, where a new Python object is made at every look: only
             # its tensors can be watched. Its children come later in this walk.
-            own = dict(part.named_parameters(recurse=False))
-            own |= dict(part.named_buffers(recurse=False))
-            tensors += own.values()
-            state += [(prefix + name, _comparable(value)) for name, value in own.items()]
-            state.append((prefix + "training", part.training))
-            continue
-        attributes = part.__dict__
-        sizes.append((attributes, len(attributes)))
+            own = dict(module.named_parameters(recurse=False))
+            own |= dict(module.named_buffers(recurse=False))
+            for name, value in own.items():
+                self._add_value(part, name, value)
+            self._state.append((part.attribute("training"), _comparable(module.training)))
+            return
+        self._add_class(part)
+        attributes = module.__dict__
+        self._sizes.append((attributes, len(attributes)))
         for name, value in attributes.items():
-            if name in _BOOKKEEPING or name.startswith(DISPATCHER):
-                continue
-            slots.append((attributes, name, value))
-            state.append((prefix + name, _comparable(value)))
-            if isinstance(value, torch.Tensor):
-                tensors.append(value)
+            if name not in _BOOKKEEPING and not name.startswith(DISPATCHER):
+                self._slots.append((attributes, name, value))
+                self._add_value(part, name, value)
         for registry in ("_parameters", "_buffers", "_modules"):
             members = attributes[registry]
-            slots.append((attributes, registry, members))
-            sizes.append((members, len(members)))
+            self._slots.append((attributes, registry, members))
+            self._sizes.append((members, len(members)))
             for name, value in members.items():
-                slots.append((members, name, value))
-                state.append((prefix + name, _comparable(value)))
-                if isinstance(value, torch.Tensor):
-                    tensors.append(value)
-        if path or own_hooks:  # else they run around the compiled call
+                self._slots.append((members, name, value))
+                self._add_value(part, name, value)
+        if has_hooks:  # else they run around the compiled call
             for name in _HOOKS:
-                sizes.append((attributes[name], len(attributes[name])))
-                state.append((prefix + name, len(attributes[name])))
-                if hooked is None and attributes[name]:
-                    hooked = path
-    with torch._C.DisableTorchFunctionSubclass():
-        requires_grad = any(tensor.requires_grad for tensor in tensors)
-    return Watched(
-        guard=Guard(slots, sizes, *_parted(tensors, written)),
-        state=tuple(value for _, value in state),
-        names=tuple(name for name, _ in state),
-        training=training,
-        hooked=hooked,
-        requires_grad=requires_grad,
-    )
+                self._slots.append((attributes, name, attributes[name]))
+                self._add_hooks(part.attribute(name), attributes[name], path)
+
+    def add_hooks_of_all(self) -> None:
+        """Watch the hooks that PyTorch calls for every module."""
+        for name in _HOOKS:
+            hooks = getattr(nn.modules.module, f"_global{name}")
+            self._add_hooks(name, hooks, _EVERY_MODULE)
+
+    def result(self, written: Sequence[torch.Tensor]) -> Watched:
+        """Return what was watched."""
+        with torch._C.DisableTorchFunctionSubclass():
+            requires_grad = any(tensor.requires_grad for tensor in self._tensors)
+        return Watched(
+            guard=Guard(
+                self._slots,
+                self._sizes,
+                *_parted(self._tensors, written),
+                self._types,
+                list(self._classes),
+            ),
+            state=tuple(value for _, value in self._state),
+            names=tuple(name for name, _ in self._state),
+            training=self._training,
+            hooked=self._hooked,
+            requires_grad=requires_grad,
+            lazy=self._lazy,
+        )
+
+    def _add_class(self, part: Part) -> None:
+        cls = type(part.module)
+        # The root weakly: its guard hangs on it.
+        held = part.module if part.path else weakref.ref(part.module)
+        self._types.append((held, cls))
+        self._state.append((part.attribute("__class__"), _ByIdentity(cls)))
+        for base in cls.__mro__:
+            if base not in self._classes and base not in _UNWATCHED:
+                self._classes[base] = None
+                methods = ((n, v) for n, v in vars(base).items() if _is_method(v))
+                name = f"methods of {base.__qualname__}"
+                self._state.append((name, frozenset((n, _ByIdentity(v)) for n, v in methods)))
+
+    def _add_value(self, part: Part, name: str, value: Any) -> None:
+        is_lazy = isinstance(value, torch.Tensor) and is_uninitialized(value)
+        if is_lazy and self._lazy is None:
+            self._lazy = part.attribute(name)
+        comparable = "lazy" if is_lazy else _comparable(value)
+        if isinstance(value, torch.Tensor):
+            self._tensors.append(value)
+            # Of tensors that are one, a program may read either; and those that nothing leads to
+            # are constants of programs.
+            alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
+            comparable = comparable, alias if part.is_named else _ByIdentity(value)
+        self._state.append((part.attribute(name), comparable))
+
+    def _add_hooks(self, name: str, hooks: dict[Any, Any], place: str) -> None:
+        self._sizes.append((hooks, len(hooks)))
+        self._state.append((name, len(hooks)))
+        if self._hooked is None and hooks:
+            self._hooked = place
 
 
 def _parted(
@@ -181,6 +283,11 @@ def _parted(
         [tensor for tensor in tensors if id(tensor) not in identities],
         [tensor for tensor in tensors if id(tensor) in identities],
     )
+
+
+def _is_exported(module: nn.Module) -> bool:
+    """Whether it is a program of ``torch.export``, in which modes are fixed and cannot be set."""
+    return isinstance(module, torch.fx.GraphModule) and "eval" in vars(module)
 
 
 @functools.cache
@@ -217,6 +324,22 @@ class _ByWeakIdentity:
 
     def __hash__(self) -> int:
         return self._hash
+
+
+def _is_method(member: Any) -> bool:
+    """Whether a member of a class decides what its objects do; the guard watches no others."""
+    return callable(member) or hasattr(type(member), "__get__")
+
+
+def _memory_of(tensor: torch.Tensor) -> Hashable:
+    """Return what two tensors have in common that are one to whoever reads them."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or not tensor.numel():
+        return id(tensor)
+    try:
+        start = tensor.data_ptr()
+    except RuntimeError:  # a tensor inside of a function transform, or without memory
+        return id(tensor)
+    return (start, tensor.dtype, tensor.shape, tensor.stride()) if start else id(tensor)
 
 
 def _comparable(value: Any) -> Hashable:

@@ -16,6 +16,7 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
@@ -55,12 +56,14 @@ class Key {
 };
 
 // Whether something watches or rewrites the operators of this thread: a mode, a function transform,
-// a tracer. Compiled code would be invisible to it.
+// a tracer. Compiled code would be invisible to it. So it would be to forward-mode differentiation,
+// and tensors have tangents, which it would lose, only as long as that is on for some thread.
 bool is_observed() {
   const c10::DispatchKeySet usual = c10::default_included_set | c10::autocast_dispatch_keyset;
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
   return (included | usual) != usual || c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-         at::impl::torch_function_mode_enabled();
+         at::impl::torch_function_mode_enabled() ||
+         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
 uint32_t denormal_mode() {
@@ -169,10 +172,9 @@ class Walk {
   // These return whether the key now tells the leaf from all others.
   bool add_tensor(PyObject* leaf) {
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
-    // Nested tensors, and those of function transforms, have no sizes of their own to read here;
-    // one with a forward-mode tangent has a second half that compiled code would lose.
+    // Nested tensors, and those of function transforms, have no sizes of their own to read here.
     if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.is_nested() ||
-        tensor.key_set().has_any(kWrapped) || tensor._fw_grad(/*level=*/0).defined()) {
+        tensor.key_set().has_any(kWrapped)) {
       return false;
     }
     key_.add(Py_TYPE(leaf) == reinterpret_cast<PyTypeObject*>(ParameterClass) ? 'P' : 'T');

@@ -16,12 +16,25 @@
 namespace tvmify::python {
 namespace {
 
+using Slots = std::vector<std::pair<PyObject*, PyObject*>>;  // names and values
+
 // Dicts of the module, and of its parameters, buffers and submodules, each with what is in it.
 struct Dict {
   PyObject* dict;
-  std::vector<std::pair<PyObject*, PyObject*>> slots;  // names and values
-  Py_ssize_t size = -1;                                // any
-  uint64_t version = 0;                                // when all was seen to be there, or 0
+  Slots slots;
+  Py_ssize_t size = -1;  // any
+  uint64_t version = 0;  // when all was seen to be there, or 0
+};
+// The class of a module of the tree.
+struct Instance {
+  PyObject* object;  // or a weak reference to it
+  PyObject* type;
+};
+// A class with its own methods.
+struct Class {
+  PyObject* type;
+  Slots methods;
+  unsigned int version = 0;  // when all were seen to be there, or 0
 };
 struct Watched {
   PyObject* object;
@@ -35,6 +48,8 @@ struct Watched {
 struct Guard {
   PyObject_HEAD std::vector<Dict> dicts;
   std::vector<Watched> tensors;
+  std::vector<Instance> instances;
+  std::vector<Class> classes;
 
   static Guard* from(PyObject* self) { return reinterpret_cast<Guard*>(self); }
 };
@@ -42,29 +57,56 @@ struct Guard {
 int traverse(PyObject* self, visitproc visit, void* arg) {
   // A guard hangs on the module whose dicts it holds: that cycle is the garbage collector's.
   Py_VISIT(Py_TYPE(self));
-  for (const Dict& dict : Guard::from(self)->dicts) {
-    Py_VISIT(dict.dict);
-    for (const auto& [name, value] : dict.slots) {
+  const Guard& guard = *Guard::from(self);
+  const auto visit_slots = [&](const Slots& slots) {
+    for (const auto& [name, value] : slots) {
       Py_VISIT(name);
       Py_VISIT(value);
     }
+    return 0;
+  };
+  for (const Dict& dict : guard.dicts) {
+    Py_VISIT(dict.dict);
+    if (const int result = visit_slots(dict.slots)) return result;
   }
-  for (const Watched& watched : Guard::from(self)->tensors) Py_VISIT(watched.object);
+  for (const Watched& watched : guard.tensors) Py_VISIT(watched.object);
+  for (const Instance& instance : guard.instances) {
+    Py_VISIT(instance.object);
+    Py_VISIT(instance.type);
+  }
+  for (const Class& watched : guard.classes) {
+    Py_VISIT(watched.type);
+    if (const int result = visit_slots(watched.methods)) return result;
+  }
   return 0;
+}
+
+void release(const Slots& slots) {
+  for (const auto& [name, value] : slots) {
+    Py_DECREF(name);
+    Py_DECREF(value);
+  }
 }
 
 int clear(PyObject* self) {
   // Moved out first: releasing an object may run Python code that comes back here.
   const auto dicts = std::exchange(Guard::from(self)->dicts, {});
   const auto tensors = std::exchange(Guard::from(self)->tensors, {});
+  const auto instances = std::exchange(Guard::from(self)->instances, {});
+  const auto classes = std::exchange(Guard::from(self)->classes, {});
   for (const Dict& dict : dicts) {
     Py_DECREF(dict.dict);
-    for (const auto& [name, value] : dict.slots) {
-      Py_DECREF(name);
-      Py_DECREF(value);
-    }
+    release(dict.slots);
   }
   for (const Watched& watched : tensors) Py_DECREF(watched.object);
+  for (const Instance& instance : instances) {
+    Py_DECREF(instance.object);
+    Py_DECREF(instance.type);
+  }
+  for (const Class& watched : classes) {
+    Py_DECREF(watched.type);
+    release(watched.methods);
+  }
   return 0;
 }
 
@@ -75,6 +117,8 @@ void dealloc(PyObject* self) {
   Guard* guard = Guard::from(self);
   guard->dicts.~vector();
   guard->tensors.~vector();
+  guard->instances.~vector();
+  guard->classes.~vector();
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -127,13 +171,47 @@ void add_tensors(Guard& guard, PyObject* tensors, bool counts_writes) {
   }
 }
 
+void add_types(Guard& guard, PyObject* types) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(types); ++i) {
+    PyObject *object, *type;
+    take_apart(PyList_GET_ITEM(types, i), "OO!", &object, &PyType_Type, &type);
+    guard.instances.push_back({Py_NewRef(object), Py_NewRef(type)});
+  }
+}
+
+// Whether a member of a class decides what its objects do.
+bool is_method(PyObject* member) {
+  return PyCallable_Check(member) || Py_TYPE(member)->tp_descr_get != nullptr;
+}
+
+// The dict of a class; a borrowed reference, but for those that Python itself comes with.
+PyObject* members_of(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type)->tp_dict; }
+
+void add_classes(Guard& guard, PyObject* classes) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(classes); ++i) {
+    PyObject* const type = PyList_GET_ITEM(classes, i);
+    TORCH_CHECK_TYPE(PyType_Check(type) && members_of(type) != nullptr,
+                     "Guard watches classes that were made by Python code, not ",
+                     Py_TYPE(type)->tp_name);
+    guard.classes.push_back({Py_NewRef(type), {}});
+    PyObject *name, *member;
+    for (Py_ssize_t j = 0; PyDict_Next(members_of(type), &j, &name, &member);) {
+      if (is_method(member)) {
+        guard.classes.back().methods.emplace_back(Py_NewRef(name), Py_NewRef(member));
+      }
+    }
+  }
+}
+
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
-  static const char* names[] = {"slots", "sizes", "tensors", "written", nullptr};
-  PyObject *slots, *sizes, *tensors, *written = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|O!:Guard", const_cast<char**>(names),
+  static const char* names[] = {"slots", "sizes",   "tensors", "written",
+                                "types", "classes", nullptr};
+  PyObject *slots, *sizes, *tensors, *written = nullptr, *types = nullptr, *classes = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|O!O!O!:Guard", const_cast<char**>(names),
                                    &PyList_Type, &slots, &PyList_Type, &sizes, &PyList_Type,
-                                   &tensors, &PyList_Type, &written)) {
+                                   &tensors, &PyList_Type, &written, &PyList_Type, &types,
+                                   &PyList_Type, &classes)) {
     return nullptr;
   }
   Owned self(type->tp_alloc(type, 0));
@@ -141,9 +219,13 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Guard* guard = Guard::from(self.get());
   new (&guard->dicts) std::vector<Dict>();
   new (&guard->tensors) std::vector<Watched>();
+  new (&guard->instances) std::vector<Instance>();
+  new (&guard->classes) std::vector<Class>();
   add_dicts(*guard, slots, sizes);
   add_tensors(*guard, tensors, true);
   if (written != nullptr) add_tensors(*guard, written, false);
+  if (types != nullptr) add_types(*guard, types);
+  if (classes != nullptr) add_classes(*guard, classes);
   return self.release();
   END_HANDLE_TH_ERRORS
 }
@@ -159,6 +241,16 @@ uint64_t version_of(PyObject* dict) {
 #endif
 }
 
+// Whether all entries of a dict are still in the same order, as forward may go through them.
+bool is_in_order(const Dict& dict) {
+  PyObject* name;
+  size_t i = 0;
+  for (Py_ssize_t place = 0; PyDict_Next(dict.dict, &place, &name, nullptr); ++i) {
+    if (dict.slots[i].first != name) return false;
+  }
+  return true;
+}
+
 bool is_unchanged(const Dict& dict) {
   if (dict.size >= 0 && PyDict_GET_SIZE(dict.dict) != dict.size) return false;
   for (const auto& [name, value] : dict.slots) {
@@ -167,7 +259,44 @@ bool is_unchanged(const Dict& dict) {
       return false;
     }
   }
-  return true;
+  return dict.size != static_cast<Py_ssize_t>(dict.slots.size()) || is_in_order(dict);
+}
+
+bool is_unchanged(const Instance& instance) {
+  if (!PyWeakref_Check(instance.object)) {
+    return reinterpret_cast<PyObject*>(Py_TYPE(instance.object)) == instance.type;
+  }
+  PyObject* object = nullptr;
+  if (PyWeakref_GetRef(instance.object, &object) < 0) throw python_error();
+  const Owned owned(object);
+  return object != nullptr && reinterpret_cast<PyObject*>(Py_TYPE(object)) == instance.type;
+}
+
+bool is_unchanged(const Class& watched) {
+  size_t i = 0;
+  PyObject *name, *member;
+  for (Py_ssize_t place = 0; PyDict_Next(members_of(watched.type), &place, &name, &member);) {
+    if (!is_method(member)) continue;
+    if (i == watched.methods.size() || watched.methods[i] != std::pair(name, member)) return false;
+    ++i;
+  }
+  return i == watched.methods.size();
+}
+
+// A number that no class had before it, or a base of it, was last changed; 0 if there is none.
+unsigned int version_of_class(PyObject* object) {
+  auto* type = reinterpret_cast<PyTypeObject*>(object);
+  static PyObject* const name = PyUnicode_InternFromString("forward");
+  if (type->tp_version_tag == 0) _PyType_Lookup(type, name);  // which gives it one
+  return type->tp_version_tag;
+}
+
+bool has_other_methods(Class& watched) {
+  const unsigned int version = version_of_class(watched.type);
+  if (version != 0 && version == watched.version) return false;
+  if (!is_unchanged(watched)) return true;
+  watched.version = version;
+  return false;
 }
 
 Change compare(Guard& guard) {
@@ -176,6 +305,12 @@ Change compare(Guard& guard) {
     if (version != 0 && version == dict.version) continue;
     if (!is_unchanged(dict)) return kStructure;
     dict.version = version;
+  }
+  for (const Instance& instance : guard.instances) {
+    if (!is_unchanged(instance)) return kStructure;
+  }
+  for (Class& watched : guard.classes) {
+    if (has_other_methods(watched)) return kStructure;
   }
   Change change = kNothing;
   for (const Watched& watched : guard.tensors) {

@@ -1,0 +1,542 @@
+"""Whatever changes about a module, the next call computes what eager PyTorch computes."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.utils import parametrizations, prune
+
+from tvmify import NotCompiled, TvmifyWarning
+from tvmify import tvmify as decorate
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Scaled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, self.weight, self.bias) * 3
+
+
+class Layer(nn.Linear):
+    """A class of its own, whose methods may be replaced."""
+
+    def scale(self) -> float:
+        return 2.0
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, self.weight, self.bias) * self.scale()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(Layer(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
+        self.register_buffer("offset", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + self.offset
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One for all tests here, which compile much that is equal."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def cache_directory(shared_cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_DIR", shared_cache)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", TvmifyWarning)
+        yield
+
+
+def weight(*shape: int) -> nn.Parameter:
+    generator = torch.Generator().manual_seed(1)
+    return nn.Parameter(torch.randn(shape, generator=generator))
+
+
+def replace_class(net: Any) -> None:
+    net.layers[2].__class__ = Scaled
+
+
+def replace_forward_of_a_class(net: Any) -> Callable[[], None]:
+    before = Layer.forward
+    Layer.forward = lambda self, input: before(self, input) - 1
+    return lambda: setattr(Layer, "forward", before)
+
+
+def replace_a_method_of_a_class(net: Any) -> Callable[[], None]:
+    before = Layer.scale
+    Layer.scale = lambda self: 5.0
+    return lambda: setattr(Layer, "scale", before)
+
+
+def add_a_method_to_a_class(net: Any) -> Callable[[], None]:
+    Layer.extra_repr = lambda self: ""  # type: ignore[method-assign]
+    Layer.__call__ = lambda self, x: nn.Linear.__call__(self, x) * 2  # type: ignore[method-assign]
+
+    def undo() -> None:
+        del Layer.extra_repr, Layer.__call__
+
+    return undo
+
+
+def set_forward(net: Any) -> None:
+    net.layers[2].forward = lambda x: x * 7
+
+
+def add_a_hook(net: Any) -> None:
+    net.layers[2].register_forward_hook(lambda *_: _[2] * 2, prepend=True)
+
+
+def add_a_hook_with_keywords(net: Any) -> None:
+    net.layers[2].register_forward_pre_hook(lambda m, a, k: ((a[0] * 2,), k), with_kwargs=True)
+
+
+def replace_the_hooks(net: Any) -> None:
+    hooks = type(net.layers[2]._forward_hooks)()
+    hooks[0] = lambda module, args, result: result * 2
+    net.layers[2]._forward_hooks = hooks
+
+
+def hook_everything(net: Any) -> Callable[[], None]:
+    hook = nn.modules.module.register_module_forward_hook(lambda m, a, r: r * 2)
+    return hook.remove
+
+
+def hook_everything_before(net: Any) -> Callable[[], None]:
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda m, a: (a[0] + 1,))
+    return hook.remove
+
+
+def reorder(net: Any) -> None:
+    modules = net.layers._modules
+    modules["2"], modules["3"] = modules["3"], modules["2"]
+
+
+def reorder_the_same_names(net: Any) -> None:
+    modules = net.layers._modules
+    modules["0"] = modules.pop("0")
+
+
+def hide_a_module(net: Any) -> None:
+    net.__dict__["layers"] = nn.Linear(4, 4).requires_grad_(False)
+
+
+def hide_a_parameter(net: Any) -> None:
+    net.layers[2].__dict__["weight"] = weight(4, 4).detach()
+
+
+def hide_a_buffer(net: Any) -> None:
+    object.__setattr__(net, "offset", torch.full((4,), 9.0))
+
+
+def parametrize_a_weight(net: Any) -> None:
+    parametrizations.weight_norm(net.layers[2])
+    net.layers[2].parametrizations.weight.original0.mul_(2)
+
+
+def prune_a_weight(net: Any) -> None:
+    prune.l1_unstructured(net.layers[2], "weight", 0.5)
+
+
+def prune_for_good(net: Any) -> None:
+    prune.l1_unstructured(net.layers[2], "weight", 0.5)
+    prune.remove(net.layers[2], "weight")
+
+
+def normalise_in_the_old_way(net: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(net.layers[2])
+    net.layers[2].weight_g.mul_(3)
+
+
+def normalise_the_spectrum(net: Any) -> None:
+    nn.utils.spectral_norm(net.layers[2])
+
+
+def freeze(net: Any) -> None:
+    net.requires_grad_(False)
+    net.layers[2].weight.mul_(2)
+
+
+def tie(net: Any) -> None:
+    net.layers[2].weight = net.layers[3].weight
+
+
+def replace_memory(net: Any) -> None:
+    net.layers[2].weight.data = weight(4, 4).data
+
+
+def write_in_inference_mode(net: Any) -> None:
+    with torch.inference_mode():
+        net.layers[2].weight[1, 2] = 9
+
+
+CHANGES = [
+    replace_class,
+    replace_forward_of_a_class,
+    replace_a_method_of_a_class,
+    add_a_method_to_a_class,
+    set_forward,
+    add_a_hook,
+    add_a_hook_with_keywords,
+    replace_the_hooks,
+    hook_everything,
+    hook_everything_before,
+    reorder,
+    reorder_the_same_names,
+    hide_a_module,
+    hide_a_parameter,
+    hide_a_buffer,
+    parametrize_a_weight,
+    prune_a_weight,
+    prune_for_good,
+    normalise_in_the_old_way,
+    normalise_the_spectrum,
+    freeze,
+    tie,
+    replace_memory,
+    write_in_inference_mode,
+]
+
+
+def check(fast: Any, plain: Any, *args: Any) -> torch.Tensor:
+    expected, actual = plain(*args), fast(*args)
+    torch.testing.assert_close(actual, expected)
+    return expected
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed(change: Callable[[Any], Any]) -> None:
+    plain = nn.Sequential(Net()).eval()
+    fast = decorate(plain)
+    before = check(fast, plain, X)
+    undo = change(plain[0])
+    try:
+        assert not torch.allclose(check(fast, plain, X), before)
+        check(fast, plain, X)
+    finally:
+        if undo:
+            undo()
+    check(fast, plain, X)
+
+
+def test_a_hook_for_all_modules_runs_for_each_and_only_while_it_is_there() -> None:
+    plain = Net().eval()
+    fast = decorate(plain)
+    fast(X)
+    seen: list[str] = []
+    hook = nn.modules.module.register_module_forward_hook(
+        lambda module, *_: seen.append(type(module).__name__)
+    )
+    try:
+        fast(X)
+        ours, seen[:] = list(seen), []
+        plain(X)
+        assert ours == seen
+    finally:
+        hook.remove()
+    hits = fast.cache_info().hits
+    fast(X)
+    fast(X)
+    assert fast.cache_info().hits == hits + 2
+
+
+def test_hooks_for_all_modules_are_refused_by_functions_too() -> None:
+    layer = nn.Linear(4, 4).eval()
+    fast = decorate(lambda x: layer(x) + 0.5, strict=True)
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(NotCompiled, match="every module has a forward hook"):
+            fast(X)
+    finally:
+        hook.remove()
+    torch.testing.assert_close(fast(X), layer(X) + 0.5)
+
+
+def test_what_does_not_change_a_module_costs_nothing() -> None:
+    fast = decorate(Net().eval(), strict=True)
+    fast(X)
+    Layer.made = 3  # type: ignore[attr-defined]
+    fast(X)
+    weights = fast.layers[0].weight
+    Layer.made += 1  # type: ignore[attr-defined]
+    decorate(nn.Sequential(nn.Linear(4, 3)).eval(), strict=True)(X)
+    fast(X)
+    assert weights is fast.layers[0].weight
+    assert fast.cache_info().hits == 2 and fast.cache_info().misses == 1
+    del Layer.made  # type: ignore[attr-defined]
+
+
+def test_modules_of_the_same_layers_in_another_order_are_told_apart() -> None:
+    layers = {"a": nn.Linear(4, 4), "b": nn.Tanh()}
+    swapped = dict(reversed(layers.items()))
+    both = [nn.Sequential(OrderedDict(order)) for order in (layers, swapped)]
+    plain = nn.Sequential(*both).eval()
+    check(decorate(plain, strict=True), plain, X)
+    for module in both:
+        check(decorate(module, strict=True), module, X)
+
+
+# ---------------------------------------------------------------- modules that are not registered
+
+
+class Holder(nn.Module):
+    """Calls a module that it holds in its own way."""
+
+    def __init__(self, hold: Callable[[nn.Module], Any], find: Callable[[Any], Any]) -> None:
+        super().__init__()
+        object.__setattr__(self, "held", hold(self.made()))
+        self.find = find
+
+    @staticmethod
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
+
+    def forward(self, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.tanh(self.find(self.held)(x))
+
+
+HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "attribute": (lambda m: m, lambda h: h),
+    "list": (lambda m: [m], lambda h: h[0]),
+    "tuple": (lambda m: (1, m), lambda h: h[1]),
+    "dict": (lambda m: {"a.b": [m]}, lambda h: h["a.b"][0]),
+    "set": (lambda m: {m}, lambda h: next(iter(h))),
+    "deque": (lambda m: deque([m]), lambda h: h[0]),
+    "method": (lambda m: m.forward, lambda h: h),
+    "partial": (lambda m: functools.partial(m.forward), lambda h: h),
+}
+
+
+def changes_of(inner: Any) -> list[Callable[[], Any]]:
+    return [
+        lambda: inner[0].weight.mul_(2),
+        lambda: setattr(inner[0], "weight", weight(4, 4)),
+        lambda: setattr(inner[1], "bias", None),
+        lambda: inner.append(nn.Tanh()),
+        lambda: setattr(inner[0], "__class__", Scaled),
+        lambda: inner[1].register_forward_hook(lambda m, a, r: r + 5),
+    ]
+
+
+@pytest.mark.parametrize("how", HOLDERS)
+def test_changes_of_a_module_that_is_not_registered_are_noticed(how: str) -> None:
+    inner: list[Any] = []
+
+    def hold(module: Any) -> Any:
+        inner.append(module)
+        return HOLDERS[how][0](module)
+
+    plain = Holder(hold, HOLDERS[how][1]).eval()
+    fast = decorate(plain)
+    before = check(fast, plain, X)
+    assert "runs compiled" in fast.explain()
+    changes = changes_of(inner[0])
+    for change in changes if how == "list" else changes[:2]:
+        change()
+        after = check(fast, plain, X)
+        assert not torch.allclose(after, before)
+        before = after
+
+
+def test_the_module_that_holds_this_one_is_no_part_of_it() -> None:
+    class Child(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.parent: list[nn.Module] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    parent = nn.Sequential(decorate(Child().eval(), strict=True))
+    child: Any = parent[0]
+    child.parent.append(parent)
+    for _ in range(3):
+        child(X)
+        parent.steps = torch.zeros(1)
+    parent.train()
+    child.eval()
+    child(X)
+    assert child.cache_info().hits == 3
+
+
+def test_gradients_reach_weights_of_modules_that_are_not_registered() -> None:
+    plain: Any = Holder(*HOLDERS["list"]).eval()
+    fast = decorate(plain)
+    with torch.enable_grad():
+        for module in (plain, fast):
+            module(X).sum().backward()
+            if module is plain:
+                expected = plain.held[0][0].weight.grad.clone()
+                plain.held[0].zero_grad()
+    torch.testing.assert_close(plain.held[0][0].weight.grad, expected)
+
+
+# ------------------------------------------------------------------------------ differentiation
+
+
+def gradients(module: Any, weights: dict[str, torch.Tensor]) -> list[torch.Tensor | None]:
+    with torch.enable_grad():
+        result = functional_call(module, weights, (X,)).square().sum()
+        return list(torch.autograd.grad(result, list(weights.values()), allow_unused=True))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_gradients_reach_the_weights_of_a_functional_call(leaves: bool) -> None:
+    plain = Net().eval()
+    fast = decorate(plain)
+    fast(X)
+    factor = torch.tensor(2.0, requires_grad=True)
+    with torch.enable_grad():
+        weights = {
+            name: weight(*w.shape) if leaves else weight(*w.shape).detach() * factor
+            for name, w in plain.named_parameters()
+        }
+    torch.testing.assert_close(gradients(fast, weights), gradients(plain, weights))
+    check(fast, plain, X)
+
+
+def test_a_backward_is_that_of_the_weights_and_the_mode_of_its_call() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.Linear(4, 2)).eval()
+    fast = decorate(plain)
+    found = []
+    with torch.enable_grad():
+        for module in (plain, fast):
+            before = module[0].weight
+            result = module(X)
+            module[0].weight = nn.Parameter(torch.zeros(4, 4))
+            module.train()
+            found += torch.autograd.grad(result.square().sum(), before)
+            module[0].weight = before
+            module.eval()
+    torch.testing.assert_close(*found)
+
+
+def tangent_of_a_weight(module: Any) -> Any:
+    layer = module.layers[2]
+    with forward_ad.dual_level():
+        kept = layer._parameters.pop("weight")
+        try:
+            layer.weight = forward_ad.make_dual(kept.detach(), torch.ones_like(kept))
+            return forward_ad.unpack_dual(module(X)).tangent
+        finally:
+            del layer.weight
+            layer.register_parameter("weight", kept)
+
+
+def tangent_of_an_input(module: Any) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(module(forward_ad.make_dual(X, X))).tangent
+
+
+def tangent_by_functional_call(module: Any) -> Any:
+    with forward_ad.dual_level():
+        weights = {
+            name: forward_ad.make_dual(w.detach(), torch.ones_like(w))
+            for name, w in module.named_parameters()
+        }
+        return forward_ad.unpack_dual(functional_call(module, weights, (X,))).tangent
+
+
+def tangent_written_in_place(module: Any) -> Any:
+    weights = module.requires_grad_(False).layers[2].weight
+    with forward_ad.dual_level():
+        module(X)
+        weights.mul_(forward_ad.make_dual(torch.ones(()), torch.ones(())))
+        return forward_ad.unpack_dual(module(X)).tangent
+
+
+def jvp(module: Any) -> torch.Tensor:
+    return torch.func.jvp(module, (X,), (X,))[1]
+
+
+def jacobian(module: Any) -> torch.Tensor:
+    return torch.func.jacrev(module)(X)
+
+
+def vmap(module: Any) -> torch.Tensor:
+    return torch.func.vmap(module)(X)
+
+
+def per_sample(module: Any) -> torch.Tensor:
+    weights = {name: w.detach() for name, w in module.named_parameters()}
+
+    def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(module, weights, (x,)).sum()
+
+    return torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, X)["layers.0.weight"]
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        tangent_of_a_weight,
+        tangent_of_an_input,
+        tangent_by_functional_call,
+        tangent_written_in_place,
+        jvp,
+        jacobian,
+        vmap,
+        per_sample,
+    ],
+)
+def test_transforms_see_the_operators(differentiate: Callable[[Any], Any]) -> None:
+    plain = Net().eval()
+    fast = decorate(plain)
+    check(fast, plain, X)
+    torch.testing.assert_close(differentiate(fast), differentiate(plain))
+    torch.testing.assert_close(differentiate(fast), differentiate(plain))
+    hits = fast.cache_info().hits
+    check(fast, plain, X)
+    check(fast, plain, X)
+    assert fast.cache_info().hits > hits
+
+
+def test_forward_mode_is_an_error_if_strict() -> None:
+    fast = decorate(Net().eval(), strict=True)
+    with forward_ad.dual_level(), pytest.raises(NotCompiled, match="forward-mode"):
+        fast(X)
+    jvp(fast)
+    fast(X)
+
+
+def test_weights_that_were_one_are_told_apart_later() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.two.weight = self.one.weight
+
+        def forward(self, x, *rest):  # type: ignore[no-untyped-def]
+            return self.two(self.one(x))
+
+    plain = Tied().eval()
+    fast = decorate(plain, strict=True)
+    check(fast, plain, X)
+    plain.two.weight = weight(4, 4)
+    check(fast, plain, X)
+    plain.one.weight.data = plain.two.weight.data
+    check(fast, plain, X)
+    plain.two.weight.data = weight(4, 4).data * 3
+    check(fast, plain, X)

@@ -1,0 +1,112 @@
+"""The modules that a module consists of, those that it does not register included."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import torch
+from torch import nn
+
+_SEQUENCES = (list, tuple, deque)
+_SETS = (set, frozenset)
+_HOLDERS = (*_SEQUENCES, *_SETS, dict, types.MethodType, functools.partial, nn.Module)
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+class Part(NamedTuple):
+    """One module of a tree."""
+
+    path: str  # from the root: names, indices and keys with dots between; empty for the root
+    module: nn.Module
+    #: Whether attributes, indices and keys lead there; nothing leads into a set.
+    is_named: bool = True
+    #: Whether the root registers it, so that ``train()`` and ``to()`` reach it.
+    is_registered: bool = True
+
+    def attribute(self, name: str) -> str:
+        """Return the dotted name of one of the module's attributes."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+def parts(root: nn.Module) -> Iterator[Part]:
+    """Yield a module and all modules that it holds, each once, the registered ones first.
+
+    Those that are not registered are in a list, tuple, dict or set, or were set past
+    ``nn.Module.__setattr__``. One that contains the root, as its parent does, is not a part of it.
+    """
+    registered = [Part(path, module) for path, module in root.named_modules()]
+    yield from registered
+    seen = {id(part.module) for part in registered}
+    todo = deque(registered)
+    while todo:
+        part = todo.popleft()
+        for path, module, is_named in _held(part):
+            if id(module) in seen or any(_is_same(child, root) for child in module.modules()):
+                continue
+            for child_path, child in module.named_modules(prefix=path):
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    found = Part(child_path, child, is_named, is_registered=False)
+                    todo.append(found)
+                    yield found
+
+
+def _is_same(module: nn.Module, root: nn.Module) -> bool:
+    # An instance that is decorated shares all it registers with the one that stays eager.
+    return module is root or module.__dict__.get("_parameters") is root.__dict__["_parameters"]
+
+
+def hidden_names(module: nn.Module) -> set[str]:
+    """Return the registered names that lead elsewhere, to an attribute of the object or class."""
+    registered = {name for kind in _REGISTRIES for name in module.__dict__[kind]}
+    usual = vars(nn.Module)
+    of_class = {n for base in type(module).__mro__ for n in vars(base) if n not in usual}
+    return registered & (vars(module).keys() | of_class)
+
+
+def key_part(key: object) -> str:
+    """Return the part of a dotted name that stands for a key, which may be ``"cpu"`` or ``"a.b"``.
+
+    PyTorch makes modules that have attributes of these names; no method of a module is called so.
+    And the key 1 is not the key ``"1"``.
+    """
+    quoted = quote(str(key), safe="").replace(".", "%2e")
+    return f"[{quoted}]" if isinstance(key, str) else f"[%{quoted}]"
+
+
+def _held(part: Part) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield the modules that plain attributes of a module lead to, with their paths."""
+    if isinstance(part.module, torch.jit.ScriptModule):
+        return  # whose attributes live in C++
+    for name, value in part.module.__dict__.items():
+        if name not in _REGISTRIES and isinstance(value, _HOLDERS):
+            yield from _modules_in(part.attribute(name), value, part.is_named, set())
+
+
+def _modules_in(
+    path: str, value: Any, is_named: bool, seen: set[int]
+) -> Iterator[tuple[str, nn.Module, bool]]:
+    if isinstance(value, nn.Module):
+        yield path, value, is_named
+        return
+    if not isinstance(value, _HOLDERS) or id(value) in seen:
+        return
+    seen.add(id(value))  # a list may hold itself
+    if isinstance(value, types.MethodType):
+        yield from _modules_in(f"{path}.__self__", value.__self__, is_named, seen)
+    elif isinstance(value, functools.partial):
+        for name in ("func", "args", "keywords"):
+            yield from _modules_in(f"{path}.{name}", getattr(value, name), is_named, seen)
+    else:
+        holder: Any = value
+        items = list(holder.values() if isinstance(holder, dict) else holder)
+        if any(issubclass(kind, _HOLDERS) for kind in set(map(type, items))):
+            names = map(key_part, value) if isinstance(value, dict) else range(len(items))
+            named = is_named and not isinstance(value, _SETS)
+            for name, item in zip(names, items, strict=True):
+                yield from _modules_in(f"{path}.{name}", item, named, seen)
