@@ -9,12 +9,13 @@ from typing import Any
 from typing_extensions import Self
 
 from tvmify import forks
+from tvmify.signals import HeldSignals, handle_signals
 
 
 class Stages:
     """Times stages that follow each other, and shows the present one.
 
-    A fork waits until the thread is between two of them.
+    A fork waits until the thread is between two of them, and so do the handlers of signals.
 
     Parameters
     ----------
@@ -39,10 +40,12 @@ class Stages:
         self._visible = visible
         self._status: Any = None
         self._stage: tuple[str, float] | None = None
+        self._signals = HeldSignals()
 
     def begin(self, name: str) -> None:
         """End the present stage, if there is one, and begin another."""
         self.end()
+        handle_signals()
         forks.begin(self)
         self._stage = name, time.perf_counter()
         if self._visible:
@@ -58,6 +61,7 @@ class Stages:
 
     def advance(self, done: int, total: int) -> None:
         """Show how far the present stage is."""
+        handle_signals()
         if self._visible and self._stage is not None:
             from rich.progress_bar import ProgressBar
             from rich.table import Table
@@ -78,6 +82,7 @@ class Stages:
             self._status.update(text)
 
     def __enter__(self) -> Self:
+        self._signals.__enter__()
         return self
 
     def __exit__(
@@ -89,3 +94,4 @@ class Stages:
         self.end()
         if self._status is not None:
             self._status.stop()
+        self._signals.__exit__(kind, error, trace)
