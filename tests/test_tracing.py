@@ -179,3 +179,19 @@ def test_seeding_is_no_annotation_of_the_graph_of_another_thread() -> None:
         thread.join()
     assert errors == []
     assert net.cache_info().entries == 2
+
+
+@pytest.mark.parametrize("kind", [Exported, Scripted])
+def test_torch_may_swap_the_weights_of_what_was_compiled(kind: type[nn.Module]) -> None:
+    net = compiled(kind())
+    with torch.inference_mode():
+        net(torch.ones(2, 4))
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        net.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    with torch.inference_mode():
+        assert net(torch.ones(2, 4, dtype=torch.float64)).dtype == torch.float64
+    assert net.cache_info().entries == 2

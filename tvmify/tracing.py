@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tvmify import forks
 from tvmify.errors import TracedElsewhere, warn
@@ -106,6 +107,7 @@ def tracing(*, beside_others: bool = False) -> Iterator[None]:
             raise
         finally:
             _tracing = None
+            _let_go()
             if tracer_elsewhere() is None:
                 _put_back(before or _owed)
             else:
@@ -184,6 +186,34 @@ def _is_left_behind() -> bool:
         and _tracing is None
         and tracer_elsewhere() is None
     )
+
+
+def forget_tensors(*modes: Any) -> None:
+    """Let modes of fake tensors forget the real ones that they have seen.
+
+    Such a mode lives on in a cycle of references, and with its weak references to parameters
+    ``torch.utils.swap_tensors`` refuses them.
+    """
+    for mode in modes:
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+def fake_modes(graph: torch.fx.Graph) -> set[Any]:
+    """Return the modes of the fake tensors that describe the values of a graph."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return {value.fake_mode for value in values if isinstance(value, FakeTensor)}
+
+
+def _let_go() -> None:
+    """Forget the latest graph, which torch keeps.
+
+    It leads to weak references to all weights: ``torch.utils.swap_tensors`` refuses such tensors.
+    """
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    getattr(tracer, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
+    generators = sys.modules.get("torch._decomp.decompositions_for_rng")
+    if (tracker := getattr(generators, "PhiloxStateTracker", None)) is not None:
+        tracker.reset()
 
 
 def _state() -> list[tuple[dict[str, Any], str, Any]]:

@@ -16,7 +16,7 @@ from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
 from tvmify.objects import describe_size, is_size
 from tvmify.signature import map_only
-from tvmify.tracing import tracing
+from tvmify.tracing import forget_tensors, tracing
 
 
 class EagerResult:
@@ -99,6 +99,8 @@ def eager_result(
             # such as reading a number from a constant, or a nested tensor, of which there is no
             # fake one: no reason to refuse what was recorded
             return None
+        finally:
+            forget_tensors(mode)
     return EagerResult(result)
 
 

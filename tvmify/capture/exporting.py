@@ -35,7 +35,7 @@ from tvmify.memory import has_memory
 from tvmify.recurrent_shapes import recurrent_shapes
 from tvmify.signature import map_only
 from tvmify.silence import silenced
-from tvmify.tracing import tracing
+from tvmify.tracing import fake_modes, forget_tensors, tracing
 
 node_annotations.keep_apart()
 
@@ -103,6 +103,7 @@ def export(
         spell_casts(program)
         _refuse_unknown_shapes(program)
         _simplify(program)
+        forget_tensors(*fake_modes(program.graph))
     return program
 
 

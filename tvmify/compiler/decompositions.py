@@ -21,6 +21,7 @@ from tvmify.compiler.refusals import refuse_other_devices
 from tvmify.compiler.sharing import Sharing, sharing
 from tvmify.compiler.spelt_attention import recognise_attention
 from tvmify.recurrent_shapes import recurrent_shapes
+from tvmify.tracing import fake_modes, forget_tensors
 
 aten = torch.ops.aten
 
@@ -118,6 +119,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     program = _in_core_aten(program)
     fold_constants(program)
     recognise_attention(program)
+    forget_tensors(*fake_modes(program.graph))
     return Decomposed(program, shared)
 
 
