@@ -235,7 +235,7 @@ def test_modes_come_back() -> None:
 def test_each_signature_is_written_once(tmp_path: Path, inference: None) -> None:
     file = tmp_path / "signatures.jsonl"
     nets: list[Any] = [decorate(Net().eval(), record=file, on_miss="eager") for _ in range(2)]
-    with pytest.warns(TvmifyWarning, match="no cache has the program"):
+    with pytest.warns(TvmifyWarning, match="no cache has its program"):
         for net in nets:
             for _ in range(3):
                 net(X)
@@ -264,7 +264,7 @@ def test_the_variable_names_a_file_for_all(
         return x * times
 
     options: dict[str, Any] = {"on_miss": "eager"}
-    with pytest.warns(TvmifyWarning, match="no cache has the program"):
+    with pytest.warns(TvmifyWarning, match="no cache has its program"):
         decorate(Codec().eval(), methods=["encode"], **options).encode(X)
         decorate(double, **options)(X, times=3)
     first, second = recording.read(file)[0]

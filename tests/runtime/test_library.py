@@ -61,7 +61,7 @@ def test_file_descriptors_are_closed():
 def test_bytes_that_are_no_library_are_an_error(code):
     executor = Executor(programs.artifact(code))
     with pytest.raises(RuntimeError):
-        executor.call()((torch.zeros(2),))
+        executor.compiled.forward([torch.zeros(2)])
 
 
 def test_the_native_object_gives_back_its_bytes_and_metadata():

@@ -118,11 +118,12 @@ def test_the_error_of_a_task_reaches_the_caller(count, thread_count, on_task):
         raise ValueError(f"task {index} failed on purpose")
 
     thread_count(count)
-    call = Executor(programs.tasks()).call()
+    executor = Executor(programs.tasks())
+    call = executor.call()
     x = torch.randn(8)
     on_task(fail)
     with pytest.raises(RuntimeError, match=r"task \d failed on purpose"):
-        call((x,))
+        executor.compiled.forward([x])
     on_task(lambda index: None)
     assert torch.equal(call((x,)), x)
 
@@ -132,7 +133,7 @@ def test_a_barrier_is_an_error_that_says_so(count, thread_count):
     # Tasks are more than threads, so that one that waits for another may wait for ever.
     thread_count(count)
     with pytest.raises(RuntimeError, match="barrier between tasks"):
-        Executor(programs.meeting()).call()((torch.randn(8),))
+        Executor(programs.meeting()).compiled.forward([torch.randn(8)])
 
 
 def test_a_thread_that_is_late_leaves_its_tasks_to_the_others(thread_count, on_task):
