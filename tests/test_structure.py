@@ -110,10 +110,10 @@ class Choosing(nn.Module):
         return -x if negate else x
 
 
-def test_another_value_that_is_no_float_is_another_program(inference: None) -> None:
+def test_another_value_that_is_no_number_is_another_program(inference: None) -> None:
     net = Choosing().eval()
     fast: Any = decorate(net, strict=True)
-    calls: list[dict[str, Any]] = [{}, {"mask": X}, {"times": 2}, {"times": 3}]
+    calls: list[dict[str, Any]] = [{}, {"mask": X}, {"times": 2}]
     calls += [{"kind": "power", "times": 2}, {"negate": True}, {"negate": False}, {"mask": None}]
     for kwargs in calls:
         torch.testing.assert_close(fast(X, **kwargs), net(X, **kwargs))

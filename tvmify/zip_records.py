@@ -51,6 +51,8 @@ class Record(NamedTuple):
         Bytes of its content; less are `stored` only if it is compressed.
     is_compressed
         Whether the content is deflated.
+    crc
+        CRC-32 of its content.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Record(NamedTuple):
     stored: int
     size: int
     is_compressed: bool
+    crc: int
 
 
 def read_records(file: BinaryIO) -> list[Record]:
@@ -109,15 +112,18 @@ def content(file: BinaryIO, record: Record) -> Iterator[bytes]:
     Raises
     ------
     AmbiguousArchive
-        It is not as long as the archive says, or cannot be expanded.
+        It is not as long as the archive says, has another CRC, or cannot be expanded.
     """
     pieces = _pieces(file, record)
-    length = 0
+    length = crc = 0
     for piece in _expanded(pieces, record.size) if record.is_compressed else pieces:
         length += len(piece)
+        crc = zlib.crc32(piece, crc)
         yield piece
     if length != record.size:
         raise AmbiguousArchive(f"its record {record.name} is cut off")
+    if crc != record.crc:
+        raise AmbiguousArchive(f"its record {record.name} is damaged")
 
 
 # ------------------------------------------------------------------------------------- directory
@@ -252,7 +258,7 @@ def _located(file: BinaryIO, entry: _Entry) -> tuple[Record, int]:
     if not is_right:
         raise AmbiguousArchive(f"its record {entry.name!r} has two sizes")
     is_compressed = entry.method == _DEFLATED
-    return Record(entry.name, start, entry.stored, entry.size, is_compressed), end
+    return Record(entry.name, start, entry.stored, entry.size, is_compressed, entry.crc), end
 
 
 def _past_descriptor(file: BinaryIO, place: int, sizes: tuple[int, ...], name: str) -> int:

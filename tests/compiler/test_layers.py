@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.compiler.programs import Program, check, check_each, with_specials
+from tests.compiler.programs import Program, check, check_each, executed, with_specials
 from tests.models import trained
 
 
@@ -146,9 +147,13 @@ def test_pooling_among_convolutions_of_other_dtypes(pool: nn.Module, dtype: torc
     # Channels come last there, for which TVM's own pools are not taken.
     module = nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Conv2d(8, 5, 1)).to(dtype)
     x = torch.randn(1, 3, 14, 14).to(dtype)
-    x[0, 0, 4, 4] = float("nan")
-    artifact = check(module, x)
+    hole = x.clone()
+    hole[0, 0, 4, 4] = float("nan")
+    # On some processors eager's bfloat16 convolution spreads a NaN to pixels that do not see it.
+    artifact = check(module, x if dtype is torch.bfloat16 else hole)
     assert "pooling" in artifact.report["kernels"].values()
+    expected = copy.deepcopy(module).double()(hole.double())
+    assert torch.equal(executed(artifact, module, hole).isnan(), expected.isnan())
 
 
 def test_pooling_of_other_ranks_and_sizes():

@@ -143,7 +143,8 @@ def test_what_no_rule_can_do_is_counted_and_kept():
     before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims})
     after, report = schedule(tvm.IRModule(before.functions), NATIVE)
     assert report["plain"] == report["claims"]
-    assert report["plain"].startswith("unscheduled (elementwise failed: 'all' has 0 loops")
+    assert report["plain"].startswith("unscheduled (elementwise failed: ")
+    assert "'all' has 0 loops" in report["plain"]
     tvm.ir.assert_structural_equal(after, before)
 
 

@@ -64,7 +64,7 @@ def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
     plain = build(doubled, [x])
     monkeypatch.setattr(rules, "RULES", (Failing(), Noting(), Elementwise()))
     built = build(doubled, [x])
-    assert built.rules == {"elementwise (failing failed: no such loop)"}
+    assert built.rules == {"elementwise (failing failed: ValueError: no such loop)"}
     tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
     np.testing.assert_array_equal(built.run([x]), x + x)
 
@@ -99,7 +99,9 @@ def test_a_function_is_analysed_once_for_all_rules_that_only_look(
 def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rules, "RULES", (Failing("one"), Noting(), Failing("two")))
     built = build(doubled, [random(6, 40)])
-    assert built.rules == {"unscheduled (one failed: no such loop; two failed: no such loop)"}
+    assert built.rules == {
+        "unscheduled (one failed: ValueError: no such loop; two failed: ValueError: no such loop)"
+    }
     assert "tirx.is_scheduled" not in built.kernel().attrs
 
 
