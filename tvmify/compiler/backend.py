@@ -36,3 +36,9 @@ class Backend:
     after_fusing: tuple[tvm.transform.Pass, ...]
     schedule: Callable[[tvm.IRModule, tvm.target.Target], tuple[tvm.IRModule, dict[str, str]]]
     after_scheduling: tuple[tvm.transform.Pass, ...]
+
+
+def is_for_gpu() -> bool:
+    """Whether the program is compiled for a GPU: the target whose scope is open says so."""
+    target = tvm.target.Target.current(allow_none=True)
+    return target is not None and target.kind.name == "cuda"

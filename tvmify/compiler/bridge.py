@@ -20,8 +20,7 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 
 from tvmify.compiler import operators
-from tvmify.compiler.converters.registry import is_for_gpu
-from tvmify.compiler.spelt_attention import EMPTY
+from tvmify.compiler.backend import is_for_gpu
 
 #: The function in the native library.
 FUNCTION = "tvmify.aten"
@@ -43,7 +42,7 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
-    if EMPTY in node.meta:  # its arguments do not say all
+    if operators.EMPTY in node.meta:  # its arguments do not say all
         return False
     if target is torch.ops.aten.view.dtype:  # TorchScript takes the dtype for a size
         return False

@@ -9,6 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
+#: Key of a node's meta, of attention: the result of a query that sees no key.
+EMPTY = "tvmify.empty"
+#: Key of a node's meta, of attention: what takes the place of scores that a bool mask hides.
+FILL = "tvmify.fill"
+
 
 def calls(graph: fx.Graph) -> list[fx.Node]:
     """Return the nodes that call an operator."""

@@ -13,13 +13,9 @@ from torch.export import ExportedProgram
 
 from tvmify.compiler.constants import constant_of
 from tvmify.compiler.masks import is_causal
+from tvmify.compiler.operators import EMPTY, FILL
 
 aten = torch.ops.aten
-
-#: Key of a node's meta: what a query yields that sees no key. Spelt out, that is 0 / 0.
-EMPTY = "tvmify.empty"
-#: Key of a node's meta: what stands for the scores that the mask, of bool, does not show.
-FILL = "tvmify.fill"
 
 _MATMULS = (aten.matmul.default, aten.bmm.default)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)

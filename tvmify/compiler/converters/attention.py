@@ -12,8 +12,8 @@ from tvm import relax
 from tvmify.compiler.converters.reduction import multiplier
 from tvmify.compiler.converters.registry import converts
 from tvmify.compiler.masks import is_causal, is_neutral
+from tvmify.compiler.operators import EMPTY, FILL
 from tvmify.compiler.passes.lower_attention import describe
-from tvmify.compiler.spelt_attention import EMPTY, FILL
 
 if TYPE_CHECKING:
     from tvmify.compiler.importer import Importer

@@ -9,9 +9,10 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.converters import volumes
 from tvmify.compiler.converters.reduction import accumulator, deviations
-from tvmify.compiler.converters.registry import converts, dtype_of, is_for_gpu
+from tvmify.compiler.converters.registry import converts, dtype_of
 from tvmify.compiler.schedule import choice
 from tvmify.errors import UnsupportedOperator
 

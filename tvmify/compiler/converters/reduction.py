@@ -11,7 +11,8 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
-from tvmify.compiler.converters.registry import converts, dtype_of, is_for_gpu, refuse_on_gpu
+from tvmify.compiler.backend import is_for_gpu
+from tvmify.compiler.converters.registry import converts, dtype_of, refuse_on_gpu
 from tvmify.compiler.schedule import choice, cumulative
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.errors import UnsupportedOperator

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax, tirx
-from tvm.target import Target
 
+from tvmify.compiler.backend import is_for_gpu
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -40,12 +40,6 @@ def converts(*operators: str) -> Callable[[Converter], Converter]:
 def dtype_of(x: relax.Expr) -> str:
     """Return the name of the dtype of a Relax tensor."""
     return str(x.ty.dtype)
-
-
-def is_for_gpu() -> bool:
-    """Whether the program is imported for a GPU: the target whose scope is open says so."""
-    target = Target.current(allow_none=True)
-    return target is not None and target.kind.name == "cuda"
 
 
 def refuse_on_gpu(name: str) -> None:

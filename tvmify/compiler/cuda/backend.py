@@ -12,7 +12,7 @@ from tvmify.compiler.cuda.products import ReshapeRows
 from tvmify.compiler.cuda.rules import schedule
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
-from tvmify.compiler.schedule import reduction, reshape
+from tvmify.compiler.schedule import reshape, sums
 
 CUDA = Backend(
     described=(CancelTransposes(), CallAttention()),
@@ -28,8 +28,8 @@ CUDA = Backend(
     legalizers={
         **KEEP_NAN,
         "relax.reshape": reshape.legalize,
-        "relax.sum": reduction.legalize_whole,
-        "relax.mean": reduction.legalize_whole,
+        "relax.sum": sums.legalize_whole,
+        "relax.mean": sums.legalize_whole,
     },
     after_fusing=(),
     schedule=schedule,

@@ -16,8 +16,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler.passes.rewriting import rewrite_main
-from tvmify.compiler.passes.views import RESHAPES
-from tvmify.compiler.schedule.reshape import common_axes
+from tvmify.compiler.passes.views import RESHAPES, common_axes
 
 _UNARY = (
     "abs astype ceil clip cos erf exp floor log negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 
 import torch
 import tvm
@@ -45,6 +46,23 @@ def views(x: Expr, value: Callable[[Expr], Expr | None]) -> Iterator[tuple[Expr,
         except RuntimeError:  # some reshape would have to copy
             continue
         yield path[count], view
+
+
+def common_axes(
+    shape: Sequence[int], source: Sequence[int]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield which axes of `shape` hold the elements of which axes of `source`.
+
+    Of either as few as have the same number of elements; an axis of one element is in no group.
+    Neither shape has an extent of zero.
+    """
+    own = [axis for axis, size in enumerate(shape) if size != 1]
+    others = [axis for axis, size in enumerate(source) if size != 1]
+    while own:
+        mine, theirs = [own.pop(0)], [others.pop(0)]
+        while (size := prod(shape[a] for a in mine)) != (other := prod(source[a] for a in theirs)):
+            (mine if size < other else theirs).append((own if size < other else others).pop(0))
+        yield mine, theirs
 
 
 def _before(

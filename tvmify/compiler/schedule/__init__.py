@@ -20,6 +20,7 @@ from tvmify.compiler.schedule import (
     pooling,
     reduction,
     reshape,
+    sums,
     transposed,
     winograd_loops,
 )
@@ -49,8 +50,8 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.nn.max_pool2d": pooling.legalize_max,
     "relax.nn.avg_pool2d": pooling.legalize_average,
     "relax.reshape": reshape.legalize,
-    "relax.sum": reduction.legalize,
-    "relax.mean": reduction.legalize,
+    "relax.sum": sums.legalize,
+    "relax.mean": sums.legalize,
 }
 
 #: Tried in this order; the first whose anchor is found, and which succeeds, has the function.

@@ -7,12 +7,12 @@ be seen to run along memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Sequence
 
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
+from tvmify.compiler.passes.views import common_axes
 from tvmify.compiler.schedule.legalizing import plain
 
 
@@ -31,23 +31,6 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         return te.compute(shape, element, name="reshape")
 
     return builder.call_te(reshape, call.args[0], primfunc_name_hint="reshape")
-
-
-def common_axes(
-    shape: Sequence[int], source: Sequence[int]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield which axes of `shape` hold the elements of which axes of `source`.
-
-    Of either as few as have the same number of elements; an axis of one element is in no group.
-    Neither shape has an extent of zero.
-    """
-    own = [axis for axis, size in enumerate(shape) if size != 1]
-    others = [axis for axis, size in enumerate(source) if size != 1]
-    while own:
-        mine, theirs = [own.pop(0)], [others.pop(0)]
-        while (size := prod(shape[a] for a in mine)) != (other := prod(source[a] for a in theirs)):
-            (mine if size < other else theirs).append((own if size < other else others).pop(0))
-        yield mine, theirs
 
 
 def _indices(at: Sequence[Expr], shape: Sequence[int], source: Sequence[int]) -> list[Expr]:
