@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tvmify import sources
 from tvmify.artifact import FORMAT_VERSION
 from tvmify.cache import Key
 from tvmify.errors import UnsupportedTarget
@@ -212,10 +213,6 @@ def _tvmify_text() -> str:
 @functools.cache
 def _compiler_digest() -> str:
     # The version alone would serve stale code to whoever edits the compiler.
-    digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for folder in ("capture", "compiler"):
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    package, _, _ = __name__.partition(".")
+    (folder,) = sys.modules[package].__path__
+    return sources.digest(Path(folder), (f"{package}.capture", f"{package}.compiler"))

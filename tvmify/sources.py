@@ -1,0 +1,121 @@
+"""The digest of all source code that shapes an artifact, found by what imports what."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+#: Imports from one package, and relative ones. Parsing every file with `ast` would take most of a
+#: second, and a new process that finds its program on disk pays for this. Both patterns begin with
+#: a word, which `re` looks for faster than for the beginning of a line.
+_FROM = r"from[ \t]+({package}\b[\w.]*|\.[\w.]*)[ \t]+import\b[ \t]*({names})"
+_NAMES = r"\((?:#[^\n]*|[^)#])*|(?:\\\n|[^\n])*"
+_IMPORT = r"import[ \t]+({package}\b[\w., \t]*)"
+_IGNORED = re.compile(rb"#[^\n]*|\bas[ \t]+\w+")
+_NAME = re.compile(rb"[\w.]+")
+
+
+def digest(package: Path, roots: Iterable[str]) -> str:
+    """Return a digest of the sources that some of a package's folders consist of, or import.
+
+    Parameters
+    ----------
+    package
+        The folder of a top-level package.
+    roots
+        Names of packages or modules in it, such as ``"tvmify.compiler"``.
+
+    Returns
+    -------
+    str
+        16 hexadecimal digits, which depend on the names and texts of the files only.
+    """
+    total = hashlib.sha256()
+    for name, text in sorted(reached(package, roots).items()):
+        total.update(f"{name}\0{len(text)}\0".encode())
+        total.update(text)
+    return total.hexdigest()[:16]
+
+
+def reached(package: Path, roots: Iterable[str]) -> dict[str, bytes]:
+    """Return the sources of all modules below the roots, and of all that these import, by name.
+
+    Imports inside functions count, and those for type checkers. A module counts with the packages
+    that it is in, but for the outermost: that one imports the whole library.
+    """
+    modules = _modules(package)
+    todo = {name for root in roots for name in modules if f"{name}.".startswith(f"{root}.")}
+    found: dict[str, bytes] = {}
+    known: set[str] = set()
+    while todo:
+        name = todo.pop()
+        found[name] = Path(modules[name]).read_bytes()
+        is_package = modules[name].endswith("__init__.py")
+        imported = imports(found[name], name if is_package else name.rpartition(".")[0]) - known
+        known |= imported
+        todo |= set().union(*(_loaded(each, modules) for each in imported)) - found.keys()
+    return found
+
+
+def imports(text: bytes, inside: str) -> set[str]:
+    """Return the dotted names that a source imports from its own top-level package.
+
+    Parameters
+    ----------
+    text
+        Of a module.
+    inside
+        The package that the module is in, where relative imports begin.
+
+    Returns
+    -------
+    set
+        Names of modules, and of what is defined in them: an import does not say which is which.
+        A docstring that shows an import counts as one.
+    """
+    from_, import_ = _patterns(inside.partition(".")[0])
+    found = {name for match in import_.findall(text) for name in _names(match)}
+    for source, names in from_.findall(text):
+        base = source.decode()
+        if base.startswith("."):
+            base = importlib.util.resolve_name(base, inside)
+        found.update(f"{base}.{name}" for name in _names(names))
+    return found
+
+
+@functools.cache
+def _patterns(package: str) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    from_ = _FROM.format(package=package, names=_NAMES)
+    return re.compile(from_.encode()), re.compile(_IMPORT.format(package=package).encode())
+
+
+def _names(clause: bytes) -> Iterator[str]:
+    return (name.decode() for name in _NAME.findall(_IGNORED.sub(b"", clause)))
+
+
+def _modules(package: Path) -> dict[str, str]:
+    """Return the files of a package by the names that they are imported under."""
+    found = {}
+    for folder, _, files in os.walk(package):
+        inside = ".".join((package.name, *Path(folder).relative_to(package).parts))
+        for file in files:
+            stem = file.removesuffix(".py")
+            if stem != file:
+                name = inside if stem == "__init__" else f"{inside}.{stem}"
+                found[name] = f"{folder}/{file}"
+    return found
+
+
+def _loaded(imported: str, modules: Mapping[str, str]) -> set[str]:
+    """Return the modules that an import loads: what it names, and the packages around that."""
+    outermost, *inner = imported.split(".")
+    names = itertools.accumulate(inner, lambda name, part: f"{name}.{part}", initial=outermost)
+    loaded = modules.keys() & set(names)
+    # What the outermost package defines itself is reached through it.
+    return loaded - {outermost} or loaded
