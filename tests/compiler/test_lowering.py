@@ -11,6 +11,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from tests.compiler.schedule.kernels import NATIVE, build, lowered, random
 from tvmify.compiler import lowering
+from tvmify.compiler.passes import hoist_conditions
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
 from tvmify.compiler.schedule.prefetch import FETCHES
@@ -39,7 +40,7 @@ def test_does_to_each_function_what_tvm_does_to_all(
     scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
 ):
     # TVM moves conditions out of branches, too.
-    monkeypatch.setattr(lowering, "_decides_in_branch", lambda body: False)
+    monkeypatch.setattr(hoist_conditions, "_decides_in_branch", lambda body: False)
     with NATIVE:
         to_packed, finalize, _ = default_s_tir_pipeline()
         bound = tirx.transform.BindTarget(NATIVE.with_host(NATIVE))(scheduled)

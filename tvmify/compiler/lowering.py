@@ -13,14 +13,15 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import split_host_device_mods
 
-from tvmify.compiler.passes.casts import RoundBfloat16
 from tvmify.compiler.passes.define_pairs import DefinePairs
+from tvmify.compiler.passes.hoist_conditions import HoistConditions
+from tvmify.compiler.passes.narrow_indices import NarrowIndices
+from tvmify.compiler.passes.round_bfloat16 import RoundBfloat16
 from tvmify.compiler.passes.share_evenly import ShareEvenly
 from tvmify.compiler.passes.shuffle_loads import ShuffleLoads
+from tvmify.compiler.passes.spread_bits import SpreadBits
 from tvmify.compiler.passes.sums_on_stack import SumsOnStack
-from tvmify.compiler.passes.workarounds import BeforeLoops, SpreadBits
-from tvmify.compiler.schedule.prefetch import FETCHES
-from tvmify.compiler.schedule.rewriting import rewrite
+from tvmify.compiler.passes.workarounds import BeforeLoops
 from tvmify.silence import silenced
 
 
@@ -98,11 +99,11 @@ def _to_loops() -> list[tvm.transform.Pass]:
         tirx.transform.FlattenBuffer(),
         RoundBfloat16(),
         tirx.transform.BF16ComputeLegalize(),
-        _narrow_indices(),
+        NarrowIndices(),
         s_tir.transform.LoopPartition(),
         tirx.transform.VectorizeLoop(),
         tirx.transform.StorageRewrite(),
-        _hoist_conditions(),
+        HoistConditions(),
         tirx.transform.UnrollLoop(),
         s_tir.transform.RenormalizeSplitPattern(),
         tirx.transform.StmtSimplify(),
@@ -112,55 +113,6 @@ def _to_loops() -> list[tvm.transform.Pass]:
         tirx.transform.FP8ComputeLegalize(),
         tirx.transform.VerifyMemory(),
     ]
-
-
-def _narrow_indices() -> tvm.transform.Pass:
-    """Make indices 32 bits wide, as TVM does, but not where `fetch_ahead` marked a loop.
-
-    LLVM extends each to an address by itself, and runs out of registers for them: a product of
-    512 × 768 × 768 took 6.7 ms instead of 3.3, one of 4 rows 36 µs instead of 33 (AVX2).
-    """
-    narrow = tirx.transform.NarrowDataType(32)
-
-    @tvm.transform.module_pass(opt_level=0)
-    def run(ir_mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        ((_, function),) = ir_mod.functions_items()
-        return ir_mod if FETCHES in (function.attrs or {}) else narrow(ir_mod)
-
-    return run
-
-
-def _hoist_conditions() -> tvm.transform.Pass:
-    """Move conditions out of loops, as TVM does, but not out of one of two branches.
-
-    TVM moves such a condition in front of both. Where a chunk of tiles ended with the image, and a
-    vector with the channels, what was simplified for whole vectors decided about the others, too:
-    the last channels of Winograd kernels were never stored.
-    """
-    hoist = s_tir.transform.HoistIfThenElse()
-
-    @tvm.transform.module_pass(opt_level=0)
-    def run(ir_mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        ((_, function),) = ir_mod.functions_items()
-        return ir_mod if _decides_in_branch(function.body) else hoist(ir_mod)
-
-    return run
-
-
-def _decides_in_branch(body: tirx.Stmt, branch: bool = False) -> bool:
-    """Whether there is a condition in one of two branches; `branch`: `body` is one itself."""
-    found = False
-
-    def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:
-        nonlocal found
-        if isinstance(stmt, tirx.IfThenElse):
-            cases = [stmt.then_case, *([stmt.else_case] if stmt.else_case is not None else [])]
-            found |= branch or any(_decides_in_branch(case, len(cases) > 1) for case in cases)
-            return stmt
-        return None
-
-    rewrite(body, visit)
-    return found
 
 
 def _to_instructions() -> list[tvm.transform.Pass]:

@@ -17,12 +17,13 @@ from tvmify.compiler.passes.casts import legalize_astype
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.gate_convolutions import GateConvolutions
 from tvmify.compiler.passes.join_depthwise import JoinDepthwise
-from tvmify.compiler.passes.join_products import JoinProducts, MarkElementwise
+from tvmify.compiler.passes.join_products import JoinProducts
 from tvmify.compiler.passes.join_sums import JoinSums
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.lower_attention import LowerAttention
 from tvmify.compiler.passes.lower_recurrent import LowerRecurrent
+from tvmify.compiler.passes.mark_elementwise import MarkElementwise
 from tvmify.compiler.passes.merge_projections import merge_projections
 from tvmify.compiler.passes.merge_serial import MergeSerial
 from tvmify.compiler.passes.name_kernels import NameKernels

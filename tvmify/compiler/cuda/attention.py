@@ -5,31 +5,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import tvm
 from tvm.ir import Expr
-from tvm.relax.expr_functor import mutator
 
 from tvmify.compiler.aten import Aten, aten
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.lower_attention import AttentionLowering
-from tvmify.compiler.passes.rewriting import rewrite_main
 from tvmify.compiler.schedule.attention import Attention, Operand
 
 #: From places before heads to heads before places, and back.
 _SWAP = [0, 2, 1, 3]
 
 
-@tvm.transform.module_pass(opt_level=0, name="CallAttention")
-class CallAttention:
+@compiler_pass
+class CallAttention(AttentionLowering):
     """As `tvmify.compiler.passes.lower_attention.LowerAttention`, for a GPU."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Calling)
-
-
-@mutator
-class _Calling(AttentionLowering):
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""
         operands = (about.query, about.key, about.value)
         counts = (about.heads, about.heads // about.shared, about.heads // about.shared)
 

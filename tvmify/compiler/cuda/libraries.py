@@ -14,11 +14,12 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.ir import Expr
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.aten import Aten, aten, multiply
 from tvmify.compiler.cuda.products import by_kernel
-from tvmify.compiler.passes.rewriting import is_call, linear, rewrite_main, values_and_readers
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import is_call, linear, values_and_readers
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -28,16 +29,6 @@ _ASTYPE, _PERMUTE = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.permute_
 _IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
 
 
-@tvm.transform.module_pass(opt_level=0, name="CallLibraries")
-class CallLibraries:
-    """Let PyTorch compute the operators of `_CALLS`."""
-
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Calling)
-
-
-@mutator
 class _Calling(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
@@ -83,6 +74,11 @@ class _Calling(PyExprMutator):
         order = [int(axis) % rank for axis in axes] if axes is not None else [*range(rank)][::-1]
         swapped = [*range(rank - 2), rank - 1, rank - 2]
         return (value.args[0], True) if order == swapped else (x, False)
+
+
+@compiler_pass
+class CallLibraries(_Calling):
+    """Let PyTorch compute the operators of `_CALLS`."""
 
 
 def _matmul(calling: _Calling, call: relax.Call) -> relax.Expr:

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax, te
 from tvm.ir import Expr
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 from tvmify.compiler.sample import Sample
 from tvmify.compiler.schedule.choice import choose
 from tvmify.compiler.schedule.legalizing import accumulator, is_weight
@@ -33,22 +34,16 @@ _FUSES = {"op_pattern": 4}
 _ADD, _MATMUL, _RESHAPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "reshape"))
 
 
-@tvm.transform.module_pass(opt_level=0, name="ReshapeRows")
-class ReshapeRows:
+@compiler_pass
+class ReshapeRows(PyExprMutator):
     """Give a row its axes before its product: nothing joins a kernel across a reshape."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Reshaping)
-
-
-@mutator
-class _Reshaping(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Reshape the factors of a product instead of its result."""
         call = super().visit_call_(op)
         product = self.only_read_here(op.args[0]) if is_call(_RESHAPE, op) else None
         bias = []

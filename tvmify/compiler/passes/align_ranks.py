@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: The operators, and the rank of images, which alone have a layout.
 _OPERATORS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 _IMAGE = 4
 
 
-@tvm.transform.module_pass(opt_level=0, name="AlignRanks")
-class AlignRanks:
+@compiler_pass
+class AlignRanks(PyExprMutator):
     """``x + y`` becomes ``x + reshape(y)`` where `x` is an image and `y` has fewer axes."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Aligner)
-
-
-@mutator
-class _Aligner(PyExprMutator):
     operators = tuple(tvm.ir.Op.get(f"relax.{name}") for name in _OPERATORS)
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Align the operands of an element-wise operator."""
         call = super().visit_call_(op)
         if not isinstance(call, relax.Call) or call.op not in self.operators:
             return call

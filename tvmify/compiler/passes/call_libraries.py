@@ -17,7 +17,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmify.compiler import libraries
 from tvmify.compiler.aten import Aten, aten
-from tvmify.compiler.passes.rewriting import is_call, linear, rewrite_main, values_and_readers
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import is_call, linear, rewrite_program, values_and_readers
 from tvmify.compiler.passes.views import shape_of
 from tvmify.compiler.schedule import pairs, plans
 from tvmify.compiler.schedule.legalizing import WEIGHT_BYTES, weights_of
@@ -31,14 +32,14 @@ _ASTYPE, _MATMUL, _PERMUTE = (
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name="CallLibraries")
+@compiler_pass
 class CallLibraries:
     """Rewrite products before they are lowered; what they were is left for others to remove."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
         calling = _Calling(ir_mod)
-        rewritten = rewrite_main(ir_mod, lambda _: calling)
+        rewritten = rewrite_program(ir_mod, lambda _: calling)
         if calling.called:
             main = rewritten["main"].with_attr(_CALLED, calling.called)
             known = int((main.attrs or {}).get(WEIGHT_BYTES, 0))

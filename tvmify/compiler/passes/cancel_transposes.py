@@ -13,9 +13,9 @@ from math import prod
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.views import RESHAPES, common_axes
 
 _UNARY = (
@@ -26,8 +26,8 @@ _BINARY = "add subtract multiply divide maximum minimum power".split()
 _PERMUTE = tvm.ir.Op.get("relax.permute_dims")
 
 
-@tvm.transform.module_pass(opt_level=0, name="CancelTransposes")
-class CancelTransposes:
+@compiler_pass
+class CancelTransposes(PyExprMutator):
     """``permute(permute(x, a), b)`` becomes one permutation, or `x` itself.
 
     ``f(permute(x))`` becomes ``permute(f(x))`` if `f` is element-wise; with two operands, if both
@@ -35,17 +35,11 @@ class CancelTransposes:
     splits an axis along which the other operand differs.
     """
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Joiner)
-
-
-@mutator
-class _Joiner(PyExprMutator):
     unary = frozenset(tvm.ir.Op.get(f"relax.{name}") for name in _UNARY)
     binary = frozenset(tvm.ir.Op.get(f"relax.{name}") for name in _BINARY)
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Join, drop or sink what a call moves."""
         call = super().visit_call_(op)
         return self._rewritten(call) if isinstance(call, relax.Call) else call
 

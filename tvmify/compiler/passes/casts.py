@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-import tvm
-import tvm_ffi
-from tvm import relax, tirx
-from tvm.ir import Call, Expr
-from tvm.tirx import FloatImm
+from tvm import relax
+from tvm.ir import Expr
 
 from tvmify.compiler.converters.scalar import elementwise, to_integer
-from tvmify.compiler.intrinsics.rounding import ROUND_BFLOAT16
 
 _INTEGERS = frozenset("int8 int16 int32 int64 uint8".split())
 
@@ -25,63 +20,3 @@ def legalize_astype(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr
         return to_integer(x, dtype)
 
     return builder.call_te(elementwise(cast), call.args[0], primfunc_name_hint="cast")
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="RoundBfloat16")
-class RoundBfloat16:
-    """Round what is cast to bfloat16, also where it never gets to memory.
-
-    ``BF16ComputeLegalize`` takes each such cast for one to float32, in which it computes, and
-    leaves the rounding to stores; so it has to be written out before. What is stored at once in
-    the memory of a tensor is rounded there; buffers that a function allocates become float32.
-    """
-
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
-        """Rewrite one function."""
-        own: list[tirx.Var] = []
-
-        def allocated(statement: tirx.AllocBuffer) -> tirx.AllocBuffer:
-            own.append(statement.buffer)
-            return statement
-
-        def stored(store: tirx.BufferStore) -> tirx.BufferStore:
-            value = store.value
-            if not _is_rounding(value) or any(store.buffer.same_as(buffer) for buffer in own):
-                return store
-            bare = tirx.Cast(str(value.ty.dtype), value.value.args[0])
-            return tirx.BufferStore(store.buffer, bare, store.indices)
-
-        tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, allocated))
-        rewrites = [
-            (tirx.Cast, _rounded),
-            (FloatImm, _rounded_constant),
-            (tirx.BufferStore, stored),
-        ]
-        body = tvm_ffi.structural_map(function.body, rewrites)
-        return function if body.same_as(function.body) else function.with_body(body)
-
-
-def _is_rounding(value: Expr) -> bool:
-    return (
-        isinstance(value, tirx.Cast)
-        and str(value.ty.dtype).startswith("bfloat16")
-        and isinstance(value.value, Call)
-        and value.value.op == tvm.ir.Op.get(ROUND_BFLOAT16)
-    )
-
-
-def _rounded(cast: tirx.Cast) -> Expr:
-    dtype, source = str(cast.ty.dtype), str(cast.value.ty.dtype)
-    if not dtype.startswith("bfloat16") or source.startswith("bfloat16") or _is_rounding(cast):
-        return cast
-    wide = dtype.replace("bfloat16", "float32")
-    value = cast.value if source == wide else tirx.Cast(wide, cast.value)
-    return tirx.Cast(dtype, tirx.call_intrin(wide, ROUND_BFLOAT16, value))
-
-
-def _rounded_constant(number: FloatImm) -> FloatImm:
-    if str(number.ty.dtype) != "bfloat16":
-        return number
-    return FloatImm("bfloat16", torch.tensor(number.value, dtype=torch.bfloat16).item())

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import tvm
 from tvm import tirx
 from tvm.ir import StringImm
 from tvm.target import Target
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.schedule import pairs
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="DefinePairs")
+@compiler_pass
 class DefinePairs:
     """Define the functions that `pairs.lower_sum` calls, for the target whose scope is open."""
 
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
         machine = Microarchitecture.of(Target.current(allow_none=False))
         if pairs.PAIRS not in function.attrs or not machine.multiplies_pairs:

@@ -11,9 +11,10 @@ from math import prod
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import is_call, rewrite_main, values_and_readers
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
 _ADD, _MULTIPLY = tvm.ir.Op.get("relax.add"), tvm.ir.Op.get("relax.multiply")
 #: Which axis of a product the channels are, from the back, and how many come after them in the
@@ -25,8 +26,8 @@ _CHANNELS = {
 }
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldBatchNorm")
-class FoldBatchNorm:
+@compiler_pass
+class FoldBatchNorm(PyExprMutator):
     """``conv(x, w) * s`` becomes ``conv(x, w * s)``, and ``(conv(x, w) + b) * s`` likewise.
 
     `s` has one element per channel, as the converter of batch normalization emits it, and as `w`
@@ -34,13 +35,6 @@ class FoldBatchNorm:
     as it is. ``(conv(x, w) + b) + c`` becomes ``conv(x, w) + (b + c)``.
     """
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Folding)
-
-
-@mutator
-class _Folding(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         main = ir_mod["main"]
@@ -52,6 +46,7 @@ class _Folding(PyExprMutator):
             self._is_weight(variable)
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Fold the factor of a product, and join the shifts after it."""
         call = super().visit_call_(op)
         rewrite = self._scaled if is_call(_MULTIPLY, call) else self._shifted
         for x, other in _both_ways(call) if call.op in (_MULTIPLY, _ADD) else ():

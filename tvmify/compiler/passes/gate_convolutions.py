@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.schedule.pointwise import legalize_gated
 
 _CONV2D, _MULTIPLY = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.multiply")
 
 
-@tvm.transform.module_pass(opt_level=0, name="GateConvolutions")
-class GateConvolutions:
+@compiler_pass
+class GateConvolutions(PyExprMutator):
     """Lower such convolutions; runs before LegalizeOps, which lowers the others."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Gating)
-
-
-@mutator
-class _Gating(PyExprMutator):
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Lower a convolution of a gated image."""
         call = super().visit_call_(op)
         if call.op != _CONV2D:
             return call

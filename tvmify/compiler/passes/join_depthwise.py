@@ -5,16 +5,17 @@ from __future__ import annotations
 import tvm
 from tvm import tirx
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import join_calls
 from tvmify.compiler.schedule.expanded_depthwise import ExpandedDepthwise
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 
-@tvm.transform.module_pass(opt_level=0, name="JoinDepthwise")
+@compiler_pass
 class JoinDepthwise:
     """Replace two calls of fused functions by one, where the first has no other reader."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
         machine = Microarchitecture.current()
 

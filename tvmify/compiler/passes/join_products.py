@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from math import prod
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvmify.compiler.passes.rewriting import is_call, rewrite_main
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import is_call, rewrite_program
 from tvmify.compiler.passes.views import shape_of
 from tvmify.compiler.schedule import joined
 from tvmify.compiler.schedule.legalizing import WEIGHT_BYTES, weights_of
 from tvmify.compiler.schedule.microarchitecture import bits_of
 
 _MATMUL = tvm.ir.Op.get("relax.matmul")
-#: FuseOps' number for functions that work element by element.
-_PATTERN = 0
 #: What may stand between the products and the value that they become.
 _ELEMENTWISE = frozenset(
     tvm.ir.Op.get(f"relax.{name}")
@@ -49,37 +48,21 @@ _ELEMENTWISE = frozenset(
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name="JoinProducts")
+@compiler_pass
 class JoinProducts:
     """Lower such products; runs before LegalizeOps, which lowers the others."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
         main = ir_mod["main"]
         weights = {weight for group in groups(main) for weight in group.weights}
         if not weights:
             return ir_mod
         ir_mod["main"] = _weights_first(main)
-        ir_mod = rewrite_main(ir_mod, _Joining)
+        ir_mod = rewrite_program(ir_mod, _Joining)
         total = sum(prod(shape_of(w)) * bits_of(str(w.ty.dtype)) // 8 for w in weights)
         ir_mod["main"] = ir_mod["main"].with_attr(WEIGHT_BYTES, total)
         return ir_mod
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="MarkElementwise")
-class MarkElementwise:
-    """Let FuseOps see functions as they want to be seen; runs before it.
-
-    AnnotateTIROpPattern finds a pattern of its own for a function whose attribute says 0.
-    """
-
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
-        """Rewrite one function."""
-        if joined.ELEMENTWISE not in (function.attrs or {}):
-            return function
-        return function.with_attr("op_pattern", _PATTERN)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import join_calls
 from tvmify.compiler.schedule.inlining import inline_cheap
 from tvmify.compiler.schedule.loops import (
@@ -22,11 +23,11 @@ from tvmify.compiler.schedule.loops import (
 )
 
 
-@tvm.transform.module_pass(opt_level=0, name="JoinSums")
+@compiler_pass
 class JoinSums:
     """Let reductions compute what they read; runs when all else has been fused."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
         return join_calls(ir_mod, _join)
 

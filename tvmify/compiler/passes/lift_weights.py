@@ -5,18 +5,20 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
 #: What LiftTransformParams calls the function that it takes out of ``main``.
 LIFTED = "main_transform_params"
 
 
-@tvm.transform.module_pass(opt_level=0, name="LiftWeights")
+@compiler_pass
 class LiftWeights:
     """Rename the lifted function to ``pack`` and let it take each weight as an argument.
 
     It is removed when nothing is left to pack: the program reads no weight.
     """
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite the lifted function."""
         lifted = ir_mod[LIFTED]
         del ir_mod[LIFTED]

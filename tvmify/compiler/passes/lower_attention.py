@@ -14,10 +14,11 @@ import torch
 import tvm
 from tvm import relax
 from tvm.ir import Expr
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.passes.call_attention import Turned, call_kernel
-from tvmify.compiler.passes.rewriting import rewrite_main, stands_for
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import stands_for
 from tvmify.compiler.passes.views import shape_of, views
 from tvmify.compiler.schedule.attention import Attention, Mask, Operand
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -68,15 +69,6 @@ def describe(
         *([] if mask is None else [mask]),
         ty_args=relax.TensorType(shape, str(query.ty.dtype)),
     )
-
-
-@tvm.transform.module_pass(opt_level=0, name="LowerAttention")
-class LowerAttention:
-    """Replace the calls that `describe` makes; wants the target's scope to be open."""
-
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Lowering)
 
 
 class AttentionLowering(PyExprMutator):
@@ -151,14 +143,17 @@ class AttentionLowering(PyExprMutator):
         return value
 
 
-@mutator
-class _Lowering(AttentionLowering):
+@compiler_pass
+class LowerAttention(AttentionLowering):
+    """Replace the calls that `describe` makes; wants the target's scope to be open."""
+
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.machine = Microarchitecture.current()
         self.turned: Turned = {}
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        """Return the call of the kernel."""
         if mask is not None:
             about = replace(about, mask=Mask(shape_of(mask), str(mask.ty.dtype)))
         return call_kernel(self.builder_, tensors, about, mask, self.machine, self.turned)

@@ -13,9 +13,10 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import Expr
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import rewrite_main, stands_for, values_and_readers
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import stands_for, values_and_readers
 from tvmify.compiler.passes.views import shape_of
 from tvmify.compiler.sample import Sample
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -58,17 +59,10 @@ def describe(
     )
 
 
-@tvm.transform.module_pass(opt_level=0, name="LowerRecurrent")
-class LowerRecurrent:
+@compiler_pass
+class LowerRecurrent(PyExprMutator):
     """Replace the calls that `describe` makes; wants the target's scope to be open."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Lowering)
-
-
-@mutator
-class _Lowering(PyExprMutator):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         values, _ = values_and_readers(ir_mod["main"])
@@ -77,6 +71,7 @@ class _Lowering(PyExprMutator):
         self.with_ends = [values.get(item.tuple_value) for item in items if item.index]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Replace a call that stands for a pass over time."""
         call = super().visit_call_(op)
         if not stands_for(NAME, call):
             return call

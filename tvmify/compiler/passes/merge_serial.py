@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax, tirx
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.schedule.guards import STORES_TWICE
 from tvmify.compiler.schedule.pairs import PAIRS
 from tvmify.compiler.schedule.rewriting import rewrite_body
@@ -24,11 +25,11 @@ _SAID = ("tvmify.asserts", SHUFFLES, PAIRS)
 Kernels = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 
-@tvm.transform.module_pass(opt_level=0, name="MergeSerial")
+@compiler_pass
 class MergeSerial:
     """Merge runs of calls of serial kernels in ``main``."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``, and let FuseTIR put the loops one after the other."""
         main = ir_mod["main"]
         kernels = {

@@ -10,14 +10,16 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
 PREFIX = "tvmify_"
 
 
-@tvm.transform.module_pass(opt_level=0, name="NameKernels")
+@compiler_pass
 class NameKernels:
     """Rename every TIR function, and the calls of it."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite the module."""
         renamer = _Renamer()
         functions = ir_mod.functions_items()

@@ -11,12 +11,14 @@ import tvm
 from tvm import relax, te
 from tvm.ir.expr import GenericConst
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-@tvm.transform.module_pass(opt_level=0, name="OwnOutputs")
+
+@compiler_pass
 class OwnOutputs:
     """Copy the results of ``main`` that are views of memory that is not theirs alone."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
         main = ir_mod["main"]
         values = {b.var: b.value for block in main.body.blocks for b in block.bindings}

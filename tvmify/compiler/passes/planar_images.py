@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.passes.rewriting import rewrite_main
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CONV2D, _PERMUTE = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.permute_dims")
 #: From planes to channels last.
@@ -20,18 +20,12 @@ _TURNED = [0, 2, 3, 1]
 _FEW_CHANNELS = 4
 
 
-@tvm.transform.module_pass(opt_level=0, name="PlanarImages")
-class PlanarImages:
+@compiler_pass
+class PlanarImages(PyExprMutator):
     """``conv2d(permute_dims(x))`` becomes a convolution of `x`; runs before LegalizeOps."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
-        """Rewrite ``main``."""
-        return rewrite_main(ir_mod, _Unturning)
-
-
-@mutator
-class _Unturning(PyExprMutator):
     def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Let a convolution read what its image was permuted from."""
         call = super().visit_call_(op)
         if not isinstance(call, relax.Call) or call.op != _CONV2D:
             return call

@@ -20,15 +20,19 @@ _ADD, _MATMUL, _DESCRIBED, _CALL_TIR = (
 Join: TypeAlias = Callable[[tirx.PrimFunc, tirx.PrimFunc, int], "tirx.PrimFunc | None"]
 
 
-def rewrite_main(
+def rewrite_program(
     ir_mod: tvm.IRModule, mutator: Callable[[tvm.IRModule], PyExprMutator]
 ) -> tvm.IRModule:
-    """Let a mutator rewrite ``main``; functions that it adds become part of the module."""
-    rewriting = mutator(ir_mod)
-    rewriting.builder_.update_func(
-        ir_mod.get_global_var("main"), rewriting.visit_expr(ir_mod["main"])
-    )
-    return rewriting.builder_.get()
+    """Let a mutator rewrite ``main`` and, once weights are lifted, another ``pack``.
+
+    Functions that they add become part of the module.
+    """
+    for variable, function in ir_mod.functions_items():
+        if isinstance(function, relax.Function):
+            rewriting = mutator(ir_mod)
+            rewriting.builder_.update_func(variable, rewriting.visit_expr(function))
+            ir_mod = rewriting.builder_.get()
+    return ir_mod
 
 
 def values_and_readers(

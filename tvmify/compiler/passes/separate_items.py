@@ -8,28 +8,21 @@ the place of another's, and FuseTIR then refuses a function of which a parameter
 
 from __future__ import annotations
 
-import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.relax.expr_functor import PyExprMutator
+
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 
-@relax.transform.function_pass(opt_level=0, name="SeparateItems")
-class SeparateItems:
+@compiler_pass
+class SeparateItems(PyExprMutator):
     """Make these items outputs of their block, which FuseOps does not fuse; runs before it.
 
     Nothing is lost: an item is not computed, and what reads it is fused as before.
     """
 
-    def transform_function(
-        self, function: relax.Function, ir_mod: tvm.IRModule, _: object
-    ) -> relax.Function:
-        """Rewrite one function."""
-        return _Separating(ir_mod).visit_expr(function)
-
-
-@mutator
-class _Separating(PyExprMutator):
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Make an output of an item that a call returned."""
         value = self.visit_expr(binding.value)
         is_item = isinstance(value, relax.TupleGetItem)
         if is_item and isinstance(self.lookup_binding(value.tuple_value), relax.Call):

@@ -8,10 +8,10 @@ evenly over the slots.
 
 from __future__ import annotations
 
-import tvm
 from tvm import tirx
 from tvm.tirx import Stmt
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.schedule.rewriting import rewrite_body
 
 #: As many tasks as two threads have (`native/thread_pool.cpp`); more threads have a multiple.
@@ -20,13 +20,11 @@ _TASKS = 16
 _MANY = 64 * _TASKS
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="ShareEvenly")
+@compiler_pass
 class ShareEvenly:
     """Rewrite parallel loops, when nothing looks at them any more."""
 
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
         return rewrite_body(function, _visit)
 

@@ -7,11 +7,11 @@ distances that are known, one or two vectors hold them, and a shuffle takes them
 
 from __future__ import annotations
 
-import tvm
 from tvm import sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.schedule.loops import element_count
 from tvmify.compiler.schedule.rewriting import rewrite_body, substitute
 from tvmify.compiler.schedule.shuffles import SHUFFLES
@@ -20,13 +20,11 @@ from tvmify.compiler.schedule.shuffles import SHUFFLES
 _FEWEST_LANES = 4
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="ShuffleLoads")
+@compiler_pass
 class ShuffleLoads:
     """Rewrite the loads of functions that are marked; runs where buffers are flat."""
 
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
         if SHUFFLES not in function.attrs:
             return function

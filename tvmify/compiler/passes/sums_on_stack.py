@@ -7,20 +7,18 @@ beside a prefetch, and with stores and loads around each loop. The stack's it al
 
 from __future__ import annotations
 
-import tvm
 from tvm import tirx
 from tvm.tirx import Stmt
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.schedule.rewriting import rewrite_body
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="SumsOnStack")
+@compiler_pass
 class SumsOnStack:
     """Tell TVM to leave allocations of scope ``local`` alone; runs before LowerTVMBuiltin."""
 
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
         return rewrite_body(function, _visit)
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
 CHECKS = ("vm.builtin.check_tensor_info", "vm.builtin.match_shape")
 
 
-@tvm.transform.module_pass(opt_level=0, name="TrustArguments")
+@compiler_pass
 class TrustArguments:
     """Remove calls of `CHECKS`; runs last, on the virtual machine's own operators."""
 
-    def transform_module(self, ir_mod: tvm.IRModule, _: object) -> tvm.IRModule:
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite every Relax function."""
         for variable, function in ir_mod.functions_items():
             if isinstance(function, relax.Function):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tvm
 import tvm_ffi
 from tvm import sym, tirx
-from tvm.ir import Call, Expr
+from tvm.ir import Expr
 
-_REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")
+from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="BeforeLoops")
+@compiler_pass
 class BeforeLoops:
     """What has to be rewritten before buffers are flat, and loops vectors.
 
@@ -20,27 +19,10 @@ class BeforeLoops:
       instructions ("IntImm can only take scalar").
     """
 
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
         rewrites = [((tirx.FloorDiv, tirx.FloorMod), _counting_up), (tirx.Cast, _selected)]
         body = tvm_ffi.structural_map(function.body, rewrites)
-        return function if body.same_as(function.body) else function.with_body(body)
-
-
-@tirx.transform.prim_func_pass(opt_level=0, name="SpreadBits")
-class SpreadBits:
-    """Spread the bits of a bfloat16 over a vector, not the number.
-
-    ``BF16StorageLegalize`` stores bits, and leaves the vector of one number as it is.
-    """
-
-    def transform_function(
-        self, function: tirx.PrimFunc, _: tvm.IRModule, __: object
-    ) -> tirx.PrimFunc:
-        """Rewrite one function."""
-        body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, _spread))
         return function if body.same_as(function.body) else function.with_body(body)
 
 
@@ -63,12 +45,3 @@ def _selected(node: tirx.Cast) -> Expr:
     if str(node.value.ty.dtype) != "bool" or dtype == "bool":
         return node
     return tirx.Select(node.value, tirx.const(1, dtype), tirx.const(0, dtype))
-
-
-def _spread(node: tirx.Broadcast) -> Expr:
-    number, dtype = node.value, str(node.ty.dtype)
-    if not dtype.startswith("bfloat16") or not isinstance(number, Call):
-        return node
-    if number.op != _REINTERPRET:
-        return node
-    return tirx.reinterpret(dtype, tirx.Broadcast(number.args[0], node.lanes))

@@ -1,0 +1,34 @@
+"""Broadcast the bits of a bfloat16, where TVM would leave the vector of one number as it is."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Call, Expr
+
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
+_REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")
+
+
+@compiler_pass
+class SpreadBits:
+    """Spread the bits of a bfloat16 over a vector, not the number.
+
+    ``BF16StorageLegalize`` stores bits, and leaves the vector of one number as it is.
+    """
+
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Rewrite one function."""
+        body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, _spread))
+        return function if body.same_as(function.body) else function.with_body(body)
+
+
+def _spread(node: tirx.Broadcast) -> Expr:
+    number, dtype = node.value, str(node.ty.dtype)
+    if not dtype.startswith("bfloat16") or not isinstance(number, Call):
+        return node
+    if number.op != _REINTERPRET:
+        return node
+    return tirx.reinterpret(dtype, tirx.Broadcast(number.args[0], node.lanes))
