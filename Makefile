@@ -13,6 +13,7 @@
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one
+# make docs             the documentation, in build/docs; a warning is an error
 # make wheel            a wheel in dist/, tried out in a clean environment
 # make clean            remove what the targets above made
 #
@@ -54,7 +55,7 @@ LAYERS ?= 1000
 SEED ?= 0
 
 .PHONY: demo install test fuzz soak soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-startup bench-heuristic gpu-check wheel clean
+	bench bench-overhead bench-startup bench-heuristic gpu-check docs wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -117,6 +118,9 @@ gpu-check: install
 	$(BIN)/python -m pytest -rs tests/gpu
 	$(BIN)/python -m benchmarks.gpu --rounds $(ROUNDS)
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 wheel: install
 	rm -rf build/lib* dist
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
@@ -140,6 +144,10 @@ $(VENV)/.dependencies: constraints.txt pyproject.toml
 
 $(VENV)/.built: $(VENV)/.dependencies setup.py $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev,examples]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.built
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
 	touch $@
 
 # One that cannot be installed is a blank in the table.

@@ -22,7 +22,7 @@ _IDLE = 60.0
 #: Seconds between two looks at whether a build may begin.
 _LOOK = 0.1
 #: What is added to the thread's niceness. Not more: a thread that gets no processor while it holds
-#: the interpreter's lock keeps the calls waiting, too (docs/facts.md).
+#: the interpreter's lock keeps the calls waiting, too (docs/measurements/threads.md).
 _NICENESS = 5
 
 
