@@ -12,6 +12,7 @@
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
+# make structure        which scheduled functions differ from an earlier record (some minutes; QUICK=1: one)
 # make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one
 # make docs             the documentation, in build/docs; a warning is an error
 # make wheel            a wheel in dist/, tried out in a clean environment
@@ -22,7 +23,8 @@
 # CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, THREADS="1 2" how
 # many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make test`
 # and `make opinfo`, JOBS=2 is how many processes run at a time; for the latter, SAMPLES=2 is how
-# many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others.
+# many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others. For `make structure`,
+# BEFORE=path is the record to hold against, made by the first run.
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -53,9 +55,12 @@ SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000
 SEED ?= 0
+BEFORE ?= build/structure/before.json
+QUICK ?=
 
 .PHONY: demo install test fuzz soak soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-startup bench-heuristic gpu-check docs wheel clean
+	bench bench-overhead bench-startup bench-heuristic structure gpu-check docs \
+	wheel clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -113,6 +118,12 @@ bench-heuristic: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.heuristic build --seconds 3600
 	$(BIN)/python -m benchmarks.heuristic measure --seconds 3600
 	$(BIN)/python -m benchmarks.heuristic report
+
+# The first run makes the record that later ones are held against.
+structure: install
+	$(BIN)/python -m benchmarks.structure record build/structure/now.json $(if $(QUICK),--quick)
+	test -f $(BEFORE) || cp build/structure/now.json $(BEFORE)
+	$(BIN)/python -m benchmarks.structure compare $(BEFORE) build/structure/now.json
 
 gpu-check: install
 	$(BIN)/python -m pytest -rs tests/gpu
