@@ -130,7 +130,7 @@ gpu-check: install
 	$(BIN)/python -m benchmarks.gpu --rounds $(ROUNDS)
 
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: install
 	rm -rf build/lib* dist
