@@ -1,4 +1,9 @@
-"""One decorator that makes a PyTorch module fast: compiled by Apache TVM, cached, zero-copy."""
+"""Compile PyTorch modules with Apache TVM: one decorator, cached programs, zero-copy calls.
+
+`tvmify.tvmify` decorates, `tvmify.save` and `tvmify.load` write and read compiled models,
+`tvmify.warm_cache` compiles ahead of time. The module itself is callable, so that
+``import tvmify; @tvmify`` works as well as ``from tvmify import tvmify``.
+"""
 
 from __future__ import annotations
 

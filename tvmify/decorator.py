@@ -37,33 +37,57 @@ def tvmify(subject: Subject, /, *, methods: Iterable[str] = ..., **options: Any)
 @overload
 def tvmify(*, methods: Iterable[str] = ..., **options: Any) -> Callable[[Subject], Subject]: ...
 def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **options: Any) -> Any:
-    """Make a module or function run through TVM.
+    """Compile a module or function with TVM, one program per signature.
+
+    The first call with a signature (shapes, dtypes and devices of the tensors, other arguments by
+    value, torch's modes) compiles a program or loads it from the disk cache. Later calls run it.
+    What cannot be compiled runs in eager PyTorch, with one `TvmifyWarning` per reason.
 
     Parameters
     ----------
     subject
-        A subclass of `torch.nn.Module` (decorated in place), an instance (returned as a shallow
-        copy that shares parameters, buffers and submodules with the original, which stays eager),
-        an exported program (its module takes the arguments that it was exported for),
-        a TorchScript module, or a function of tensors. Without one, a decorator is returned.
+        What to compile; without it, a decorator is returned. One of
+
+        - a subclass of `torch.nn.Module`, which is decorated in place;
+        - an instance: returned as a shallow copy that shares parameters, buffers and submodules
+          with the original, which stays eager;
+        - a ``torch.export.ExportedProgram``: its module takes the arguments it was exported for;
+        - a TorchScript module;
+        - a function of tensors.
     methods
-        Of a module: those that run compiled, and no others. Each has signatures of its own; they
-        share the weights. ``forward``, which a call of the module runs, is one only if it is named.
+        The methods of a module that run compiled. Each has signatures of its own; they share the
+        weights. ``forward`` is compiled only if it is among them, as it is by default.
     **options
-        The fields of `CompileOptions`, such as ``target``, ``strict`` and ``cache``.
+        Fields of `CompileOptions`, such as ``target``, ``strict`` and ``cache``.
 
     Returns
     -------
     Any
-        What was given, with these methods added: ``cache_info()``, ``explain()``, ``refresh()``
-        and ``warmup(*signatures)``.
+        The decorated subject, with the methods ``cache_info()``, ``explain()``, ``refresh()`` and
+        ``warmup(*signatures)``; names that the subject already has stay its own.
 
     Raises
     ------
     OptionError
-        An option, or a method, does not exist or has a wrong value; it is a `ValueError` too.
+        An option or method does not exist, or its value is wrong. The message lists valid ones.
     TypeError
-        The subject cannot be decorated.
+        The subject cannot be decorated. Decorate an instance of a TorchScript class, and the class
+        of a method, not these themselves.
+    NotCompiled
+        From calls, with ``strict=True``: the call cannot be compiled.
+
+    Warns
+    -----
+    TvmifyWarning
+        From calls: a call runs in eager PyTorch, or without the disk cache, and why.
+
+    Notes
+    -----
+    Tensors cross to compiled code without a copy if they are contiguous and aligned to 64 bytes.
+    Results own their memory, so that no later call overwrites them; but where eager returns an
+    argument, a buffer, or a view of one, the result shares its memory as in eager.
+
+    Calls may come from several threads at once.
 
     Examples
     --------
@@ -71,6 +95,10 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
     ... class Net(nn.Module):
     ...     def forward(self, x):
     ...         return torch.relu(x) + 1
+    >>> net = Net().eval()
+    >>> with torch.inference_mode():
+    ...     y = net(torch.randn(8, 64))  # float32[8, 64], compiled now
+    >>> fast = tvmify(model, strict=True)  # an instance, never in eager
     """
     compile_options = CompileOptions.of(options)
     names = check_methods(methods)
@@ -112,17 +140,50 @@ def _is_exported(subject: Any) -> bool:
 
 
 def cache_info(subject: Any) -> CacheInfo:
-    """Return hits, misses, builds, disk hits, entries and seconds of a decorated object.
+    """Return the counts of a decorated object; for several methods, their sums.
 
-    Of one with several methods: the sums.
+    Parameters
+    ----------
+    subject
+        A decorated object.
+
+    Returns
+    -------
+    CacheInfo
+        Hits, misses, builds, disk hits, entries, seconds per stage, calls in eager, evictions.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+
+    Examples
+    --------
+    >>> assert net.cache_info().eager == 0  # every call so far ran compiled code
     """
     return CacheInfo.total([d.cache_info() for d in dispatchers_of(subject)])
 
 
 def explain(subject: Any) -> str:
-    """Print, and return, what of a decorated object ran where and why.
+    """Print and return, per signature, what ran compiled, what ran in eager, and why.
 
-    Of a program that was compiled: which entry of the disk cache was nearest, and what differs.
+    For a program that was compiled in this process, it also names the nearest entry of the disk
+    cache and what differs.
+
+    Parameters
+    ----------
+    subject
+        A decorated object.
+
+    Returns
+    -------
+    str
+        The text that was printed to standard output. It is for people: its form may change.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
     """
     dispatchers = dispatchers_of(subject)
     neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
@@ -132,12 +193,30 @@ def explain(subject: Any) -> str:
 
 
 def refresh(subject: Any) -> None:
-    """Make the next call look at everything again.
+    """Make the next call look at the whole module again.
 
-    Parameters and buffers (assigned, or written to in place), attributes, submodules, hooks and
-    modes are noticed without this. It is for what no call can see cheaply: a list, dict or other
-    object edited in place that an attribute holds, a write through ``tensor.data``, a changed
-    global variable, class attribute, or module that a decorated function calls.
+    Changes of parameters, buffers, attributes, submodules, hooks and modes are noticed without it.
+    Call it after changes that are too expensive to look for in each call: a list, dict or other
+    object that an attribute holds was edited in place; single elements of a weight were written
+    through ``tensor.data``; a global variable or class attribute changed; or a module that a
+    decorated function calls. It also retries what failed for a reason that was mended since.
+
+    Nothing is compiled again whose program did not change.
+
+    Parameters
+    ----------
+    subject
+        A decorated object.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+
+    Examples
+    --------
+    >>> net.config.scale = 2.0
+    >>> net.refresh()
     """
     for dispatcher in dispatchers_of(subject):
         dispatcher.refresh()
@@ -150,31 +229,41 @@ def warmup(
     device: torch.device | str | None = None,
     method: str | None = None,
 ) -> CacheInfo:
-    """Compile, or load from the cache, and compare with eager, ahead of the first call.
+    """Compile programs, or load them from the cache, before the first call needs them.
+
+    Programs are compared with eager on zeros, where the option ``compare`` allows it.
 
     Parameters
     ----------
     subject
         A decorated object.
     *signatures
-        One for each kind of call: a list with a shape, a `TensorSpec` or an example tensor per
+        One per kind of call: a list with a shape, a `TensorSpec` or an example tensor for each
         argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments.
-    dtype, device
-        Of arguments given as bare shapes; the device follows the module's weights by default.
+    dtype
+        Of arguments that are given as bare shapes.
+    device
+        Of arguments that are given as bare shapes; by default the device of the weights.
     method
-        Which one is to be called; may be left out if only one is decorated.
+        The method to compile for; needed if several are decorated.
 
     Returns
     -------
     CacheInfo
-        The counts after it.
+        The counts afterwards.
 
     Raises
     ------
     WarmUpError
-        A signature is of none of these forms; which method it is for is not clear.
+        A signature has none of these forms, or ``method`` is missing or not decorated. The message
+        shows the forms, or lists the methods.
     NotCompiled
-        With ``strict=True``, when a signature cannot be compiled.
+        With ``strict=True``: a signature cannot be compiled.
+
+    Examples
+    --------
+    >>> net.warmup([(1, 3, 224, 224)], [(8, 3, 224, 224)])
+    >>> bert.warmup({"input_ids": TensorSpec((1, 128), torch.int64)})
     """
     dispatcher = dispatcher_of(subject, method)
     for signature in signatures:

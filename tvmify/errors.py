@@ -8,45 +8,59 @@ from collections.abc import Collection, Sequence
 
 
 class TvmifyError(Exception):
-    """Base of every exception that tvmify raises itself."""
+    """Base class of every exception that tvmify raises itself."""
 
 
 class OptionError(TvmifyError, ValueError):
-    """An option, or its value, does not exist; the message names the valid ones."""
+    """An option does not exist, or its value is wrong; the message lists valid ones."""
 
 
 class CacheError(TvmifyError):
-    """A cache directory or an entry cannot be used; the message names it."""
+    """A cache directory, archive or entry cannot be used; the message names it.
+
+    Calls never raise it: a faulty cache is a warning, and programs are kept in memory. It comes
+    from commands and functions that are about a cache. ``tvmify doctor`` says how to repair one.
+    """
 
 
 class NativeLibraryError(TvmifyError, ImportError):
-    """The native library is missing, or was built against another torch or TVM."""
+    """The native library is missing, or was built for another torch or TVM: reinstall tvmify."""
 
 
 class SaveError(TvmifyError, ValueError):
-    """A module cannot be written to a file; the message says what stands in the way."""
+    """A module cannot be saved or exported; the message says why, and what to change."""
 
 
 class ArchiveError(TvmifyError):
-    """A file is not a saved module, is damaged, or is not signed with the key that was given."""
+    """A file is not a saved module, is damaged, or was not signed with the given key.
+
+    Save it again, or copy it again from where it is whole.
+    """
 
 
 class WarmUpError(TvmifyError, ValueError):
-    """A signature given to ``warmup`` cannot be turned into example tensors."""
+    """A signature given to `warmup` cannot be turned into tensors, or its method is not clear."""
 
 
 class NotCompiled(TvmifyError):
     """Why a call runs in eager PyTorch instead of compiled code.
 
-    With ``strict=False`` the dispatcher keeps it as the reason that ``explain()`` prints, warns
-    once, and runs eager. With ``strict=True`` it reaches the caller.
+    With ``strict=False`` it is kept as the reason that ``explain()`` prints; there is one warning,
+    and the call runs in eager. With ``strict=True`` it is raised.
 
     Parameters
     ----------
     reason
         What cannot be compiled, naming the operator, mode, tensor or device.
     next_step
-        What the person can do about it, as a sentence.
+        What the user can do about it, as a sentence.
+
+    Examples
+    --------
+    >>> try:
+    ...     tvmify(model, strict=True)(x)
+    ... except tvmify.NotCompiled as error:
+    ...     print(error.reason, error.next_step)
     """
 
     def __init__(self, reason: str, next_step: str) -> None:
@@ -59,11 +73,14 @@ class NotCompiled(TvmifyError):
 
 
 class GradientsNeeded(NotCompiled):
-    """Grad mode is on, and an input or what forward writes to would need a gradient."""
+    """Grad mode is on, and an input, or a tensor that forward writes to, needs a gradient.
+
+    Call within ``torch.inference_mode()`` or ``torch.no_grad()``.
+    """
 
 
 class TrainingMode(NotCompiled):
-    """The module, or one of its submodules, is in training mode."""
+    """The module, or one of its submodules, is in training mode; call ``eval()``."""
 
 
 class Uninitialized(NotCompiled):
@@ -71,15 +88,18 @@ class Uninitialized(NotCompiled):
 
 
 class UnsupportedInput(NotCompiled):
-    """An argument is of a kind that compiled code cannot take (complex, sparse, a subclass …)."""
+    """Compiled code cannot take an argument: it is complex, sparse, or a tensor subclass.
+
+    The message names it. Convert it before the call.
+    """
 
 
 class UnsupportedTarget(NotCompiled):
-    """There is no code generator for the device of the inputs, or inputs are on several devices."""
+    """No code can be generated for the device of the inputs, or they are on several devices."""
 
 
 class CaptureError(NotCompiled):
-    """Neither TorchScript nor ``torch.export`` could turn the module into one ATen program."""
+    """Neither TorchScript nor ``torch.export`` can turn the module into one graph of operators."""
 
 
 class DependsOnValues(CaptureError):
@@ -106,11 +126,14 @@ class NumberNeeded(CaptureError):
 
 
 class BuildError(NotCompiled):
-    """TVM failed while lowering, scheduling or building a program that was captured."""
+    """TVM, LLVM or the linker failed on a captured program; the message names the stage."""
 
 
 class CacheMiss(NotCompiled):
-    """No cache has the program of a call, and the option ``on_miss`` rules out to wait for it."""
+    """No cache has the program of a call, and ``on_miss`` forbids compiling it now.
+
+    Compile ahead with ``tvmify warmup``.
+    """
 
 
 class TracedElsewhere(NotCompiled):
@@ -147,7 +170,10 @@ def described(error: BaseException, longest: int = 300) -> str:
 
 
 class TvmifyWarning(UserWarning):
-    """A call runs slower than it could: in eager, or without the disk cache."""
+    """A call runs slower than it could: in eager, or without the disk cache.
+
+    With ``strict=True`` a call that would run in eager raises `NotCompiled` instead.
+    """
 
 
 def warn(message: str) -> None:

@@ -48,7 +48,9 @@ ON_MISS = ("build", "background", "eager", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """How a decorated module is compiled, cached and refused.
+    """How a decorated module is compiled and cached, and what it does if it cannot be compiled.
+
+    Values are checked when the object is created; a wrong one raises `OptionError`.
 
     Attributes
     ----------
@@ -57,39 +59,51 @@ class CompileOptions:
         ``"kind"``, or None to follow the device of the inputs.
     accuracy
         ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
-        eager PyTorch or 1.5e-6 of the largest output. ``"strict"``: at most 2 times eager's, which
-        rules out the Winograd convolutions and compact weights and costs some speed.
+        eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most 2 times eager's. That
+        rules out Winograd convolutions and compact (24-bit) weights, and costs some speed.
     tune
-        None: kernels are chosen by rule. ``"quick"``: candidates for each product, convolution,
-        attention, recurrent layer, pool, reduction and element-wise kernel are timed for some
-        milliseconds, once per workload and processor.
+        None: kernels are chosen by cost model. ``"quick"``: candidates for each matrix product,
+        convolution, attention, recurrent layer, pool, reduction and element-wise kernel are timed
+        for some milliseconds, once per workload, processor and number of threads; in all for about
+        20 seconds at most.
     compare
-        After a build, time the compiled code against eager PyTorch on the inputs of the call, for
-        about 0.1 s, or 2 s where eager seems faster, and use the faster. False, or ``strict``,
-        always uses compiled code.
+        After a build, time compiled code against eager PyTorch on the inputs of the call, for
+        about 0.1 s, or up to 2 s while eager is ahead, and use the faster one. With False, or with
+        ``strict``, compiled code is always used.
     cuda_graph
-        On a GPU, capture each signature as a CUDA graph at its second call, and replay that from
-        then on; 16 per module at most, the one used longest ago makes place. A program that writes
-        to tensors or draws random numbers runs as without.
+        On a GPU, capture each signature as a CUDA graph at its second call, and replay it from
+        then on. A module keeps at most 16 and evicts the least recently used. Programs that write
+        to tensors or draw random numbers are not captured.
     strict
         Raise the `NotCompiled` error instead of running in eager PyTorch.
     cache
-        True for the user's cache directory (``TVMIFY_CACHE_DIR`` if set), a path for another
-        directory, False for none. A URL that fsspec knows (``"s3://bucket/prefix"``,
-        ``"file:///shared/folder"``) for a second level behind the user's directory, which other
-        machines share; ``TVMIFY_CACHE_URL`` names one for all that give none.
+        Where compiled programs are kept. True: the user's cache directory (``TVMIFY_CACHE_DIR`` if
+        set). A path: that directory. False: memory only. A URL that fsspec knows
+        (``"s3://bucket/prefix"``, ``"file:///shared/folder"``): the user's directory, and behind
+        it a second level that machines share; ``TVMIFY_CACHE_URL`` sets one for all modules.
     cache_size
-        How many signatures one module keeps ready in memory.
+        How many signatures one module keeps ready in memory. More evict the least recently used;
+        after as many evictions, further signatures run in eager until `refresh`.
     progress
         Show the stages of a compilation. None shows them when standard error is a terminal.
     on_miss
-        What a call does whose program is in no cache. ``"build"``: it waits while it is compiled.
-        ``"background"``: it runs in eager PyTorch, while a process of low priority compiles; a
-        later call runs what that made. ``"eager"``: it runs in eager PyTorch. ``"error"``: it
-        raises `CacheMiss`.
+        What a call does if its program is in no cache. ``"build"``: it waits for the compiler.
+        ``"background"``: it runs in eager PyTorch while a low-priority process compiles, and a
+        later call runs the result. ``"eager"``: it runs in eager PyTorch. ``"error"``: it raises
+        `CacheMiss`.
     record
-        A file, to which each signature that is called is appended, for ``tvmify warmup --from``;
-        None for ``TVMIFY_RECORD``, or none.
+        A file to which each called signature is appended, for ``tvmify warmup --from``. None: the
+        file that ``TVMIFY_RECORD`` names, if any.
+
+    Raises
+    ------
+    OptionError
+        A value is wrong. The message shows the expected ones.
+
+    Examples
+    --------
+    >>> @tvmify(strict=True, cache="/var/cache/tvmify", on_miss="error")
+    ... class Net(nn.Module): ...
     """
 
     # The target has an entry of its own in the key, resolved for the device of the call.

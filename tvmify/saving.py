@@ -31,44 +31,51 @@ def save(
 ) -> None:
     """Write a model, compiled, to one TorchScript file that runs without the compiler.
 
-    The file holds the weights once, the compiled code for each signature and target, and the model
-    in TorchScript, which runs whatever the code does not serve. Of a module with several decorated
-    methods it holds ``forward`` alone. Load it with `tvmify.load`; with ``torch.jit.load`` after
-    ``import tvmify.runtime``; or in C++, see docs/serving.md.
+    The file holds the weights once, compiled code for each signature and target, and the model in
+    TorchScript, which runs every call that the code does not serve. Of a module with several
+    decorated methods it holds ``forward`` alone. Load it with `tvmify.load`, with
+    ``torch.jit.load`` after ``import tvmify.runtime``, or in C++.
 
     Parameters
     ----------
     model
-        A decorated module or function, or a plain one, in evaluation mode. It stays as it is.
+        A decorated module or function, or a plain one, in evaluation mode. It is not changed.
     path
-        Of the file; one that exists is replaced, when all is done.
+        Of the file. An existing one is replaced once the new one is complete.
     example_inputs
         Arguments of one call: a tensor, a tuple of positional arguments, or a dict of keyword
-        arguments.
+        arguments. Their values do not matter, but shapes, dtypes and devices do.
     signatures
-        More calls, in the forms that ``warmup`` takes, such as ``[[(1, 3, 224, 224)]]``. Without
-        these and ``example_inputs``: all that the model was called with so far; of a float that may
-        have any value, the first.
+        More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. Without
+        ``signatures`` and ``example_inputs``: every signature that the model was called with so
+        far. Of a float that may have any value, the first value is taken.
     targets
-        What to build for: None is the target of the model, which is this machine if it names none;
-        others as the option ``target``. Where several serve a machine, the first is used.
+        What to build for, each in the form of the option ``target``. None is the model's own
+        target: this machine, if it names none. Where several serve a machine, the first is used.
     strict
-        Make it an error when, after loading, no compiled code serves a call; else it runs in
-        PyTorch, with a warning. `load` can change that.
+        After loading, raise an error for a call that no compiled code serves, instead of a warning
+        and the original. `load` can override it.
     key
-        Sign the file: bytes or a text (HMAC), or an ``Ed25519PrivateKey`` of the package
-        ``cryptography``. `load` checks it if it is given the key.
+        Sign the file with bytes or a string (HMAC), or with an ``Ed25519PrivateKey`` of the
+        package ``cryptography``. `load` checks the signature if it is given the key.
 
     Raises
     ------
     SaveError
-        Nothing was called yet and no example is given; ``forward`` is not decorated; nothing could
-        be compiled; the model has no form in TorchScript, or writes to its buffers or arguments.
+        No call is known (give ``example_inputs`` or ``signatures``); ``forward`` is not decorated
+        (name it in ``methods=``); nothing could be compiled; the model has no TorchScript form, or
+        writes to its buffers or arguments (take the tensor as an argument and return its new
+        value). The message says which.
 
     Warns
     -----
     TvmifyWarning
-        For some of the calls there is no compiled code in the file, and why.
+        The file has no compiled code for some of the calls, and why.
+
+    Examples
+    --------
+    >>> tvmify.save(net, "net.pt", example_inputs=torch.randn(8, 64))
+    >>> tvmify.save(net, "net.pt", signatures=[[(1, 64)], [(8, 64)]], key="secret")
     """
     subject = model if is_decorated(model) else tvmify(model)
     dispatcher = saved_method(subject)

@@ -34,15 +34,16 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     signature
-        As text.
+        The signature, as text.
     source
-        ``"built"``, ``"loaded from disk"``, or ``"eager"``: it cannot be compiled.
+        Where its program came from: ``"built"``, ``"loaded from disk"``, or ``"eager"`` if it
+        cannot be compiled.
     reason
-        Why it runs in eager PyTorch, or how it is compiled where that is not as a whole.
+        Why it runs in eager PyTorch, or how it is compiled if not as a whole; empty otherwise.
     seconds
         How long that took.
     bytes
-        The size of the compiled code.
+        Size of the compiled code in bytes; 0 for eager.
     """
 
     signature: str
@@ -54,14 +55,14 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Warmed:
-    """What became of all signatures, in the order in which they were done.
+    """What became of all signatures.
 
     Attributes
     ----------
     outcomes
-        One for each signature.
+        One per signature, in the order in which they were finished.
     notes
-        What a person should know besides.
+        Remarks for a person, such as lines of the file that could not be read.
     """
 
     outcomes: list[Outcome]
@@ -85,40 +86,54 @@ def warm_cache(
     on_begin: Callable[[int, list[str]], object] = lambda total, notes: None,
     on_outcome: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Warmed:
-    """Build what a service will call into the disk cache, in several processes.
+    """Compile what a service will call into the disk cache, in several processes.
 
-    What is on disk already is not built again, so that one that was interrupted can be started
-    again. Nothing is compared with eager PyTorch: the service does that, with its own inputs.
+    Programs that are on disk already are not built again, so an interrupted run can be repeated.
+    Nothing is compared with eager PyTorch: the service does that, with its own inputs.
 
     Parameters
     ----------
     subject
-        ``"package.module:attribute"``: a module or decorated function, or a function without
-        arguments that makes one. The current directory is importable.
+        ``"package.module:attribute"``: a module, a decorated function, or a function without
+        arguments that returns one. The current directory is importable.
     *signatures
-        In the forms that ``warmup`` takes.
+        Calls, in the forms that `warmup` takes.
     file
-        More signatures, as the option ``record`` or ``TVMIFY_RECORD`` wrote them.
-    dtype, device
+        More signatures, as written by the option ``record`` or by ``TVMIFY_RECORD``.
+    dtype
+        Of arguments in ``signatures`` that are given as bare shapes.
+    device
         Of arguments in ``signatures`` that are given as bare shapes.
     method
-        The method that ``signatures`` call, if several are decorated; of the file, this alone.
+        The method that ``signatures`` call, if several are decorated. Of the file, only its
+        signatures are used.
     target
-        What to build for, as the option of that name; None for what the object is decorated with.
+        What to build for, like the option of that name; None for the object's own target.
     jobs
-        How many processes; as many as there are processors by default. Together they use no more
-        threads than there are processors.
+        Number of processes, by default one per processor. Together they use no more threads than
+        there are processors.
     on_begin
-        Called before the first is built, with their number, and with what a person should know.
+        Called before the first build with the number of signatures and the notes.
     on_outcome
-        Called when one is done.
+        Called whenever a signature is done.
+
+    Returns
+    -------
+    Warmed
+        The outcome of each signature. ``is_complete`` tells whether all have compiled code.
 
     Raises
     ------
     WarmUpError
-        The subject is none, or there is nothing to build for it.
+        ``subject`` cannot be imported or is of another kind, or no signature is of it: record some
+        with ``TVMIFY_RECORD``, or give shapes.
     OSError
         The file cannot be read.
+
+    Examples
+    --------
+    >>> warmed = tvmify.warm_cache("service.models:make_net", [(1, 3, 224, 224)], jobs=2)
+    >>> assert warmed.is_complete
     """
     notes: list[str] = []
     recorded = []
