@@ -34,6 +34,12 @@ def _compiled_code_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_rule_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a schedule rule that fails be an error, also in processes that a test starts."""
+    monkeypatch.setenv("TVMIFY_STRICT_RULES", "1")
+
+
+@pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the code that earlier tests loaded, as a new process would."""
     monkeypatch.setattr(obtain, "_LOADED", weakref.WeakValueDictionary())

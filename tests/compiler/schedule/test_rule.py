@@ -15,7 +15,7 @@ from tvmify.compiler import schedule as rules
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
-from tvmify.compiler.schedule.rule import Rule
+from tvmify.compiler.schedule.rule import STRICT, Rule, RuleFailure
 
 
 class Noting(Rule):
@@ -55,10 +55,35 @@ class Undecided(Failing):
         return None
 
 
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rules fail as for users."""
+    monkeypatch.delenv(STRICT)
+
+
 def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return relax.op.add(x, x)
 
 
+def test_a_rule_that_fails_is_an_error_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules, "RULES", (Failing(), Elementwise()))
+    with pytest.raises(RuleFailure, match="'add': failing failed: ValueError: no such loop"):
+        build(doubled, [random(6, 40)])
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_rule_that_fails_is_a_warning_for_users(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(rules, "RULES", (Failing(), Elementwise()))
+    build(doubled, [random(6, 40)])
+    (line,) = caplog.records
+    assert line.name == "tvmify.compiler.schedule.rule"
+    assert line.levelname == "WARNING"
+    assert "'add': failing failed: ValueError: no such loop" in line.getMessage()
+
+
+@pytest.mark.usefixtures("lenient")
 def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
     x = random(6, 40)
     plain = build(doubled, [x])
@@ -96,6 +121,7 @@ def test_a_function_is_analysed_once_for_all_rules_that_only_look(
     assert len(made) == 1
 
 
+@pytest.mark.usefixtures("lenient")
 def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rules, "RULES", (Failing("one"), Noting(), Failing("two")))
     built = build(doubled, [random(6, 40)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,14 +18,24 @@ from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 
 #: The attribute by which dlight knows what is scheduled.
 _CLAIM = "tirx.is_scheduled"
+#: Environment variable under which a rule that fails ends the compilation: tests set it to "1".
+STRICT = "TVMIFY_STRICT_RULES"
+
+_LOG = logging.getLogger(__name__)
+
+
+class RuleFailure(Exception):
+    """A rule raised an error on a function that has its anchors."""
 
 
 class Rule(ScheduleRule):
     """One way to schedule a PrimFunc.
 
     A rule finds its anchor block, fuses what surrounds it, and returns None when it has no
-    business with the function. An exception means "mine, but it did not work": the next rule is
-    tried and the report says so. Either way, what it did to the schedule is forgotten.
+    business with the function. An exception means "mine, but it did not work", which is a mistake
+    in the rule: the next rule is tried, and the report and a warning in the log say so. Where the
+    environment variable `STRICT` is set, it is an error. Either way, what it did to the schedule is
+    forgotten.
     """
 
     #: Name in the report.
@@ -43,15 +55,37 @@ class Rule(ScheduleRule):
         raise NotImplementedError
 
 
-@dataclass
-class Outcome:
-    """What became of a function: the rule that scheduled it, and those that failed before."""
+@dataclass(frozen=True)
+class Failure:
+    """A rule, by its name, and the error that it raised."""
 
-    rule: str | None = None
-    failures: list[str] = field(default_factory=list)
+    rule: str
+    error: Exception
 
     def __str__(self) -> str:
-        return (self.rule or "unscheduled") + f" ({'; '.join(self.failures)})" * bool(self.failures)
+        lines = str(self.error).strip().splitlines()
+        said = f"{type(self.error).__name__}: {lines[-1]}" if lines else repr(self.error)
+        return f"{self.rule} failed: {said}"
+
+
+@dataclass
+class Outcome:
+    """What became of a function.
+
+    Attributes
+    ----------
+    rule
+        The name of the rule that scheduled it; None where none did.
+    failures
+        Of those that were tried before.
+    """
+
+    rule: str | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        failures = "; ".join(map(str, self.failures))
+        return (self.rule or "unscheduled") + f" ({failures})" * bool(failures)
 
 
 class _InTurn(ScheduleRule):
@@ -82,9 +116,7 @@ class _InTurn(ScheduleRule):
                 else:
                     schedule = rule.apply(func, target, tunable)
             except Exception as error:  # TVM's errors share no narrower class
-                message = str(error).strip().splitlines()
-                said = f"{type(error).__name__}: {message[-1]}" if message else repr(error)
-                outcome.failures.append(f"{name} failed: {said}")
+                outcome.failures.append(Failure(name, error))
                 fresh = None  # what stopped half-way may be neither the old schedule nor a new one
                 continue
             if isinstance(schedule, s_tir.Schedule):
@@ -115,10 +147,23 @@ def apply_in_turn(
         The functions, scheduled where their outcome has a rule.
     outcomes
         What became of each.
+
+    Raises
+    ------
+    RuleFailure
+        A rule failed, and the environment variable `STRICT` is ``"1"``.
     """
     # dlight passes over what claims to be scheduled.
     tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
     in_turn = _InTurn(rules)
     with target:
         scheduled = ApplyDefaultSchedule(in_turn)(IRModule(tried))
-    return scheduled, {variable: in_turn.outcomes[f] for variable, f in tried.items()}
+    outcomes = {variable: in_turn.outcomes[f] for variable, f in tried.items()}
+    # Not in the pass, out of which an error would come as TVM's own.
+    for variable, outcome in outcomes.items():
+        for failure in outcome.failures:
+            message = f"schedule rule on {variable.name_hint!r}: {failure}"
+            if os.environ.get(STRICT) == "1":
+                raise RuleFailure(message) from failure.error
+            _LOG.warning("%s; the next rule is tried", message, exc_info=failure.error)
+    return scheduled, outcomes
