@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact import Artifact
 from tvmify.cache import Key
 from tvmify.fit import misfit
+from tvmify.results import Argument, Computed, Geometry, StateTensor, View, Write
 from tvmify.structure import structure_text
 
 ARTIFACT = Artifact(
@@ -20,10 +21,10 @@ ARTIFACT = Artifact(
     inputs=(0, 2),
     weights=("layer.weight",),
     packed=("layer.weight as it is",),
-    outputs=(("tensor", 0), ("argument", 1), ("view", ("argument", 2, (2,), (1,), 0))),
+    outputs=(Computed(0), Argument(1), View(Argument(2), Geometry((2,), (1,), 0))),
     output_structure=structure_text(pytree.tree_structure((1, 2, 3))),
     state=("count",),
-    writes=(("argument", 0, 0), ("state", 0, 1)),
+    writes=(Write(Argument(0), Computed(0)), Write(StateTensor(0), Computed(1))),
 )
 KEY = Key({"target": '{"kind": "llvm"}'})
 PROGRAM: Any = SimpleNamespace(weights=("layer.weight", "layer.bias", "count"))
@@ -42,9 +43,10 @@ def test_what_the_compiler_made_fits() -> None:
         ({"state": ("__class__.__init__",)}, "__class__"),
         ({"inputs": (1,)}, "leaf 1.*no tensor"),
         ({"inputs": (3,)}, "leaf 3.*no tensor"),
-        ({"outputs": (("argument", 3), ("tensor", 0), ("tensor", 0))}, "leaf 3"),
-        ({"outputs": (("view", ("argument", 1, (), (), 0)),) * 3}, "a view of leaf 1"),
-        ({"writes": (("argument", 1, 0),)}, "writes to leaf 1"),
+        ({"outputs": (Argument(3), Computed(0), Computed(0))}, "leaf 3"),
+        ({"outputs": (View(Argument(1), Geometry((), (), 0)),) * 3}, "a view of leaf 1"),
+        ({"writes": (Write(Argument(1), Computed(0)),)}, "writes to leaf 1"),
+        ({"writes": (Write(Argument(3), Computed(0)),)}, "writes to leaf 3"),
         ({"outputs": ARTIFACT.outputs[:2]}, "3 leaves.* 2"),
         ({"output_structure": "[" * 100_000}, "structure"),
         ({"output_structure": "[1, {}]"}, "structure"),

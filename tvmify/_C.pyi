@@ -1,9 +1,11 @@
 """The path of every call, in C++ (tvmify/native/python)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
+
+from tvmify.results import Result, Write
 
 def flatten(
     args: tuple[Any, ...], kwargs: dict[str, Any], /
@@ -72,9 +74,9 @@ class Call:
         cls,
         compiled: Any,
         inputs: tuple[int, ...],
-        outputs: list[tuple[str, Any]],
+        results: Sequence[Result],
         rebuild: Callable[[list[Any]], Any] | None,
-        writes: tuple[tuple[str, int, int], ...] = ...,
+        writes: Sequence[Write] = ...,
         needs_contiguous: bool = ...,
     ) -> Call: ...
     def __call__(self, leaves: tuple[Any, ...], /) -> Any:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvmify import wellformed
+from tvmify.results import Result, StateTensor, Write
 
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
+
+
+class Seconds(NamedTuple):
+    """The shortest time of a call on each side."""
+
+    compiled: float
+    eager: float
 
 
 @dataclass(frozen=True)
@@ -37,24 +45,19 @@ class Artifact:
         For each packed weight a text that is equal for two artifacts exactly when they pack the
         same weights in the same way, so that one copy serves both.
     outputs
-        For each leaf of the result: ``["tensor", i]`` (the i-th tensor ``main`` returns),
-        ``["argument", i]`` (the i-th leaf of the arguments, returned as it came), ``["state", i]``
-        (the same of ``state``), ``["constant", value]``, ``["same", i]`` (the i-th leaf of the
-        result again), or ``["view", [kind, i, sizes, strides, offset]]`` of one of the first three
-        kinds, in elements from its first one.
+        What each leaf of the result is.
     output_structure
         The pytree of the result, as `tvmify.structure.structure_text` writes it.
     state
         Dotted names of the tensors of the module that a call takes as they are at that moment,
         because the program writes to them or returns them.
     writes
-        ``[kind, i, j]``: when ``main`` has run, its j-th tensor is copied into the i-th leaf of the
-        arguments (``"argument"``) or of ``state`` (``"state"``).
+        Which tensors that ``main`` computes are copied into arguments or ``state`` when it has run.
     needs_contiguous
         Which memory results share, or what is written to, is so only for contiguous arguments.
     verdicts
-        For each number of threads, as a text, the seconds of a call when compiled and in eager
-        PyTorch (see `tvmify.verdict`), as far as they were compared.
+        For each number of threads, as a text, the times of a call (see `tvmify.verdict`), as far
+        as compiled code and eager PyTorch were compared.
     report
         What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
         operators, seconds per stage.
@@ -65,20 +68,26 @@ class Artifact:
     inputs: tuple[int, ...]
     weights: tuple[str, ...]
     packed: tuple[str, ...]
-    outputs: tuple[tuple[str, Any], ...]
+    outputs: tuple[Result, ...]
     output_structure: str
     state: tuple[str, ...] = ()
-    writes: tuple[tuple[str, int, int], ...] = ()
+    writes: tuple[Write, ...] = ()
     needs_contiguous: bool = False
-    verdicts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    verdicts: dict[str, Seconds] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
 
     def written_names(self) -> str:
         """Return what a call writes to, for messages; empty if it only computes."""
+        targets = (write.target for write in self.writes)
         return ", ".join(
-            repr(self.state[i]) if kind == "state" else f"leaf {i} of the arguments"
-            for kind, i, _ in self.writes
+            repr(self.state[target.index]) if isinstance(target, StateTensor) else str(target)
+            for target in targets
         )
+
+    def written_state(self) -> set[str]:
+        """Return the names of the tensors of the module that a call writes to."""
+        targets = (write.target for write in self.writes)
+        return {self.state[t.index] for t in targets if isinstance(t, StateTensor)}
 
     def effects(self) -> str:
         """Return what a file cannot do for a call yet, as a text; empty if there is nothing."""
@@ -91,7 +100,10 @@ class Artifact:
     def description(self) -> dict[str, Any]:
         """Return every field but the library as values that JSON can hold."""
         names = (f.name for f in dataclasses.fields(self) if f.name != "library")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | {
+            "outputs": [result.to_json() for result in self.outputs],
+            "writes": [write.to_json() for write in self.writes],
+        }
 
     @classmethod
     def from_description(cls, library: bytes, description: dict[str, Any]) -> Artifact:
@@ -105,10 +117,10 @@ class Artifact:
         fields = dict(description)
         for name in ("inputs", "weights", "packed", "state"):
             fields[name] = tuple(fields[name])
-        fields["writes"] = tuple((kind, i, j) for kind, i, j in fields["writes"])
-        fields["outputs"] = tuple((kind, _frozen(value)) for kind, value in fields["outputs"])
+        fields["outputs"] = tuple(map(Result.from_json, fields["outputs"]))
+        fields["writes"] = tuple(map(Write.from_json, fields["writes"]))
         verdicts = fields["verdicts"].items()
-        fields["verdicts"] = {threads: tuple(seconds) for threads, seconds in verdicts}
+        fields["verdicts"] = {threads: Seconds(*seconds) for threads, seconds in verdicts}
         artifact = cls(library=library, **fields)
         wellformed.check(artifact)
         return artifact
@@ -116,7 +128,3 @@ class Artifact:
     def metadata(self) -> str:
         """Return `description` with the format version, as canonical JSON."""
         return json.dumps({"format": FORMAT_VERSION} | self.description(), sort_keys=True)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value

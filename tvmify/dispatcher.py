@@ -508,7 +508,7 @@ class Dispatcher:
 
     def _admit_writes(self, artifact: Artifact) -> None:
         """Let the guard overlook what the module's own calls write to."""
-        written = {artifact.state[i] for kind, i, _ in artifact.writes if kind == "state"}
+        written = artifact.written_state()
         if not written <= self._written:
             self._written |= written
             self._watched = self._watch_now()

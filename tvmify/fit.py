@@ -12,6 +12,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Key
 from tvmify.capture import Program
 from tvmify.errors import NotCompiled
+from tvmify.results import View
 from tvmify.signature import NumberArgument
 from tvmify.structure import structure_of
 
@@ -37,22 +38,17 @@ def misfit(
     for index in artifact.inputs:
         if not _is_tensor(leaves, index):
             return f"it reads leaf {index} of the arguments, which is no tensor"
-    for kind, index, is_tensor in _arguments(artifact):
-        if index >= len(leaves) or (is_tensor and not _is_tensor(leaves, index)):
-            return f"{kind} leaf {index} of the arguments, which has not what it takes"
+    for result in artifact.outputs:
+        index = result.argument
+        if index is not None and index >= len(leaves):
+            return f"it returns leaf {index} of the arguments, which the call lacks"
+        if index is not None and isinstance(result, View) and not _is_tensor(leaves, index):
+            return f"it returns a view of leaf {index} of the arguments, which is no tensor"
+    for write in artifact.writes:
+        index = write.target.argument
+        if index is not None and not _is_tensor(leaves, index):
+            return f"it writes to leaf {index} of the arguments, which is no tensor"
     return _misfit_of_structure(artifact)
-
-
-def _arguments(artifact: Artifact) -> list[tuple[str, int, bool]]:
-    """List the leaves that results are, and that are written to; and if they must be tensors."""
-    found = []
-    for kind, value in artifact.outputs:
-        if kind == "argument":
-            found.append(("it returns", value, False))
-        elif kind == "view" and value[0] == "argument":
-            found.append(("it returns a view of", value[1], True))
-    writes = [("it writes to", index, True) for kind, index, _ in artifact.writes if kind[0] == "a"]
-    return found + writes
 
 
 def _is_tensor(leaves: Sequence[Any], index: int) -> bool:

@@ -28,6 +28,7 @@ from tvmify.dispatcher import Dispatcher, TargetOption
 from tvmify.errors import SaveError
 from tvmify.memory import check_saved
 from tvmify.objects import holds_objects
+from tvmify.results import Computed, View, computed_count, hidden, materialize
 from tvmify.runtime import compiled_module, embedded
 from tvmify.structure import structure_of
 from tvmify.tracing import tracing
@@ -114,10 +115,7 @@ def export(
 
 def _check_effects(name: str, artifact: Artifact) -> None:
     effects = artifact.effects()
-    bases = {
-        value[1] for kind, value in artifact.outputs if kind == "view" and value[0] == "tensor"
-    }
-    if bases - {value for kind, value in artifact.outputs if kind == "tensor"}:
+    if hidden(artifact.outputs):
         effects = effects or "forward returns views of a tensor that is not contiguous"
     if effects:
         raise SaveError(
@@ -182,21 +180,18 @@ def _exportable(
             [module.carried(name) for name in names],
             [leaves[i] for i in tensors],
         )
-        made = {"tensor": results, "argument": leaves, "same": (outputs := [])}
-        for kind, value in artifact.outputs:
-            if kind == "view":
-                base, index, sizes, strides, offset = value
-                whole = made[base][index]
-                if base == "argument":  # which need not be contiguous
-                    whole = whole.clone(memory_format=torch.contiguous_format)
-                outputs.append(whole.as_strided(sizes, strides, whole.storage_offset() + offset))
-            else:
-                outputs.append(value if kind == "constant" else made[kind][value])
-        return pytree.tree_unflatten(outputs, structure)
+        made = materialize(artifact.outputs, results, leaves, view=_view)
+        return pytree.tree_unflatten(made, structure)
 
     forward.__signature__ = _signature(subject)  # type: ignore[attr-defined]  # of names
     module.forward = forward
     return module
+
+
+def _view(view: View, whole: torch.Tensor) -> torch.Tensor:
+    if view.argument is not None:  # which need not be contiguous
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    return view.within(whole)
 
 
 def _listed(numbers: Iterable[int]) -> str:
@@ -255,9 +250,8 @@ class _Original(Carrier):
             assert isinstance(literal, torch.Tensor)
             self.carry(name, literal, persistent=False)
         # Where the tensors are that the operator returns.
-        outputs = list(artifact.outputs)
-        count = sum(kind == "tensor" for kind, _ in set(outputs))
-        self._places = [outputs.index(("tensor", i)) for i in range(count)]
+        count = computed_count(artifact.outputs)
+        self._places = [artifact.outputs.index(Computed(i)) for i in range(count)]
 
     def forward(
         self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]

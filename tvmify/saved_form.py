@@ -6,6 +6,7 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tvmify.artifact import Artifact
 from tvmify.errors import SaveError
 from tvmify.memory import check_saved
 from tvmify.objects import holds_objects
+from tvmify.results import Geometry, View, computed_count, materialize
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
 from tvmify.structure import structure_of
 from tvmify.target import Target
@@ -191,28 +193,18 @@ class _Seen(NamedTuple):
                 f"TorchScript does not keep the tensor {missing[0]!r} of the module: register it "
                 "as a buffer"
             )
-        outputs, markers = [], []
-        for kind, value in artifact.outputs:
-            if kind == "same":
-                kind, value = artifact.outputs[value]
-            marker: Any = _TENSOR
-            if kind == "view":
-                kind, value, *geometry = value
-                marker = _View(*geometry)
-            leaf = leaves[value] if kind == "argument" else value
-            is_tensor = kind == "tensor" or isinstance(leaf, torch.Tensor)
-            markers.append(marker if is_tensor else leaf)
-            if is_tensor:
-                outputs.append(value if kind == "tensor" else ~places[id(leaf)])
+        computed = [_Tensor(i) for i in range(computed_count(artifact.outputs))]
+        arguments = [_Tensor(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves]
+        made = materialize(artifact.outputs, computed, arguments, view=_Tensor.viewed)
         structure = structure_of(artifact.output_structure)
         if holds_objects(structure):
             raise SaveError("the result holds objects, and a file has no form for their classes")
-        value = _plain(pytree.tree_unflatten(markers, structure), form.names)
+        value = _plain(pytree.tree_unflatten(made, structure), form.names)
         return cls(
             arguments=text,
             inputs=[places[id(leaves[index])] for index in artifact.inputs],
             weights=[known[name] for name in artifact.weights],
-            outputs=outputs,
+            outputs=[leaf.source for leaf in made if isinstance(leaf, _Tensor)],
             result=_Result(
                 _annotation(value),
                 _Writer("_tensors", views=True).write(value),
@@ -222,23 +214,35 @@ class _Seen(NamedTuple):
         )
 
 
-#: Stands for a tensor in a result.
-_TENSOR = torch.empty(0)
 _SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "NoneType"}
 
 
-class _View(NamedTuple):
-    """Stands for a view of a tensor; of a contiguous copy where the tensor is not."""
+@dataclass(frozen=True)
+class _Tensor:
+    """Stands for a tensor in a result.
 
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    Attributes
+    ----------
+    source
+        The index of the program's tensor, or ~i for the i-th tensor of the arguments.
+    geometry
+        Of the view that it is of that tensor, or of a contiguous copy if that is not contiguous.
+    """
 
-    def write(self, base: str) -> str:
-        sizes, strides = list(self.sizes), list(self.strides)
-        base = f"{base}.contiguous()"
-        offset = f"{base}.storage_offset() + {self.offset}"
-        return f"torch.as_strided({base}, {sizes}, {strides}, {offset})"
+    source: int
+    geometry: Geometry | None = None
+
+    @staticmethod
+    def viewed(view: View, whole: _Tensor) -> _Tensor:
+        return _Tensor(whole.source, view.geometry)
+
+    def write(self, whole: str) -> str:
+        if self.geometry is None:
+            return whole
+        sizes, strides = list(self.geometry.sizes), list(self.geometry.strides)
+        whole = f"{whole}.contiguous()"
+        offset = f"{whole}.storage_offset() + {self.geometry.offset}"
+        return f"torch.as_strided({whole}, {sizes}, {strides}, {offset})"
 
 
 class _Writer:
@@ -250,10 +254,10 @@ class _Writer:
         self._count = 0
 
     def write(self, value: Any) -> str:
-        if isinstance(value, (torch.Tensor, _View)):
+        if isinstance(value, _Tensor):
             self._count += 1
             text = f"{self._tensors}[{self._count - 1}]"
-            return value.write(text) if isinstance(value, _View) and self._views else text
+            return value.write(text) if self._views else text
         if type(value) in _SCALARS:
             is_number = type(value) is not float or math.isfinite(value)
             return repr(value) if is_number else f"float({str(value)!r})"
@@ -270,7 +274,7 @@ class _Writer:
 
 def _annotation(value: Any) -> str:
     """Annotate a result by its value."""
-    if isinstance(value, (torch.Tensor, _View)):
+    if isinstance(value, _Tensor):
         return "Tensor"
     if type(value) in _SCALARS:
         return _SCALARS[type(value)]
@@ -291,14 +295,14 @@ def _plain(value: Any, names: dict[str, Any]) -> Any:
     """Make containers of other classes those that TorchScript has; remember named tuples."""
     from tvmify.capture.interpretable import resolved_class
 
-    if isinstance(value, (torch.Tensor, _View)) or type(value) in _SCALARS:
+    if isinstance(value, _Tensor) or type(value) in _SCALARS:
         return value
     if type(value) is list:
         return [_plain(item, names) for item in value]
     if isinstance(value, Mapping):
         items = {key: _plain(item, names) for key, item in value.items()}
         is_dict = type(value) in (dict, OrderedDict)
-        is_dict |= all(isinstance(item, (torch.Tensor, _View)) for item in items.values())
+        is_dict |= all(isinstance(item, _Tensor) for item in items.values())
         return items if is_dict else tuple(items.values())
     children, _ = pytree.SUPPORTED_NODES[pytree._get_node_type(value)].flatten_fn(value)
     items = [_plain(item, names) for item in children]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tvmify.artifact import Seconds
+
 #: Seconds that a comparison may take once both sides are warm, and its most rounds. That eager is
 #: faster would be a surprise, which other work on the machine explains more often than not: then
 #: the comparison goes on for the longer time.
@@ -37,7 +39,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    verdicts: dict[str, tuple[float, float]],
+    verdicts: dict[str, Seconds],
     compiled: Callable[[], Any],
     eager: Callable[[], Any],
     gpu: int | None = None,
@@ -88,23 +90,23 @@ def _whole(call: Callable[[], Any], gpu: int | None) -> Callable[[], Any]:
     return call_and_wait
 
 
-def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> tuple[float, float]:
+def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> Seconds:
     """Time two ways to compute a call, in turns; return the shortest seconds of each.
 
     Both may draw random numbers, and have to be free of other effects, as all that is compiled is.
     The shortest times count: what else the machine does can only add to them.
     """
     with torch.no_grad():
-        best = _time(compiled), _time(eager)
+        best = Seconds(_time(compiled), _time(eager))
         if sum(best) > _LONG:
             return best
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
-            best = (
-                min(best[0], *(_time(compiled) for _ in range(_BURST))),
-                min(best[1], *(_time(eager) for _ in range(_BURST))),
+            best = Seconds(
+                min(best.compiled, *(_time(compiled) for _ in range(_BURST))),
+                min(best.eager, *(_time(eager) for _ in range(_BURST))),
             )
-            if perf_counter() - start > (_BRIEF if best[0] <= best[1] else _LONGER):
+            if perf_counter() - start > (_BRIEF if best.compiled <= best.eager else _LONGER):
                 break
         return best
 

@@ -24,7 +24,7 @@ import filelock  # noqa: F401  (now, so that children need not)
 
 from tests.cache.programs import artifact_of, key_of
 from tvmify import obtain
-from tvmify.artifact import Artifact
+from tvmify.artifact import Artifact, Seconds
 from tvmify.cache import DiskCache, Limits
 from tvmify.progress import Stages
 from tvmify.runtime import Executor
@@ -135,7 +135,7 @@ def _store_forever(directory: Path, seed: int, calls: int | None, reports: Any) 
             cache.store(key, artifact)
         reports.send(number)
         # Again, with a verdict, as it is known later.
-        artifact.verdicts[str(chance.randrange(100))] = (1.0, 2.0)
+        artifact.verdicts[str(chance.randrange(100))] = Seconds(1.0, 2.0)
         cache.store(key, artifact)
 
 

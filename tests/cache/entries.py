@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvmify.artifact import Artifact
 from tvmify.cache import Key
+from tvmify.results import Computed, Constant
 
 KEY = Key({"program": "relu", "target": "llvm"})
 OTHER = Key({"program": "gelu", "target": "llvm"})
@@ -16,7 +17,7 @@ def artifact(library: bytes = b"code") -> Artifact:
         inputs=(0,),
         weights=("weight",),
         packed=("weight as it is",),
-        outputs=(("tensor", 0), ("constant", None)),
+        outputs=(Computed(0), Constant(None)),
         output_structure="[1]",
         report={"kernels": {"relu": "elementwise"}},
     )

@@ -114,8 +114,9 @@ _HOSTILE: list[Any] = [
     *(None, True, -1, 0, 1, 2, 7, 1 << 31, 1 << 63, 1 << 64, 10**400, -(1 << 63)),
     *(0.5, 1e300, float("inf"), float("nan"), "", "x", "../../../etc/passwd", "/etc/passwd"),
     *("\ud800", "a\0b", "__class__.__init__", "x" * 100_000, [], {}, [[]], {"..": ".."}),
-    *(["tensor", 9], ["view", ["tensor", 0, [1 << 40], [1], 0]], ["same", 0], ["argument", 99]),
-    *(["view", ["argument", 0, [2, 2], [1 << 40, 1], -5]], ["state", 0, 0], ["state", 3, 1]),
+    *(["computed", 9], ["view", ["computed", 0], [1 << 40], [1], 0], ["repeated", 0]),
+    *(["argument", 99], ["view", ["argument", 0], [2, 2], [1 << 40, 1], -5], ["state", 0]),
+    *([["state", 0], ["computed", 0]], [["state", 3], ["computed", 1]], ["state", 3], "argument"),
 ]
 
 
@@ -163,7 +164,7 @@ def bury(entry: Path, chance: Chance) -> None:
             '{"format": ' + "[" * depth + "]" * depth + "\n}",
             '{"artifact": ' * depth + "1" + "}" * (depth - 1) + "\n}",
             '{"format": ' + "9" * depth + "\n}",
-            '{"format": 5, "format": ' + "-" * depth + "\n}",
+            '{"format": 6, "format": ' + "-" * depth + "\n}",
             "{" + ",".join(f'"{i}": {{}}' for i in range(depth)) + "\n}",
             " " * depth + "\n}",
         )

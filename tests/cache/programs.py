@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tvmify.artifact import Artifact
+from tvmify.artifact import Artifact, Seconds
 from tvmify.cache import Key
+from tvmify.results import Argument, Computed, Constant, Geometry, StateTensor, View, Write
 
 
 def key_of(number: int) -> Key:
@@ -22,10 +23,10 @@ def artifact_of(number: int) -> Artifact:
         inputs=(0, 2),
         weights=("weight", "layers.0.bias"),
         packed=("weight as it is", "bias reversed"),
-        outputs=(("tensor", 0), ("view", ("argument", 0, (2, 3), (3, 1), 0)), ("constant", None)),
+        outputs=(Computed(0), View(Argument(0), Geometry((2, 3), (3, 1), 0)), Constant(None)),
         output_structure="[1]",
         state=("counter",),
-        writes=(("state", 0, 1),),
-        verdicts={"2": (1e-3, 2e-3)},
+        writes=(Write(StateTensor(0), Computed(1)),),
+        verdicts={"2": Seconds(1e-3, 2e-3)},
         report={"number": number, "kernels": {"relu": "elementwise"}},
     )

@@ -14,6 +14,7 @@ from tests.cache.entries import KEY, artifact
 from tests.cache.mutations import seal
 from tests.cache.programs import artifact_of, key_of
 from tvmify import CacheError, TvmifyWarning
+from tvmify.artifact import Seconds
 from tvmify.cache import DiskCache, Key, Limits, stored
 from tvmify.cache.directory import opened, read
 from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
@@ -165,7 +166,7 @@ def test_a_verdict_replaces_the_manifest_alone(tmp_path: Path) -> None:
     places = entry, entry / LIBRARY
     before = [place.stat().st_ino for place in places]
     judged = artifact_of(0)
-    judged.verdicts["8"] = (1.0, 2.0)
+    judged.verdicts["8"] = Seconds(1.0, 2.0)
     cache.store(key_of(0), judged)
     assert [place.stat().st_ino for place in places] == before
     assert cache.load(key_of(0)) == judged

@@ -8,9 +8,10 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from tvmify.artifact import Artifact
+from tvmify.artifact import Artifact, Seconds
 from tvmify.cache import DiskCache, Key
 from tvmify.cli import app
+from tvmify.results import Computed
 
 ENTRIES = {
     "program": "argument %0 x: Tensor\n%1: Tensor = aten::relu(%0)\nreturn %1",
@@ -44,9 +45,9 @@ def add(directory: Path, age: float = 0.0, library: bytes = b"code", **entries: 
         inputs=(0,),
         weights=(),
         packed=(),
-        outputs=(("tensor", 0),),
+        outputs=(Computed(0),),
         output_structure="[1, null]",
-        verdicts={"2": (0.001, 0.002)},
+        verdicts={"2": Seconds(0.001, 0.002)},
         report=report,
     )
     cache = DiskCache(directory)

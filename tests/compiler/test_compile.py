@@ -11,6 +11,7 @@ from torch import nn
 from tests.compiler.programs import check, compiled, executed, target
 from tvmify.compiler import compile
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
+from tvmify.results import Argument, Computed, Constant, StateTensor, Write
 from tvmify.target import Target
 
 
@@ -43,9 +44,9 @@ def call() -> tuple[tuple[Any, ...], dict[str, Any]]:
 def test_results_of_every_kind():
     args, kwargs = call()
     artifact = compiled(Holder(), *args, **kwargs)
-    assert ("argument", 0) in artifact.outputs
-    assert ("argument", 2) in artifact.outputs
-    assert {("constant", None), ("constant", 7), ("constant", "text")} <= set(artifact.outputs)
+    assert Argument(0) in artifact.outputs
+    assert Argument(2) in artifact.outputs
+    assert {Constant(None), Constant(7), Constant("text")} <= set(artifact.outputs)
     assert (artifact.weights, artifact.state) == (("buffer",), ("weight",))
     assert artifact.inputs == (0,)
     with torch.no_grad():
@@ -112,9 +113,12 @@ class Counter(nn.Module):
 
 def test_what_a_program_writes_to_is_said():
     artifact = compiled(Counter(), torch.randn(3))
-    assert (artifact.state, artifact.writes) == (("calls",), (("state", 0, 1),))
+    assert (artifact.state, artifact.writes) == (("calls",), (Write(StateTensor(0), Computed(1)),))
     artifact = compiled(lambda x: x.add_(1), torch.randn(3))
-    assert (artifact.outputs, artifact.writes) == ((("argument", 0),), (("argument", 0, 0),))
+    assert (artifact.outputs, artifact.writes) == (
+        (Argument(0),),
+        (Write(Argument(0), Computed(0)),),
+    )
     assert not artifact.needs_contiguous
 
 

@@ -17,6 +17,7 @@ from tvm.relax import op as R
 from tvm.script import tirx as T
 
 from tvmify.artifact import Artifact
+from tvmify.results import Computed
 from tvmify.target import Target
 
 Shape = tuple[int, ...]
@@ -62,7 +63,7 @@ def artifact(
 ) -> Artifact:
     """Describe a library whose results are the program's tensors in order, nested like `result`."""
     leaves, structure = pytree.tree_flatten(result)
-    outputs = tuple(("tensor", i) for i in range(len(leaves)))
+    outputs = tuple(Computed(i) for i in range(len(leaves)))
     return Artifact(
         library=code,
         target=str(Target("llvm")),

@@ -14,7 +14,18 @@ from torch.utils import _pytree as pytree
 
 from tests.runtime import programs
 from tvmify.artifact import Artifact
+from tvmify.results import Argument, Computed, Constant, Repeated
 from tvmify.runtime import Call, Executor
+
+
+class Described:
+    """What says of itself that it is a result or a write; not always with truth."""
+
+    def __init__(self, json: Any) -> None:
+        self.json = json
+
+    def to_json(self) -> Any:
+        return self.json
 
 
 def compiled() -> Any:
@@ -36,7 +47,7 @@ def with_outputs(outputs: Any, result: Any) -> Artifact:
 )
 def test_results_have_the_structure_of_the_program(result):
     count = pytree.tree_structure(result).num_leaves
-    call = Executor(with_outputs([("tensor", 0)] * count, result)).call()
+    call = Executor(with_outputs([Computed(0)] * count, result)).call()
     x = torch.randn(4, 16)
     actual = call(("unused", x))
     leaves, structure = pytree.tree_flatten(actual)
@@ -46,7 +57,7 @@ def test_results_have_the_structure_of_the_program(result):
 
 
 def test_leaves_can_be_arguments_and_constants():
-    outputs = [("argument", 0), ("tensor", 0), ("constant", None), ("constant", "text")]
+    outputs = [Argument(0), Computed(0), Constant(None), Constant("text")]
     call = Executor(with_outputs(outputs, (0, 0, 0, 0))).call()
     x, other = torch.randn(4, 16), object()
     first, second, third, fourth = call((other, x))
@@ -58,7 +69,7 @@ def test_an_error_in_rebuild_reaches_the_caller(result):
     def rebuild(leaves: list[Any]) -> Any:
         raise KeyError("on purpose")
 
-    call = Call(compiled(), (0,), [("tensor", 0)], rebuild)
+    call = Call(compiled(), (0,), [Computed(0)], rebuild)
     with pytest.raises(KeyError, match="on purpose"):
         call((torch.randn(4, 16),))
 
@@ -76,22 +87,32 @@ def test_misuse_is_an_exception():
     with pytest.raises(TypeError, match="a tensor and is a int"):
         call((1,))
     with pytest.raises(IndexError, match="tensor 3 is wanted"):
-        Call(compiled(), (0,), [("tensor", 3)], None)((x,))
+        Call(compiled(), (0,), [Computed(3)], None)((x,))
     with pytest.raises(IndexError, match="returns leaf 2"):
-        Call(compiled(), (0,), [("argument", 2)], None)((x,))
+        Call(compiled(), (0,), [Argument(2)], None)((x,))
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ((None, (0,), [("tensor", 0)], None), (TypeError, RuntimeError)),
-        (("native", [0], [("tensor", 0)], None), TypeError),
-        (("native", (0,), [("tensor",)], None), TypeError),
-        (("native", (0,), [("other", 0)], None), ValueError),
-        (("native", (-1,), [("tensor", 0)], None), OverflowError),
-        (("native", ("a",), [("tensor", 0)], None), TypeError),
+        ((None, (0,), [Computed(0)], None), (TypeError, RuntimeError)),
+        (("native", [0], [Computed(0)], None), TypeError),
+        (("native", (0,), [("computed", 0)], None), AttributeError),
+        (("native", (0,), Computed(0), None), TypeError),
+        (("native", (0,), [Described(["computed"])], None), ValueError),
+        (("native", (0,), [Described(["other", 0])], None), ValueError),
+        (("native", (0,), [Described([0, 0])], None), TypeError),
+        (("native", (0,), [Described("computed")], None), TypeError),
+        (("native", (0,), [Described(["computed", -1])], None), OverflowError),
+        (("native", (0,), [Described(["view", ["constant", 0], [], [], 0])], None), ValueError),
+        (("native", (0,), [Described(["view", ["computed", 0], (), [], 0])], None), TypeError),
+        (("native", (0,), [Repeated(0)], None), ValueError),
+        (("native", (0,), [Computed(0)], None, [Described([["computed", 0]] * 2)]), ValueError),
+        (("native", (0,), [Computed(0)], None, [Described([["argument", 0]])]), ValueError),
+        (("native", (-1,), [Computed(0)], None), OverflowError),
+        (("native", ("a",), [Computed(0)], None), TypeError),
         (("native", (0,), [], None), ValueError),
-        (("native", (0,), [("tensor", 0)] * 2, None), ValueError),
+        (("native", (0,), [Computed(0)] * 2, None), ValueError),
     ],
 )
 def test_a_call_that_makes_no_sense_cannot_be_made(arguments, error):
@@ -101,10 +122,8 @@ def test_a_call_that_makes_no_sense_cannot_be_made(arguments, error):
 
 
 def test_calls_leak_nothing():
-    call = Executor(
-        with_outputs([("tensor", 0), ("argument", 0), ("constant", "c")], (0, 0, 0))
-    ).call()
-    nested = Executor(with_outputs([("tensor", 0)], {"a": 0})).call()
+    call = Executor(with_outputs([Computed(0), Argument(0), Constant("c")], (0, 0, 0))).call()
+    nested = Executor(with_outputs([Computed(0)], {"a": 0})).call()
     bad = torch.randn(3)
     other, x = object(), torch.randn(4, 16)
 
@@ -138,7 +157,7 @@ def test_a_call_in_a_cycle_is_collected():
             return leaves
 
     holder: Any = Holder()
-    holder.call = Call(compiled(), (0,), [("tensor", 0)], holder.rebuild)
+    holder.call = Call(compiled(), (0,), [Computed(0)], holder.rebuild)
     alive = weakref.ref(holder)
     del holder
     gc.collect()

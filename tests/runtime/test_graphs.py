@@ -13,6 +13,7 @@ import torch
 from tests.runtime import programs
 from tvmify import TvmifyWarning
 from tvmify.artifact import Artifact
+from tvmify.results import Argument, Computed, Constant, Geometry, Repeated, View, Write
 from tvmify.runtime import Executor, PackedWeights, executor, graphs
 from tvmify.runtime.graphs import Graphs, obstacle
 
@@ -126,8 +127,8 @@ def test_the_second_call_is_captured_and_later_ones_replay_it(device: Device):
 
 
 def test_a_result_is_built_of_clones_arguments_views_and_constants(device: Device):
-    view = ("view", ("tensor", 0, (16,), (1,), 16))
-    outputs = (("tensor", 0), ("argument", 0), view, ("same", 0), ("constant", "text"))
+    view = View(Computed(0), Geometry((16,), (1,), 16))
+    outputs = (Computed(0), Argument(0), view, Repeated(0), Constant("text"))
     structure = programs.artifact(b"", result=[0, 0, 0, 0, 0]).output_structure
     added = dataclasses.replace(programs.added(), outputs=outputs, output_structure=structure)
     call = Executor(added).call(Graphs())
@@ -258,7 +259,7 @@ def of(**fields: Any) -> Artifact:
 def test_which_programs_can_be_graphs():
     assert obstacle(of()) == ""
     assert obstacle(of(target=programs.added().target)) == "it runs on the CPU"
-    assert "writes" in obstacle(of(writes=(("argument", 0, 0),)))
+    assert "writes" in obstacle(of(writes=(Write(Argument(0), Computed(0)),)))
     assert "share memory" in obstacle(of(needs_contiguous=True))
     assert "takes no tensors" in obstacle(of(inputs=()))
     assert "not known" in obstacle(of(report={"operators": "none"}))

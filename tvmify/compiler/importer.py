@@ -8,7 +8,6 @@ value is compared with the shape and dtype that torch recorded for it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +28,20 @@ from tvmify.compiler.decompositions import Decomposed
 from tvmify.compiler.empties import refuse_what_raises
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.refusals import refuse
-from tvmify.compiler.sharing import Sharing, written_bases
+from tvmify.compiler.sharing import ModuleTensor, Sharing, Writable, written_bases
 from tvmify.compiler.stock import STOCK
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
+from tvmify.results import (
+    Argument,
+    Computed,
+    Constant,
+    Repeated,
+    Result,
+    StateTensor,
+    View,
+    Write,
+)
 from tvmify.structure import structure_text
-
-Outputs = tuple[tuple[str, Any], ...]
-Writes = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,8 @@ class Imported:
     inputs: tuple[int, ...]
     state: tuple[str, ...]
     weights: tuple[str, ...]
-    writes: Writes
-    outputs: Outputs
+    writes: tuple[Write, ...]
+    outputs: tuple[Result, ...]
     needs_contiguous: bool
     output_structure: str
     operators: dict[str, int]
@@ -117,10 +123,10 @@ class Importer(ExportedProgramImporter):
         lost = shared.written - self.written.keys()
         if lost:
             raise UnsupportedOperator(
-                ["aten.copy_.default"], f"what it writes to {sorted(map(str, lost))} was lost"
+                ["aten.copy_.default"], f"what it writes to {', '.join(map(str, lost))} was lost"
             )
         bases = [*self.written, *(place.base for place in shared.places if place)]
-        names = [str(name) for kind, name in bases if kind == "state"]
+        names = [base.name for base in bases if isinstance(base, ModuleTensor)]
         read = {str(spec.target) for spec in program.graph_signature.input_specs}
         # In this order `Artifact.state` has them; the program reads these unpacked.
         self.state = list(dict.fromkeys([*names, *(name for name in unpacked if name in read)]))
@@ -309,7 +315,7 @@ class Importer(ExportedProgramImporter):
         dtype = dtype_name(expected.dtype)
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
 
-    def _outputs(self) -> tuple[list[relax.Expr], Outputs, Writes]:
+    def _outputs(self) -> tuple[list[relax.Expr], tuple[Result, ...], tuple[Write, ...]]:
         """Return what ``main`` returns, what of it the results are, and what is written where."""
         returned = self._returned()
         tensors: list[relax.Expr] = []
@@ -329,28 +335,27 @@ class Importer(ExportedProgramImporter):
                 tensors.append(value)
             return position[result]
 
-        def output(result: int) -> tuple[str, Any]:
+        def output(result: int) -> Result:
             arg, _ = returned[result]
-            place = self.shared.places[result]
             if isinstance(arg, ConstantArgument):
-                return "constant", arg.value
+                return Constant(arg.value)
+            place = self.shared.places[result]
             if place is None:
-                return "tensor", stored(result)
-            kind, which = place.base
+                return Computed(stored(result))
+            if not isinstance(place.base, Repeated):
+                base = self._found(place.base)
+                return base if place.geometry is None else View(base, place.geometry)
             if place.geometry is None:
-                return ("same" if kind == "result" else kind), self._index(kind, which)
-            if kind == "result":
-                kind, which = "tensor", stored(which)
-            sizes, strides, offset = dataclasses.astuple(place.geometry)
-            return "view", (kind, self._index(kind, which), sizes, strides, offset)
+                return place.base
+            return View(Computed(stored(place.base.result)), place.geometry)
 
         outputs = tuple(output(result) for result in range(len(returned)))
         writes = []
-        for (kind, which), node in self.written.items():
+        for base, node in self.written.items():
             if node not in position:
                 position[node] = len(tensors)
                 tensors.append(self.env[node])
-            writes.append((kind, self._index(kind, which), position[node]))
+            writes.append(Write(self._found(base), Computed(position[node])))
         if not tensors:
             raise BuildError(
                 "the program computes no tensor, it returns arguments or constants only",
@@ -365,8 +370,10 @@ class Importer(ExportedProgramImporter):
         pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
         return [(spec.arg, node) for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
 
-    def _index(self, kind: str, which: Any) -> int:
-        return self.state.index(which) if kind == "state" else int(which)
+    def _found(self, base: Writable) -> Argument | StateTensor:
+        if isinstance(base, ModuleTensor):
+            return StateTensor(self.state.index(base.name))
+        return base
 
 
 def _lacks_results(node: fx.Node, value: Any) -> bool:

@@ -17,6 +17,7 @@ from tvmify.compiler.packing import packed_keys
 from tvmify.compiler.sample import Sample
 from tvmify.compiler.schedule.choice import Choices, choosing
 from tvmify.compiler.schedule.legalizing import is_weight
+from tvmify.results import Computed
 from tvmify.structure import structure_text
 from tvmify.target import Target
 
@@ -81,7 +82,7 @@ def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) 
         inputs=tuple(range(sample.weights.count(False))),
         weights=tuple(names) if packed else (),
         packed=packed,
-        outputs=(("tensor", 0),),
+        outputs=(Computed(0),),
         output_structure=structure_text(pytree.tree_structure(0)),
         report={"kernels": kernels},
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.compiler import operators
 from tvmify.errors import UnsupportedOperator
+from tvmify.results import Argument, Geometry, Repeated
 
 #: Return their argument itself where there is nothing to do, and say so in no schema.
 _IDENTITIES = frozenset(
@@ -32,12 +33,27 @@ _PERHAPS_VIEWS = frozenset("reshape reshape_as contiguous flatten ravel to type_
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """Sizes, strides and offset of a view, in elements from the first one of its base."""
+class ModuleTensor:
+    """A parameter, buffer or attribute of the module, by its dotted name."""
 
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    name: str
+
+    def __str__(self) -> str:
+        return repr(self.name)
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A tensor of a closure, a global or a constant, which the program holds by value."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return repr(self.name)
+
+
+#: What a program may write to.
+Writable: TypeAlias = Argument | ModuleTensor
 
 
 @dataclass(frozen=True)
@@ -47,13 +63,13 @@ class Place:
     Attributes
     ----------
     base
-        ``("argument", leaf)``, ``("state", name of a tensor of the module)``, or ``("result", i)``:
-        an earlier result, or one that is computed.
+        What it is, or is a view of; a `Repeated` may be a result that comes later, if that is
+        computed.
     geometry
         None where the result is the base itself, the same object.
     """
 
-    base: tuple[str, Any]
+    base: Writable | Repeated
     geometry: Geometry | None = None
 
 
@@ -76,7 +92,7 @@ class Sharing:
     places: list[Place | None]
     orders: dict[int, tuple[int, ...]]
     depends_on_strides: bool
-    written: frozenset[tuple[str, Any]]
+    written: frozenset[Writable]
 
 
 def sharing(program: ExportedProgram) -> Sharing:
@@ -90,19 +106,19 @@ def sharing(program: ExportedProgram) -> Sharing:
     return _Reader(program).read()
 
 
-def written_bases(program: ExportedProgram) -> dict[tuple[str, Any], fx.Node]:
-    """Return what a functional program writes to, see `Place.base`, and the new values."""
+def written_bases(program: ExportedProgram) -> dict[Writable, fx.Node]:
+    """Return what a functional program writes to, and the new values."""
     leaves: dict[str, int] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
             leaves[spec.arg.name] = len(leaves)
     (results,) = program.graph.output_node().args
-    written: dict[tuple[str, Any], fx.Node] = {}
+    written: dict[Writable, fx.Node] = {}
     for spec, node in zip(program.graph_signature.output_specs, results, strict=True):  # type: ignore[arg-type]
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            written["argument", leaves[str(spec.target)]] = node
+            written[Argument(leaves[str(spec.target)])] = node
         elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
-            written["state", str(spec.target)] = node
+            written[ModuleTensor(str(spec.target))] = node
         elif spec.kind is not OutputKind.USER_OUTPUT:
             raise UnsupportedOperator([spec.kind.name], "a result of an unknown kind")
     return written
@@ -111,10 +127,10 @@ def written_bases(program: ExportedProgram) -> dict[tuple[str, Any], fx.Node]:
 class _Reader:
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
-        self.bases: dict[fx.Node, tuple[str, Any]] = {}
+        self.bases: dict[fx.Node, Writable | Literal] = {}
         self.owners: dict[int, list[fx.Node]] = {}
         self.depends_on_strides = False
-        self.written: set[tuple[str, Any]] = set()
+        self.written: set[Writable] = set()
         leaf = -1
         placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         for spec in program.graph_signature.input_specs:
@@ -123,11 +139,11 @@ class _Reader:
             if node is None or not isinstance(node.meta.get("val"), torch.Tensor):
                 continue
             if spec.kind is InputKind.USER_INPUT:
-                self.bases[node] = ("argument", leaf)
+                self.bases[node] = Argument(leaf)
             elif spec.kind is InputKind.CONSTANT_TENSOR:
-                self.bases[node] = ("constant", spec.target)
+                self.bases[node] = Literal(str(spec.target))
             else:
-                self.bases[node] = ("state", str(spec.target))
+                self.bases[node] = ModuleTensor(str(spec.target))
             self.owners.setdefault(_storage(node), []).append(node)
 
     def read(self) -> Sharing:
@@ -145,7 +161,7 @@ class _Reader:
             if node is None or not isinstance(node.meta.get("val"), torch.Tensor):
                 continue
             if first.setdefault(node, i) != i:
-                places[i] = Place(("result", first[node]))
+                places[i] = Place(Repeated(first[node]))
                 continue
             self._follow(node)
             if node in self.bases or _storage(node) in self.owners:
@@ -170,7 +186,8 @@ class _Reader:
             for owner in owners:
                 if _is_fresh_literal(owner):
                     continue
-                if self.bases[owner][0] == "constant":
+                base = self.bases[owner]
+                if isinstance(base, Literal):
                     raise UnsupportedOperator(
                         [operators.name(node)],
                         "it writes into a tensor of a closure, a global or a constant",
@@ -179,10 +196,10 @@ class _Reader:
                     raise UnsupportedOperator(
                         [operators.name(node)], "it changes what an argument or buffer is"
                     )
-                self.written.add(self.bases[owner])
+                self.written.add(base)
 
     def _names(self, owners: list[fx.Node]) -> list[str]:
-        return [repr(self.bases[owner][1]) for owner in owners]
+        return [str(self.bases[owner]) for owner in owners]
 
     def _itself(self, node: fx.Node) -> fx.Node:
         """Follow operators that return the very tensor that they were given."""
@@ -218,20 +235,21 @@ class _Reader:
 
     def _place(self, node: fx.Node) -> Place:
         if node in self.bases:
-            base, geometry = node, None
+            owner, geometry = node, None
         else:
             owners = self.owners[_storage(node)]
             if len(owners) > 1:
                 raise UnsupportedOperator(
                     [operators.name(node)], "it returns a view of memory that two tensors share"
                 )
-            base, geometry = owners[0], _geometry(node, owners[0])
+            owner, geometry = owners[0], _geometry(node, owners[0])
             self.depends_on_strides = True
-        if self.bases[base][0] == "constant":
+        base = self.bases[owner]
+        if isinstance(base, Literal):
             raise UnsupportedOperator(
                 [operators.name(node)], "it returns a tensor of a closure, a global or a constant"
             )
-        return Place(self.bases[base], geometry)
+        return Place(base, geometry)
 
     def _relate(
         self,
@@ -260,7 +278,7 @@ class _Reader:
         orders[largest] = order
         for i in group:
             if i != largest or not value.is_contiguous():
-                places[i] = Place(("result", largest), _geometry(nodes[i], base))
+                places[i] = Place(Repeated(largest), _geometry(nodes[i], base))
 
 
 def _name(node: fx.Node) -> str:

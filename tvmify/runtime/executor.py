@@ -162,7 +162,7 @@ class Executor:
         call: Call | GraphedCall = Call(
             self.compiled,
             artifact.inputs,
-            list(artifact.outputs),
+            artifact.outputs,
             rebuild,
             artifact.writes,
             artifact.needs_contiguous or contiguous,

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.objects import describe_objects, restore_objects
+from tvmify.results import Argument, Computed, Repeated, Result
 
 
 def attach(
@@ -17,7 +18,7 @@ def attach(
     eager: Callable[[], Any],
     inputs: Sequence[torch.Tensor],
     weights: Sequence[torch.Tensor],
-    outputs: Sequence[tuple[str, Any]] | None,
+    outputs: Sequence[Result] | None,
     followed: Sequence[bool] | None = None,
 ) -> Any:
     """Make a compiled result differentiable by the weights.
@@ -53,7 +54,7 @@ def attach(
     if outputs is None:
         given = {id(tensor) for tensor in (*inputs, *weights)}
         outputs = [
-            ("tensor" if isinstance(leaf, torch.Tensor) and id(leaf) not in given else "given", i)
+            Computed(i) if isinstance(leaf, torch.Tensor) and id(leaf) not in given else Argument(i)
             for i, leaf in enumerate(leaves)
         ]
     whole = _whole(outputs, leaves)
@@ -69,18 +70,13 @@ def attach(
     kept = [leaves[i].detach() if leaves[i]._is_view() else leaves[i] for i in places]
     attached = _Recompute.apply(_Recipe(eager, places, kept, len(wanted)), *wanted, *inputs)
     found = dict(zip(places, attached, strict=True))
-    for i, (kind, value) in enumerate(outputs):
-        if kind == "same":
-            leaves[i] = leaves[value]
+    for i, output in enumerate(outputs):
+        if isinstance(output, Repeated):
+            leaves[i] = leaves[output.result]
         elif i in found:
             leaves[i] = found[i]
         elif whole.get(i) in found:
-            base = found[whole[i]]
-            if kind == "tensor":
-                leaves[i] = base
-            else:
-                *_, sizes, strides, offset = value
-                leaves[i] = base.as_strided(sizes, strides, base.storage_offset() + offset)
+            leaves[i] = output.within(found[whole[i]])
     return restore_objects(pytree.tree_unflatten(leaves, structure))
 
 
@@ -106,16 +102,16 @@ def _flatten(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
     return pytree.tree_flatten(describe_objects(result, set))
 
 
-def _whole(outputs: Sequence[tuple[str, Any]], leaves: Sequence[Any]) -> dict[int, int]:
+def _whole(outputs: Sequence[Result], leaves: Sequence[Any]) -> dict[int, int]:
     """Return, for each leaf that the program computed, the leaf that shows all of its memory."""
     computed: dict[int, list[int]] = {}
-    for i, (kind, value) in enumerate(outputs):
-        if kind == "tensor" or (kind == "view" and value[0] == "tensor"):
-            computed.setdefault(value if kind == "tensor" else value[1], []).append(i)
+    for i, output in enumerate(outputs):
+        if output.computed is not None:
+            computed.setdefault(output.computed, []).append(i)
     whole: dict[int, int] = {}
     for group in computed.values():
         # A view comes second, unless it is the tensor in another order of its axes.
-        first = max(group, key=lambda i: (outputs[i][0] == "tensor", leaves[i].numel(), -i))
+        first = max(group, key=lambda i: (isinstance(outputs[i], Computed), leaves[i].numel(), -i))
         whole |= dict.fromkeys(group, first)
     return whole
 

@@ -19,6 +19,7 @@ from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.errors import warn
 from tvmify.forks import short_lock
+from tvmify.results import Computed, computed_count, materialize
 from tvmify.runtime.native import Call
 from tvmify.target import Target
 
@@ -58,7 +59,7 @@ def obstacle(artifact: Artifact) -> str:
     """
     if Target.parse(artifact.target).kind != "cuda":
         return "it runs on the CPU"
-    if not artifact.inputs or not _tensor_count(artifact):
+    if not artifact.inputs or not computed_count(artifact.outputs):
         return "it takes no tensors, or computes none"
     if artifact.writes or artifact.state:
         return "it writes to tensors or returns them"
@@ -77,11 +78,6 @@ def random_operators(artifact: Artifact) -> list[str]:
     operators = artifact.report.get("operators")
     names = map(str, operators) if isinstance(operators, Mapping) else ()
     return [name for name in names if _is_random(name)]
-
-
-def _tensor_count(artifact: Artifact) -> int:
-    kinds = [(kind, value) if kind != "view" else value[:2] for kind, value in artifact.outputs]
-    return max((value + 1 for kind, value in kinds if kind == "tensor"), default=0)
 
 
 def _is_random(name: str) -> bool:
@@ -231,8 +227,8 @@ class GraphedCall:
         self._artifact = artifact
         self._rebuild = rebuild
         self._graphs = graphs
-        outputs = [("tensor", i) for i in range(_tensor_count(artifact))]
-        self._run = Call(compiled, tuple(range(len(artifact.inputs))), outputs, list)
+        computed = [Computed(i) for i in range(computed_count(artifact.outputs))]
+        self._run = Call(compiled, tuple(range(len(artifact.inputs))), computed, list)
         self._graph: Captured | None = None
         self._kept: Sequence[torch.Tensor] = ()
         self._calls = self._failures = 0
@@ -288,13 +284,5 @@ class GraphedCall:
         return self._graph
 
     def _result(self, tensors: Tensors, leaves: tuple[Any, ...]) -> Any:
-        made: list[Any] = []
-        sources: dict[str, Sequence[Any]] = {"tensor": tensors, "argument": leaves, "same": made}
-        for kind, value in self._artifact.outputs:
-            if kind == "view":
-                base, index, sizes, strides, offset = value
-                whole = sources[base][index]
-                made.append(whole.as_strided(sizes, strides, whole.storage_offset() + offset))
-            else:
-                made.append(value if kind == "constant" else sources[kind][value])
+        made = materialize(self._artifact.outputs, tensors, leaves)
         return made[0] if self._rebuild is None else self._rebuild(made)

@@ -13,7 +13,8 @@
 #include <exception>
 #include <new>
 #include <optional>
-#include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "../compiled_module.h"
@@ -21,25 +22,16 @@
 #include "../tensor_bridge.h"
 #include "bindings.h"
 #include "effects.h"
+#include "results.h"
 
 namespace tvmify::python {
 namespace {
-
-// Where a leaf of the result comes from.
-struct Output {
-  enum Kind { kTensor, kArgument, kState, kSame, kConstant } kind;
-  size_t index = 0;              // of the program's tensor, the argument, the state, or the leaf
-  PyObject* constant = nullptr;  // owned, or null
-  bool is_view = false;          // of what the rest says, with these sizes, strides and offset
-  std::vector<int64_t> sizes = {}, strides = {};
-  int64_t offset = 0;
-};
 
 struct Call {
   PyObject_HEAD vectorcallfunc vectorcall;
   c10::intrusive_ptr<CompiledModule> compiled;
   std::vector<size_t> inputs;
-  std::vector<Output> outputs;
+  std::vector<Result> results;
   Effects effects;
   PyObject* rebuild;  // owned, or null where the result is a single leaf
 
@@ -68,54 +60,80 @@ PyObject* wrap(const at::Tensor& tensor) {
   return leaf;
 }
 
-// Returns a new reference to one leaf of the result; its views are made in the mode of the caller.
-PyObject* make_leaf(const Call& call, const Output& output, const std::vector<at::Tensor>& tensors,
-                    PyObject* leaves, PyObject* earlier) {
-  Owned leaf;
-  switch (output.kind) {
-    case Output::kTensor:
-      TORCH_CHECK_INDEX(output.index < tensors.size(), "the program returned ", tensors.size(),
-                        " tensors, and tensor ", output.index, " is wanted");
-      leaf.reset(wrap(tensors[output.index]));
-      break;
-    case Output::kArgument:
-      TORCH_CHECK_INDEX(output.index < static_cast<size_t>(PyTuple_GET_SIZE(leaves)),
-                        "the program returns leaf ", output.index, ", which the call lacks");
-      leaf.reset(Py_NewRef(PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(output.index))));
-      break;
-    case Output::kState:
-      TORCH_CHECK_INDEX(output.index < call.effects.state().size(), "the program returns tensor ",
-                        output.index, " of a module that has none");
-      leaf.reset(wrap(call.effects.state()[output.index]));
-      break;
-    case Output::kSame:
-      leaf.reset(PySequence_GetItem(earlier, static_cast<Py_ssize_t>(output.index)));
-      if (leaf == nullptr) throw python_error();
-      break;
-    case Output::kConstant:
-      leaf.reset(Py_NewRef(output.constant));
+// Makes leaves of the result, as new references.
+class Leaves {
+ public:
+  Leaves(const std::vector<at::Tensor>& computed, PyObject* arguments,
+         const std::vector<at::Tensor>& state, PyObject* earlier)
+      : computed_(computed), arguments_(arguments), state_(state), earlier_(earlier) {}
+
+  PyObject* operator()(const Computed& result) const { return wrap(tensor(result)); }
+
+  PyObject* operator()(const Argument& result) const { return Py_NewRef(object(result)); }
+
+  PyObject* operator()(const StateTensor& result) const { return wrap(tensor(result)); }
+
+  PyObject* operator()(const Repeated& result) const {
+    PyObject* leaf = PySequence_GetItem(earlier_, static_cast<Py_ssize_t>(result.result));
+    if (leaf == nullptr) throw python_error();
+    return leaf;
   }
-  if (!output.is_view) return leaf.release();
-  TORCH_CHECK_TYPE(THPVariable_Check(leaf.get()), "a view is of a tensor, not of a ",
-                   Py_TYPE(leaf.get())->tp_name);
-  const at::Tensor& base = THPVariable_Unpack(leaf.get());
-  return wrap(
-      at::as_strided(base, output.sizes, output.strides, base.storage_offset() + output.offset));
-}
+
+  PyObject* operator()(const Constant& result) const { return Py_NewRef(result.value.get()); }
+
+  // Made in the mode of the caller.
+  PyObject* operator()(const View& result) const {
+    const at::Tensor& base = std::visit(
+        [this](const auto& kind) -> decltype(auto) { return tensor(kind); }, result.base);
+    return wrap(
+        at::as_strided(base, result.sizes, result.strides, base.storage_offset() + result.offset));
+  }
+
+ private:
+  const at::Tensor& tensor(const Computed& result) const {
+    TORCH_CHECK_INDEX(result.index < computed_.size(), "the program returned ", computed_.size(),
+                      " tensors, and tensor ", result.index, " is wanted");
+    return computed_[result.index];
+  }
+
+  const at::Tensor& tensor(const Argument& result) const {
+    PyObject* leaf = object(result);
+    TORCH_CHECK_TYPE(THPVariable_Check(leaf), "a view is of a tensor, not of a ",
+                     Py_TYPE(leaf)->tp_name);
+    return THPVariable_Unpack(leaf);
+  }
+
+  const at::Tensor& tensor(const StateTensor& result) const {
+    TORCH_CHECK_INDEX(result.index < state_.size(), "the program returns tensor ", result.index,
+                      " of a module that has none");
+    return state_[result.index];
+  }
+
+  PyObject* object(const Argument& result) const {
+    TORCH_CHECK_INDEX(result.leaf < static_cast<size_t>(PyTuple_GET_SIZE(arguments_)),
+                      "the program returns leaf ", result.leaf, ", which the call lacks");
+    return PyTuple_GET_ITEM(arguments_, static_cast<Py_ssize_t>(result.leaf));
+  }
+
+  const std::vector<at::Tensor>& computed_;
+  PyObject* arguments_;
+  const std::vector<at::Tensor>& state_;
+  PyObject* earlier_;
+};
 
 PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, PyObject* leaves) {
   if (call.rebuild == nullptr) {
-    return make_leaf(call, call.outputs.front(), tensors, leaves, nullptr);
+    return std::visit(Leaves(tensors, leaves, call.effects.state(), nullptr), call.results.front());
   }
   // The two commonest structures are built here; others by a function that takes a list.
   const bool is_tuple = call.rebuild == reinterpret_cast<PyObject*>(&PyTuple_Type);
   const bool is_list = call.rebuild == reinterpret_cast<PyObject*>(&PyList_Type);
-  const auto count = static_cast<Py_ssize_t>(call.outputs.size());
+  const auto count = static_cast<Py_ssize_t>(call.results.size());
   Owned result(is_tuple ? PyTuple_New(count) : PyList_New(count));
   if (result == nullptr) throw python_error();
+  const Leaves made(tensors, leaves, call.effects.state(), result.get());
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const Output& output = call.outputs[static_cast<size_t>(i)];
-    PyObject* leaf = make_leaf(call, output, tensors, leaves, result.get());
+    PyObject* leaf = std::visit(made, call.results[static_cast<size_t>(i)]);
     if (is_tuple) {
       PyTuple_SET_ITEM(result.get(), i, leaf);
     } else {
@@ -144,11 +162,11 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
     } catch (const std::exception&) {
       // Nothing is written yet, and only eager raises the very exception that the code stands for.
     }
-    for (const auto& [target, index] : targets) {
+    for (const auto& [target, source] : targets) {
       if (!tensors) break;
-      TORCH_CHECK_INDEX(index < tensors->size(), "the program returned ", tensors->size(),
-                        " tensors, and tensor ", index, " is to be written");
-      target.copy_((*tensors)[index]);
+      TORCH_CHECK_INDEX(source.index < tensors->size(), "the program returned ", tensors->size(),
+                        " tensors, and tensor ", source.index, " is to be written");
+      target.copy_((*tensors)[source.index]);
     }
   }
   if (!tensors) Py_RETURN_NOTIMPLEMENTED;
@@ -193,13 +211,17 @@ PyObject* bind(PyObject* self, PyObject* args) {
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(Call::from(self)->rebuild);
-  for (const Output& output : Call::from(self)->outputs) Py_VISIT(output.constant);
+  for (const Result& result : Call::from(self)->results) {
+    if (const auto* constant = std::get_if<Constant>(&result)) Py_VISIT(constant->value.get());
+  }
   return 0;
 }
 
 int clear(PyObject* self) {
   Py_CLEAR(Call::from(self)->rebuild);
-  for (Output& output : Call::from(self)->outputs) Py_CLEAR(output.constant);
+  for (Result& result : Call::from(self)->results) {
+    if (auto* constant = std::get_if<Constant>(&result)) constant->value.reset();
+  }
   return 0;
 }
 
@@ -210,86 +232,54 @@ void dealloc(PyObject* self) {
   Call* call = Call::from(self);
   call->compiled.~intrusive_ptr();
   call->inputs.~vector();
-  call->outputs.~vector();
+  call->results.~vector();
   call->effects.~Effects();
   type->tp_free(self);
   Py_DECREF(type);
 }
 
-size_t to_index(PyObject* object) {
-  const size_t index = PyLong_AsSize_t(object);
-  if (PyErr_Occurred()) throw python_error();
-  return index;
-}
-
-std::vector<int64_t> to_sizes(PyObject* tuple) {
-  std::vector<int64_t> sizes;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-    sizes.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i)));
-    if (PyErr_Occurred()) throw python_error();
+// Returns what `parse` makes of the items of a sequence of Python's.
+template <typename Item>
+std::vector<Item> parse_all(PyObject* sequence, Item (*parse)(PyObject*)) {
+  const Owned items(PySequence_Fast(sequence, "results and writes are sequences"));
+  if (items == nullptr) throw python_error();
+  std::vector<Item> parsed;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
+    parsed.push_back(parse(PySequence_Fast_GET_ITEM(items.get(), i)));
   }
-  return sizes;
+  return parsed;
 }
 
-Output::Kind to_kind(std::string_view name) {
-  if (name == "tensor") return Output::kTensor;
-  if (name == "argument") return Output::kArgument;
-  if (name == "state") return Output::kState;
-  if (name == "same") return Output::kSame;
-  TORCH_CHECK_VALUE(name == "constant",
-                    "an output is a tensor, argument, state, view or constant, not ", name);
-  return Output::kConstant;
-}
-
-Output parse_output(PyObject* pair) {
-  const char* name;
-  PyObject* value;
-  TORCH_CHECK_TYPE(PyTuple_Check(pair), "an output is a tuple, not a ", Py_TYPE(pair)->tp_name);
-  if (!PyArg_ParseTuple(pair, "sO", &name, &value)) throw python_error();
-  if (std::string_view(name) == "view") {
-    PyObject *index, *sizes, *strides;
-    long long offset;
-    TORCH_CHECK_TYPE(PyTuple_Check(value), "a view is a tuple, not a ", Py_TYPE(value)->tp_name);
-    if (!PyArg_ParseTuple(value, "sOO!O!L", &name, &index, &PyTuple_Type, &sizes, &PyTuple_Type,
-                          &strides, &offset)) {
-      throw python_error();
-    }
-    return {to_kind(name),   to_index(index),   nullptr, true,
-            to_sizes(sizes), to_sizes(strides), offset};
+std::vector<Result> parse_results(PyObject* sequence) {
+  std::vector<Result> results = parse_all(sequence, parse_result);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const auto* repeated = std::get_if<Repeated>(&results[i]);
+    TORCH_CHECK_VALUE(repeated == nullptr || repeated->result < i, "leaf ", i,
+                      " of the result repeats one that is not there yet");
   }
-  const Output::Kind kind = to_kind(name);
-  if (kind == Output::kConstant) return {kind, 0, Py_NewRef(value)};
-  return {kind, to_index(value)};
-}
-
-Write parse_write(PyObject* triple) {
-  const char* name;
-  PyObject *target, *tensor;
-  TORCH_CHECK_TYPE(PyTuple_Check(triple), "a write is a tuple, not a ", Py_TYPE(triple)->tp_name);
-  if (!PyArg_ParseTuple(triple, "sOO", &name, &target, &tensor)) throw python_error();
-  const std::string_view kind(name);
-  TORCH_CHECK_VALUE(kind == "argument" || kind == "state",
-                    "what is written is an argument or state, not ", kind);
-  return {kind == "argument", to_index(target), to_index(tensor)};
+  return results;
 }
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
-  static const char* names[] = {"compiled", "inputs",           "outputs", "rebuild",
+  static const char* names[] = {"compiled", "inputs",           "results", "rebuild",
                                 "writes",   "needs_contiguous", nullptr};
-  PyObject *compiled, *inputs, *outputs, *rebuild, *writes = nullptr;
+  PyObject *compiled, *inputs, *described, *rebuild, *writes = nullptr;
   int needs_contiguous = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!O!O|O!p:Call", const_cast<char**>(names),
-                                   &compiled, &PyTuple_Type, &inputs, &PyList_Type, &outputs,
-                                   &rebuild, &PyTuple_Type, &writes, &needs_contiguous)) {
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OO|Op:Call", const_cast<char**>(names),
+                                   &compiled, &PyTuple_Type, &inputs, &described, &rebuild, &writes,
+                                   &needs_contiguous)) {
     return nullptr;
   }
-  std::vector<Write> parsed;
-  for (Py_ssize_t i = 0; writes != nullptr && i < PyTuple_GET_SIZE(writes); ++i) {
-    parsed.push_back(parse_write(PyTuple_GET_ITEM(writes, i)));
+  std::vector<size_t> indices;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
+    indices.push_back(to_index(PyTuple_GET_ITEM(inputs, i)));
   }
-  TORCH_CHECK_VALUE(rebuild != Py_None || PyList_GET_SIZE(outputs) == 1,
-                    "without rebuild there is one output, not ", PyList_GET_SIZE(outputs));
+  std::vector<Result> results = parse_results(described);
+  TORCH_CHECK_VALUE(rebuild != Py_None || results.size() == 1,
+                    "without rebuild there is one result, not ", results.size());
+  std::vector<Write> parsed;
+  if (writes != nullptr) parsed = parse_all(writes, parse_write);
   auto program =
       torch::jit::toIValue(compiled, c10::getCustomClassType<c10::intrusive_ptr<CompiledModule>>())
           .toCustomClass<CompiledModule>();
@@ -298,16 +288,10 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Call* call = Call::from(self.get());
   call->vectorcall = run;
   new (&call->compiled) c10::intrusive_ptr<CompiledModule>(std::move(program));
-  new (&call->inputs) std::vector<size_t>();
-  new (&call->outputs) std::vector<Output>();
+  new (&call->inputs) std::vector<size_t>(std::move(indices));
+  new (&call->results) std::vector<Result>(std::move(results));
   new (&call->effects) Effects(std::move(parsed), needs_contiguous != 0);
   call->rebuild = rebuild == Py_None ? nullptr : Py_NewRef(rebuild);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
-    call->inputs.push_back(to_index(PyTuple_GET_ITEM(inputs, i)));
-  }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(outputs); ++i) {
-    call->outputs.push_back(parse_output(PyList_GET_ITEM(outputs, i)));
-  }
   return self.release();
   END_HANDLE_TH_ERRORS
 }

@@ -44,7 +44,7 @@ void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>&
   lasting_obstacle_ = nullptr;
   for (size_t i = 0; i < state.size(); ++i) {
     const MemoryRange range = range_of(state[i]);
-    if (is_written(false, i)) {
+    if (is_written(StateTensor{i})) {
       written.push_back(range);
     } else {
       all.push_back(range);
@@ -64,10 +64,9 @@ void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>&
   state_ = std::move(state);
 }
 
-bool Effects::is_written(bool is_argument, size_t target) const {
-  return std::any_of(writes_.begin(), writes_.end(), [&](const Write& write) {
-    return write.is_argument == is_argument && write.target == target;
-  });
+bool Effects::is_written(const Writable& target) const {
+  return std::any_of(writes_.begin(), writes_.end(),
+                     [&](const Write& write) { return write.target == target; });
 }
 
 const char* Effects::find_obstacle(PyObject* leaves) const {
@@ -80,7 +79,7 @@ const char* Effects::find_obstacle(PyObject* leaves) const {
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
     if (needs_contiguous_ && !tensor.is_contiguous()) return kStrided;
     if (!writes()) continue;
-    const bool written = is_written(true, i);
+    const bool written = is_written(Argument{i});
     const MemoryRange range = range_of(tensor);
     if (written) {
       if (const char* unfit = unfit_target(tensor)) return unfit;
@@ -92,26 +91,27 @@ const char* Effects::find_obstacle(PyObject* leaves) const {
     seen.emplace_back(range, written);
   }
   for (const Write& write : writes_) {
-    if (write.is_argument) {
-      if (write.target >= count) return "the call lacks an argument that forward writes to";
-    } else if (write.target >= state_.size()) {
-      return "the module lacks a tensor that forward writes to";
-    } else if (const char* unfit = unfit_target(state_[write.target])) {
-      return unfit;
+    if (const auto* argument = std::get_if<Argument>(&write.target)) {
+      if (argument->leaf >= count) return "the call lacks an argument that forward writes to";
+      continue;
     }
+    const size_t index = std::get<StateTensor>(write.target).index;
+    if (index >= state_.size()) return "the module lacks a tensor that forward writes to";
+    if (const char* unfit = unfit_target(state_[index])) return unfit;
   }
   return nullptr;
 }
 
-std::vector<std::pair<at::Tensor, size_t>> Effects::targets(PyObject* leaves) const {
-  std::vector<std::pair<at::Tensor, size_t>> targets;
+std::vector<std::pair<at::Tensor, Computed>> Effects::targets(PyObject* leaves) const {
+  std::vector<std::pair<at::Tensor, Computed>> targets;
   targets.reserve(writes_.size());
   for (const Write& write : writes_) {
+    const auto* argument = std::get_if<Argument>(&write.target);
     const at::Tensor& target =
-        write.is_argument
-            ? THPVariable_Unpack(PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(write.target)))
-            : state_[write.target];
-    targets.emplace_back(target, write.tensor);
+        argument != nullptr
+            ? THPVariable_Unpack(PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(argument->leaf)))
+            : state_[std::get<StateTensor>(write.target).index];
+    targets.emplace_back(target, write.source);
   }
   return targets;
 }

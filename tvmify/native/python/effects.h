@@ -8,14 +8,9 @@
 #include <vector>
 
 #include "../memory_ranges.h"
+#include "results.h"
 
 namespace tvmify::python {
-
-// A tensor of the program that is to be copied into a leaf of the arguments, or of the state.
-struct Write {
-  bool is_argument;
-  size_t target, tensor;
-};
 
 constexpr const char* kNoMemory =
     "a tensor that the program reads or writes to has no memory, or less than its sizes say";
@@ -39,11 +34,11 @@ class Effects {
   }
 
   // Where each write goes; the leaves have passed `obstacle`.
-  std::vector<std::pair<at::Tensor, size_t>> targets(PyObject* leaves) const;
+  std::vector<std::pair<at::Tensor, Computed>> targets(PyObject* leaves) const;
 
  private:
   const char* find_obstacle(PyObject* leaves) const;
-  bool is_written(bool is_argument, size_t target) const;
+  bool is_written(const Writable& target) const;
 
   std::vector<Write> writes_;
   bool needs_contiguous_;

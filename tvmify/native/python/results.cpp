@@ -1,0 +1,105 @@
+#include "results.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include <string_view>
+#include <utility>
+
+namespace tvmify::python {
+namespace {
+
+// A list that `to_json` returned: a kind and its fields, or the fields of a write.
+class Described {
+ public:
+  explicit Described(PyObject* list) : list_(list) {
+    TORCH_CHECK_TYPE(PyList_Check(list), "a result is described by a list, not a ",
+                     Py_TYPE(list)->tp_name);
+  }
+
+  PyObject* field(Py_ssize_t index) const {
+    TORCH_CHECK_VALUE(index < PyList_GET_SIZE(list_), "a description of a result has ",
+                      PyList_GET_SIZE(list_), " parts, and part ", index, " is wanted");
+    return PyList_GET_ITEM(list_, index);
+  }
+
+  std::string_view kind() const {
+    Py_ssize_t length;
+    const char* text = PyUnicode_AsUTF8AndSize(field(0), &length);
+    if (text == nullptr) throw python_error();
+    return {text, static_cast<size_t>(length)};
+  }
+
+  size_t index(Py_ssize_t i) const { return to_index(field(i)); }
+
+  int64_t number(Py_ssize_t i) const {
+    const int64_t number = PyLong_AsLongLong(field(i));
+    if (PyErr_Occurred()) throw python_error();
+    return number;
+  }
+
+  std::vector<int64_t> numbers(Py_ssize_t i) const {
+    const Described list(field(i));
+    std::vector<int64_t> numbers;
+    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(list.list_); ++j) numbers.push_back(list.number(j));
+    return numbers;
+  }
+
+ private:
+  PyObject* list_;
+};
+
+Owned describe(PyObject* result) {
+  Owned list(PyObject_CallMethod(result, "to_json", nullptr));
+  if (list == nullptr) throw python_error();
+  return list;
+}
+
+// Returns one of the kinds of which `Narrow` is made.
+template <typename Narrow>
+Narrow narrow(Result result, const char* purpose) {
+  return std::visit(
+      [&](auto&& kind) -> Narrow {
+        using Kind = std::decay_t<decltype(kind)>;
+        if constexpr (std::is_constructible_v<Narrow, Kind>) {
+          return std::forward<decltype(kind)>(kind);
+        } else {
+          TORCH_CHECK_VALUE(false, purpose, " is of another kind");
+        }
+      },
+      std::move(result));
+}
+
+Result parse(const Described& description) {
+  const std::string_view kind = description.kind();
+  if (kind == "computed") return Computed{description.index(1)};
+  if (kind == "argument") return Argument{description.index(1)};
+  if (kind == "state") return StateTensor{description.index(1)};
+  if (kind == "repeated") return Repeated{description.index(1)};
+  if (kind == "constant") return Constant{Owned(Py_NewRef(description.field(1)))};
+  TORCH_CHECK_VALUE(kind == "view", "a result of the kind ", kind);
+  auto base =
+      narrow<decltype(View::base)>(parse(Described(description.field(1))), "what is viewed");
+  return View{base, description.numbers(2), description.numbers(3), description.number(4)};
+}
+
+}  // namespace
+
+size_t to_index(PyObject* number) {
+  const size_t index = PyLong_AsSize_t(number);
+  if (PyErr_Occurred()) throw python_error();
+  return index;
+}
+
+Result parse_result(PyObject* result) {
+  const Owned list = describe(result);
+  return parse(Described(list.get()));
+}
+
+Write parse_write(PyObject* write) {
+  const Owned list = describe(write);
+  const Described fields(list.get());
+  return {narrow<Writable>(parse(Described(fields.field(0))), "what is written to"),
+          narrow<Computed>(parse(Described(fields.field(1))), "what is written")};
+}
+
+}  // namespace tvmify::python

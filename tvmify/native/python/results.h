@@ -1,0 +1,64 @@
+// What the leaves of a result are, and what a program writes to: tvmify/results.py in C++.
+#pragma once
+
+#include <torch/csrc/python_headers.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "bindings.h"
+
+namespace tvmify::python {
+
+// The index-th tensor that the program returns.
+struct Computed {
+  size_t index;
+};
+
+// A leaf of the arguments, the same object.
+struct Argument {
+  size_t leaf;
+  bool operator==(const Argument& other) const { return leaf == other.leaf; }
+};
+
+// A tensor of the module that is bound to the call, the same object.
+struct StateTensor {
+  size_t index;
+  bool operator==(const StateTensor& other) const { return index == other.index; }
+};
+
+// An earlier leaf of the result, the same object.
+struct Repeated {
+  size_t result;
+};
+
+struct Constant {
+  Owned value;
+};
+
+// A view of a tensor, with sizes, strides and an offset in elements from its first one.
+struct View {
+  std::variant<Computed, Argument, StateTensor> base;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;
+};
+
+using Result = std::variant<Computed, Argument, StateTensor, Repeated, Constant, View>;
+
+using Writable = std::variant<Argument, StateTensor>;
+
+// A tensor that the program returns, and what it is copied into.
+struct Write {
+  Writable target;
+  Computed source;
+};
+
+// These read tvmify.results.Result and Write. They throw what Python or torch raises for others.
+Result parse_result(PyObject* result);
+Write parse_write(PyObject* write);
+
+size_t to_index(PyObject* number);
+
+}  // namespace tvmify::python

@@ -1,0 +1,387 @@
+"""What the leaves of a result are: the only file that knows the kinds.
+
+A program computes tensors, in order. A leaf of what ``forward`` returns is one of these, an
+argument of the call, a tensor of the module, a view of one of the three, an earlier leaf once
+more, or a value that is the same in every call.
+
+In JSON each is a list of its kind and its fields: ``["computed", 0]``, or
+``["view", ["argument", 1], [2, 3], [3, 1], 0]``. Native code reads the same lists
+(``native/python/results.cpp``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+if TYPE_CHECKING:
+    import torch
+
+#: More leaves, tensors or elements than there are: native code counts with 64 bits.
+_TOO_MANY = 1 << 62
+_SCALARS = (type(None), bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the leaves of one result are made of.
+
+    Attributes
+    ----------
+    computed
+        The tensors that the program returned.
+    arguments
+        The leaves of the arguments.
+    state
+        The tensors that ``Artifact.state`` names.
+    earlier
+        The leaves of the result so far.
+    view
+        Makes a view of the tensor that it is of.
+    """
+
+    computed: Sequence[Any]
+    arguments: Sequence[Any]
+    state: Sequence[Any]
+    earlier: Sequence[Any]
+    view: Callable[[View, Any], Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one leaf of a result is; see the subclasses.
+
+    Raises
+    ------
+    ValueError
+        A field is not what it has to be.
+    """
+
+    kind: ClassVar[str]
+
+    @property
+    def computed(self) -> int | None:
+        """Which tensor of the program it is, or is a view of, if that is computed."""
+        return None
+
+    @property
+    def argument(self) -> int | None:
+        """Which leaf of the arguments it is, or is a view of, if it is one of these."""
+        return None
+
+    def take(self, sources: Sources) -> Any:
+        """Return the leaf."""
+        raise NotImplementedError
+
+    def within(self, whole: Any) -> Any:
+        """Return the leaf, given the tensor that it is or is a view of."""
+        return whole
+
+    def check(self, position: int, states: int) -> None:
+        """Compare with its position among the leaves, and the number of tensors of the module.
+
+        Raises
+        ------
+        ValueError
+            It refers to something that is not there.
+        """
+
+    def to_json(self) -> list[Any]:
+        """Return values that JSON can hold."""
+        return [self.kind, *vars(self).values()]
+
+    @classmethod
+    def from_fields(cls, *fields: Any) -> Result:
+        """Make one of the values after its kind in JSON."""
+        return cls(*fields)
+
+    @staticmethod
+    def from_json(value: Any) -> Result:
+        """Read what `to_json` returned; it may come from anywhere.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no result.
+        """
+        match value:
+            case [str(kind), *fields] if kind in _KINDS:
+                return _KINDS[kind].from_fields(*fields)
+        raise ValueError(f"{value!r:.100} is no result")
+
+
+@dataclass(frozen=True)
+class Computed(Result):
+    """The ``index``-th tensor that the program returns, in memory of its own."""
+
+    kind: ClassVar[str] = "computed"
+    index: int
+
+    def __post_init__(self) -> None:
+        check_indices(self.index)
+
+    @property
+    def computed(self) -> int:
+        """Its index."""
+        return self.index
+
+    def take(self, sources: Sources) -> Any:
+        """Return the tensor."""
+        return sources.computed[self.index]
+
+
+@dataclass(frozen=True)
+class Argument(Result):
+    """The ``leaf``-th leaf of the arguments, the same object; not always a tensor."""
+
+    kind: ClassVar[str] = "argument"
+    leaf: int
+
+    def __post_init__(self) -> None:
+        check_indices(self.leaf)
+
+    def __str__(self) -> str:
+        return f"leaf {self.leaf} of the arguments"
+
+    @property
+    def argument(self) -> int:
+        """Its index."""
+        return self.leaf
+
+    def take(self, sources: Sources) -> Any:
+        """Return the caller's own object."""
+        return sources.arguments[self.leaf]
+
+
+@dataclass(frozen=True)
+class StateTensor(Result):
+    """The tensor of the module that has the ``index``-th name in ``Artifact.state``."""
+
+    kind: ClassVar[str] = "state"
+    index: int
+
+    def __post_init__(self) -> None:
+        check_indices(self.index)
+
+    def take(self, sources: Sources) -> Any:
+        """Return the module's own tensor."""
+        return sources.state[self.index]
+
+    def check(self, position: int, states: int) -> None:
+        """Refuse a tensor that has no name."""
+        _expect(self.index < states, f"there is no state {self.index} of {states}")
+
+
+@dataclass(frozen=True)
+class Repeated(Result):
+    """The ``result``-th leaf of the result, which comes earlier, once more: the same object."""
+
+    kind: ClassVar[str] = "repeated"
+    result: int
+
+    def __post_init__(self) -> None:
+        check_indices(self.result)
+
+    def take(self, sources: Sources) -> Any:
+        """Return the earlier leaf."""
+        return sources.earlier[self.result]
+
+    def check(self, position: int, states: int) -> None:
+        """Refuse a leaf that comes later."""
+        _expect(self.result < position, f"leaf {position} repeats leaf {self.result}")
+
+
+@dataclass(frozen=True)
+class Constant(Result):
+    """A number, a text or None: the same in every call."""
+
+    kind: ClassVar[str] = "constant"
+    value: bool | int | float | str | None
+
+    def __post_init__(self) -> None:
+        _expect(type(self.value) in _SCALARS, f"{self.value!r:.50} is no constant")
+
+    def take(self, sources: Sources) -> Any:
+        """Return the value."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes, strides and offset of a view, in elements from the first one of its base."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def __post_init__(self) -> None:
+        # Where a view begins is counted from where its base does, which may be later.
+        _expect(type(self.offset) is int, f"an offset of {self.offset!r:.50}")
+        check_indices(*self.sizes, *self.strides, abs(self.offset))
+        _expect(len(self.sizes) == len(self.strides), "a view needs a stride for each size")
+
+    def of(self, base: torch.Tensor) -> torch.Tensor:
+        """Return the view of a tensor; the two share memory."""
+        return base.as_strided(self.sizes, self.strides, base.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True)
+class View(Result):
+    """A view of a tensor of one of the first three kinds."""
+
+    kind: ClassVar[str] = "view"
+    base: Computed | Argument | StateTensor
+    geometry: Geometry
+
+    def __post_init__(self) -> None:
+        is_base = isinstance(self.base, (Computed, Argument, StateTensor))
+        _expect(is_base, f"a view of {self.base!r:.50}")
+
+    @property
+    def computed(self) -> int | None:
+        """The index of its base, if that is computed."""
+        return self.base.computed
+
+    @property
+    def argument(self) -> int | None:
+        """The index of its base, if that is an argument."""
+        return self.base.argument
+
+    def take(self, sources: Sources) -> Any:
+        """Return a new view, which shares the memory of its base."""
+        return sources.view(self, self.base.take(sources))
+
+    def within(self, whole: Any) -> Any:
+        """Return a new view of a tensor."""
+        return self.geometry.of(whole)
+
+    def check(self, position: int, states: int) -> None:
+        """Refuse a base that is not there."""
+        self.base.check(position, states)
+
+    def to_json(self) -> list[Any]:
+        """Return values that JSON can hold."""
+        shape = self.geometry
+        return [self.kind, self.base.to_json(), [*shape.sizes], [*shape.strides], shape.offset]
+
+    @classmethod
+    def from_fields(cls, base: Any, sizes: Any, strides: Any, offset: Any) -> View:
+        """Make one of the values after its kind in JSON."""
+        lists = isinstance(sizes, (list, tuple)) and isinstance(strides, (list, tuple))
+        _expect(lists, "a view has lists of sizes and strides")
+        return cls(Result.from_json(base), Geometry(tuple(sizes), tuple(strides), offset))  # type: ignore[arg-type]  # checked
+
+
+_KINDS: dict[str, type[Result]] = {
+    cls.kind: cls for cls in (Computed, Argument, StateTensor, Repeated, Constant, View)
+}
+
+#: What a program may write to.
+Writable: TypeAlias = Argument | StateTensor
+
+
+@dataclass(frozen=True)
+class Write:
+    """A tensor that the program computes, and what it is copied into when it has run."""
+
+    target: Writable
+    source: Computed
+
+    def __post_init__(self) -> None:
+        _expect(isinstance(self.target, Writable), f"a write to {self.target!r:.50}")
+        _expect(isinstance(self.source, Computed), f"a write of {self.source!r:.50}")
+
+    def to_json(self) -> list[Any]:
+        """Return values that JSON can hold: those of its two fields."""
+        return [self.target.to_json(), self.source.to_json()]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Write:
+        """Read what `to_json` returned; it may come from anywhere.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no write.
+        """
+        target, source = value
+        return cls(Result.from_json(target), Result.from_json(source))  # type: ignore[arg-type]  # checked
+
+
+def materialize(
+    results: Iterable[Result],
+    computed: Sequence[Any],
+    arguments: Sequence[Any],
+    state: Sequence[Any] = (),
+    view: Callable[[View, Any], Any] = View.within,
+) -> list[Any]:
+    """Return the leaves of a result.
+
+    An argument, a tensor of the module and a repeated leaf are the objects themselves; views share
+    the memory of what they are views of.
+
+    Parameters
+    ----------
+    results
+        What the leaves are.
+    computed, arguments, state, view
+        See `Sources`. They need not be tensors: whatever stands for a tensor stands for it in the
+        result as well, if ``view`` can make views of it.
+    """
+    leaves: list[Any] = []
+    sources = Sources(computed, arguments, state, leaves, view)
+    for result in results:
+        leaves.append(result.take(sources))
+    return leaves
+
+
+def validate(results: Iterable[Result], writes: Iterable[Write], states: int) -> None:
+    """Check all that can be known of results and writes before a call.
+
+    How many arguments and tensors there are is seen when the program is called.
+
+    Parameters
+    ----------
+    results, writes
+        Of one program.
+    states
+        The number of names in ``Artifact.state``.
+
+    Raises
+    ------
+    ValueError
+        One of them refers to something that is not there.
+    """
+    for position, result in enumerate(results):
+        result.check(position, states)
+    for write in writes:
+        write.target.check(0, states)
+
+
+def computed_count(results: Iterable[Result]) -> int:
+    """Return how many tensors a program has to compute for these results."""
+    return max((r.computed + 1 for r in results if r.computed is not None), default=0)
+
+
+def hidden(results: Sequence[Result]) -> set[int]:
+    """Return the computed tensors that only views of a result show."""
+    whole = {result.index for result in results if isinstance(result, Computed)}
+    return {result.computed for result in results if result.computed is not None} - whole
+
+
+def check_indices(*values: Any) -> None:
+    """Refuse what does not count leaves, tensors or elements: also a bool, which is an int.
+
+    Raises
+    ------
+    ValueError
+        One of them is no such number.
+    """
+    for value in values:
+        _expect(type(value) is int and 0 <= value < _TOO_MANY, f"{value!r:.50} is no index")
+
+
+def _expect(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)
