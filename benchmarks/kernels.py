@@ -101,7 +101,7 @@ class Program:
         from tvmify.compiler.decompositions import decompose
         from tvmify.compiler.importer import import_program
         from tvmify.compiler.passes.name_kernels import PREFIX
-        from tvmify.compiler.schedule import choice, schedule
+        from tvmify.compiler.schedule import choice
 
         imported = import_program(decompose(exported))
         target = pipeline.tvm_target(target_for("llvm", "cpu", cpu_features()))
@@ -111,7 +111,7 @@ class Program:
         for variable, function in fused.functions_items():
             if isinstance(function, tvm.tirx.PrimFunc):
                 self.operations[PREFIX + variable.name_hint] = _operations(function)
-        scheduled, rules = schedule(fused, target)
+        scheduled, rules = pipeline.schedule(fused, target)
         self.rules = {PREFIX + name: rule for name, rule in rules.items()}
         # Not `relax.build`, which knows nothing of our passes between schedule and LLVM.
         generated = build.generate(pipeline.plan_memory(scheduled, target), target, "bytecode")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,9 +118,10 @@ def test_results_on_another_device_are_refused():
 
 
 def test_a_loop_without_a_schedule_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    from tvmify.compiler.cuda import rules
+    from tvmify.compiler import pipeline
 
-    monkeypatch.setattr(rules, "RULES", {})
+    without = replace(pipeline.backend_of(pipeline.tvm_target(gpu())), rules={})
+    monkeypatch.setitem(pipeline._BACKENDS, "cuda", without)
     with pytest.raises(BuildError, match="no rule for GPUs schedules 'relu'"):
         compile(exported(torch.relu, torch.zeros(4)), gpu())
 

@@ -12,7 +12,7 @@ from tvm import te, tirx
 from tests.compiler.programs import compiled, executed
 from tests.compiler.schedule.kernels import NATIVE, TARGETS, widest_vector
 from tvmify.compiler.converters import scalar
-from tvmify.compiler.schedule import schedule
+from tvmify.compiler.pipeline import schedule
 
 _NAMES = """acos acosh asin asinh atan atanh cos cosh erf exp exp2 expm1 log log10 log1p log2 rsqrt
 sigmoid sin sinh tan tanh""".split()

@@ -50,7 +50,6 @@ def given_up(
     from tvmify.compiler import pipeline
     from tvmify.compiler.decompositions import decompose
     from tvmify.compiler.importer import import_program
-    from tvmify.compiler.schedule import schedule
 
     left = {}
     with torch.no_grad(), warnings.catch_warnings():
@@ -62,7 +61,7 @@ def given_up(
             if imported.bridged:
                 return dict.fromkeys(imported.bridged, "computed by PyTorch")
             fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
-            rules = schedule(fused, machine)[1]
+            rules = pipeline.schedule(fused, machine)[1]
             assert rules
             left |= {
                 f"{name} with {machine}": rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from tests.compiler.programs import executed, target
 from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
-from tvmify.compiler import Tuning, compile
+from tvmify.compiler import Tuning, compile, pipeline
 from tvmify.compiler.pipeline import tvm_target
 from tvmify.compiler.schedule import pairs
 from tvmify.compiler.schedule.choice import Choices
@@ -99,6 +100,19 @@ def test_winners_are_obeyed():
         by_rule = compile(torch.export.export(module, (torch.randn(24, 96),)), target())
     assert artifact.library != by_rule.library
     assert artifact.library == tuned(module, database, stopwatch).library
+
+
+def test_one_thread_lowers_what_several_build(monkeypatch):
+    lowering: set[int] = set()
+    lower = pipeline.lower
+
+    def noted(*given):
+        lowering.add(threading.get_ident())
+        return lower(*given)
+
+    monkeypatch.setattr(pipeline, "lower", noted)
+    tuned(mlp(), Measurements(None, "cpu"), Stopwatch())
+    assert lowering == {threading.get_ident()}
 
 
 def test_candidates_are_measured_on_the_shapes_of_the_program_the_largest_work_first():

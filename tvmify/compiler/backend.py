@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.s_tir.dlight.base import ScheduleRule
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
 
@@ -25,17 +26,19 @@ class Backend:
         How operators become TIR where TVM's own way is wrong or slow.
     after_fusing, after_scheduling
         Join functions that the passes of TVM leave apart.
-    schedule
-        Schedules every function of a module; also returns the name of the rule for each, which
-        begins with ``"unscheduled"`` where none did.
+    rules
+        Those that schedule functions, in the order in which they are tried, by their names.
+    finished
+        Does to a scheduled function what no schedule can.
     """
 
     described: tuple[tvm.transform.Pass, ...]
     before_legalizing: tvm.transform.Pass
     legalizers: Mapping[str, Legalize]
     after_fusing: tuple[tvm.transform.Pass, ...]
-    schedule: Callable[[tvm.IRModule, tvm.target.Target], tuple[tvm.IRModule, dict[str, str]]]
+    rules: Mapping[str, ScheduleRule]
     after_scheduling: tuple[tvm.transform.Pass, ...]
+    finished: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda function: function
 
 
 def is_for_gpu() -> bool:

@@ -41,6 +41,7 @@ from tvmify.results import (
     View,
     Write,
 )
+from tvmify.signature import SUPPORTED_DTYPES
 from tvmify.structure import structure_text
 
 
@@ -388,8 +389,9 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-#: What TVM's LLVM code generator computes with; complex and quantised dtypes end the process.
-DTYPES = frozenset("bool int8 int16 int32 int64 uint8 float16 bfloat16 float32 float64".split())
+#: TVM's names of what its LLVM code generator computes with: complex and quantised dtypes end the
+#: process.
+DTYPES = frozenset(map(dtype_name, SUPPORTED_DTYPES))
 
 
 def _tensor_type(value: torch.Tensor, name: str) -> relax.TensorType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 
 from tvmify.compiler.backend import Backend, Legalize
@@ -31,8 +31,8 @@ from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.planar_images import PlanarImages
 from tvmify.compiler.passes.separate_items import SeparateItems
 from tvmify.compiler.passes.trust_arguments import TrustArguments
-from tvmify.compiler.schedule import LEGALIZE
-from tvmify.compiler.schedule import schedule as schedule_for_cpu
+from tvmify.compiler.schedule import LEGALIZE, RULES, finished
+from tvmify.compiler.schedule.rule import apply_in_turn
 from tvmify.errors import BuildError
 from tvmify.target import Target
 
@@ -64,8 +64,9 @@ CPU = Backend(
     ),
     legalizers=LEGALIZERS,
     after_fusing=(JoinDepthwise(), JoinSums()),
-    schedule=schedule_for_cpu,
+    rules=RULES,
     after_scheduling=(MergeSerial(),),
+    finished=finished,
 )
 _BACKENDS = {"llvm": CPU, "cuda": CUDA}
 
@@ -160,21 +161,35 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 def schedule(
     ir_mod: tvm.IRModule, target: tvm.target.Target
 ) -> tuple[tvm.IRModule, dict[str, str]]:
-    """Schedule every TIR function; also return the name of the rule for each.
+    """Schedule every TIR function.
+
+    Returns
+    -------
+    tvm.IRModule
+        The module with each function scheduled.
+    dict
+        For each function the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
+        matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
 
     Raises
     ------
     BuildError
         There is no schedule for a function, and the target runs none without.
     """
-    scheduled, kernels = backend_of(target).schedule(ir_mod, target)
-    left = [name for name, rule in kernels.items() if rule.startswith("unscheduled")]
+    backend = backend_of(target)
+    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    scheduled, outcomes = apply_in_turn(backend.rules, functions, target)
+    for variable, outcome in outcomes.items():
+        if outcome.rule is not None:
+            ir_mod.update_func(variable, backend.finished(scheduled[variable]))
+    kernels = {variable.name_hint: str(outcome) for variable, outcome in outcomes.items()}
+    left = [v.name_hint for v, outcome in outcomes.items() if outcome.rule is None]
     if left and target.kind.name == "cuda":
         raise BuildError(
             f"no rule for GPUs schedules {left[0]!r}: {kernels[left[0]]}",
             "Run this module in eager PyTorch, and report the program.",
         )
-    return scheduled, kernels
+    return ir_mod, kernels
 
 
 def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:

@@ -10,9 +10,9 @@ import tvm
 from torch.utils import _pytree as pytree
 from tvm import relax
 
-from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.compiler import build, pipeline
+from tvmify.compiler.backend import Legalize
 from tvmify.compiler.packing import packed_keys
 from tvmify.compiler.sample import Sample
 from tvmify.compiler.schedule.choice import Choices, choosing
@@ -20,11 +20,6 @@ from tvmify.compiler.schedule.legalizing import is_weight
 from tvmify.results import Computed
 from tvmify.structure import structure_text
 from tvmify.target import Target
-
-Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
-
-#: TVM keeps its block builders on one stack for all threads.
-_LOWERING = forks.Lock()
 
 
 def samples_of(
@@ -67,22 +62,39 @@ def _without_packing(ir_mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) -> Artifact:
-    """Compile a sample as these choices have it; several threads may do so at once."""
+    """Compile a sample as these choices have it."""
+    return lower_sample(sample, target, choices)()
+
+
+def lower_sample(
+    sample: Sample, target: tvm.target.Target, choices: Choices
+) -> Callable[[], Artifact]:
+    """Lower and schedule a sample as these choices have it.
+
+    Returns
+    -------
+    Callable
+        Builds it. Several threads may build at once, but only one may lower: TVM keeps its block
+        builders on one stack for all threads.
+    """
     names = [f"x{i}" for i, fixed in enumerate(sample.weights) if fixed]
-    with _LOWERING, choosing(choices):
+    with choosing(choices):
         lowered = pipeline.lower(sample.ir_mod(), target)
         packed = packed_keys(lowered, names)
         scheduled, kernels = pipeline.schedule(pipeline.fuse(lowered, target), target)
         planned = pipeline.plan_memory(scheduled, target)
-    generated = build.generate(planned, target)
     arch = {"arch": str(target.attrs["arch"])} if target.kind.name == "cuda" else {}
-    return Artifact(
-        library=build.link(generated),
-        target=str(Target(target.kind.name, arch)),  # it runs here or nowhere
-        inputs=tuple(range(sample.weights.count(False))),
-        weights=tuple(names) if packed else (),
-        packed=packed,
-        outputs=(Computed(0),),
-        output_structure=structure_text(pytree.tree_structure(0)),
-        report={"kernels": kernels},
-    )
+
+    def built() -> Artifact:
+        return Artifact(
+            library=build.link(build.generate(planned, target)),
+            target=str(Target(target.kind.name, arch)),  # it runs here or nowhere
+            inputs=tuple(range(sample.weights.count(False))),
+            weights=tuple(names) if packed else (),
+            packed=packed,
+            outputs=(Computed(0),),
+            output_structure=structure_text(pytree.tree_structure(0)),
+            report={"kernels": kernels},
+        )
+
+    return built

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -208,20 +208,29 @@ def _build(
     winners: Mapping[str, str],
 ) -> list[list[Artifact | Exception]]:
     """Build every candidate of some workloads; an error stands for one that cannot be built."""
-    from tvmify.compiler.samples import compile_sample
+    from tvmify.compiler.samples import lower_sample
 
-    def build(workload: _Workload, name: str) -> Artifact | Exception:
+    def begun(workload: _Workload, name: str) -> Future[Artifact]:
         measured = {**winners, workload.name: name}
         forced = dataclasses.replace(choices, measured=measured, asked={})
         try:
-            return compile_sample(workload.sample, target, forced)
+            return pool.submit(lower_sample(workload.sample, target, forced))
         except Exception as error:  # TVM's errors share no narrower class
+            failed: Future[Artifact] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def ended(future: Future[Artifact]) -> Artifact | Exception:
+        try:
+            return future.result()
+        except Exception as error:
             return error
 
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        futures = [[pool.submit(build, work, name) for name in work.candidates] for work in batch]
-        return [[future.result() for future in row] for row in futures]
+        # This thread lowers, as only one may; the others build meanwhile.
+        futures = [[begun(work, name) for name in work.candidates] for work in batch]
+        return [[ended(future) for future in row] for row in futures]
     finally:
         # An interrupt does not wait for what was not begun.
         pool.shutdown(wait=False, cancel_futures=True)

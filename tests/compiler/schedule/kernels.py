@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,15 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.backend.cpu_generic.pipeline import dataflow_lower_passes, finalize_passes
 from tvm.tirx.build import codegen_build
 
+from tvmify.compiler import pipeline
 from tvmify.compiler.build import generate
+from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.lowering import lower
-from tvmify.compiler.schedule import LEGALIZE, schedule
+from tvmify.compiler.schedule import LEGALIZE
+from tvmify.compiler.schedule.rule import Rule
 from tvmify.runtime.native import cpu_features
 
+prepare_tvm()
 Array = np.ndarray[Any, Any]
 
 _X86 = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64"}
@@ -142,8 +146,14 @@ def build(
     ]
     with target:
         ir_mod = tvm.transform.Sequential(passes)(builder.get())
-        ir_mod, report = schedule(ir_mod, target)
+        ir_mod, report = pipeline.schedule(ir_mod, target)
     return Built(ir_mod, report, target)
+
+
+def use_rules(monkeypatch: pytest.MonkeyPatch, *rules: Rule) -> None:
+    """Let these rules alone schedule for CPUs."""
+    own = replace(pipeline.CPU, rules={rule.name: rule for rule in rules})
+    monkeypatch.setitem(pipeline._BACKENDS, "llvm", own)
 
 
 def check(

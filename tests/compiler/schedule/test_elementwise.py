@@ -20,7 +20,7 @@ from tests.compiler.schedule.kernels import (
     random,
     widest_vector,
 )
-from tvmify.compiler.schedule import schedule
+from tvmify.compiler.pipeline import schedule
 from tvmify.compiler.schedule.rule import STRICT
 
 op = relax.op

@@ -15,7 +15,7 @@ from tvm import relax
 from tests.compiler import programs
 from tests.compiler.schedule.kernels import NATIVE, TARGETS, Array, random
 from tvmify.compiler import pipeline
-from tvmify.compiler.schedule import choice, schedule
+from tvmify.compiler.schedule import choice
 
 JOINED = "expanded depthwise"
 
@@ -58,7 +58,7 @@ class Network:
         self.choices = choice.Choices(accuracy, measured or {})
         with choice.choosing(self.choices):
             fused = pipeline.fuse(pipeline.lower(builder.finalize(), target), target)
-            self.ir_mod, report = schedule(fused, target)
+            self.ir_mod, report = pipeline.schedule(fused, target)
         self.rules = sorted(rule for name, rule in report.items() if "pack" not in name)
 
     def describe(self, builder: relax.BlockBuilder, *variables: relax.Var) -> relax.Expr:

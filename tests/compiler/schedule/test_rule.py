@@ -10,8 +10,7 @@ import pytest
 import tvm
 from tvm import relax, s_tir, tirx
 
-from tests.compiler.schedule.kernels import build, random
-from tvmify.compiler import schedule as rules
+from tests.compiler.schedule.kernels import build, random, use_rules
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.guards import names_of
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -66,7 +65,7 @@ def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
 
 
 def test_a_rule_that_fails_is_an_error_here(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "RULES", (Failing(), Elementwise()))
+    use_rules(monkeypatch, Failing(), Elementwise())
     with pytest.raises(RuleFailure, match="'add': failing failed: ValueError: no such loop"):
         build(doubled, [random(6, 40)])
 
@@ -75,7 +74,7 @@ def test_a_rule_that_fails_is_an_error_here(monkeypatch: pytest.MonkeyPatch):
 def test_a_rule_that_fails_is_a_warning_for_users(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(rules, "RULES", (Failing(), Elementwise()))
+    use_rules(monkeypatch, Failing(), Elementwise())
     build(doubled, [random(6, 40)])
     (line,) = caplog.records
     assert line.name == "tvmify.compiler.schedule.rule"
@@ -87,7 +86,7 @@ def test_a_rule_that_fails_is_a_warning_for_users(
 def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
     x = random(6, 40)
     plain = build(doubled, [x])
-    monkeypatch.setattr(rules, "RULES", (Failing(), Noting(), Elementwise()))
+    use_rules(monkeypatch, Failing(), Noting(), Elementwise())
     built = build(doubled, [x])
     assert built.rules == {"elementwise (failing failed: ValueError: no such loop)"}
     tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
@@ -99,7 +98,7 @@ def test_the_next_rule_sees_nothing_of_what_one_did_that_took_nothing(
 ):
     x = random(6, 40)
     plain = build(doubled, [x])
-    monkeypatch.setattr(rules, "RULES", (Undecided("undecided"), Noting(), Elementwise()))
+    use_rules(monkeypatch, Undecided("undecided"), Noting(), Elementwise())
     built = build(doubled, [x])
     assert built.rules == {"elementwise"}
     tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
@@ -116,14 +115,14 @@ def test_a_function_is_analysed_once_for_all_rules_that_only_look(
         original(self, *args, **kwargs)
 
     monkeypatch.setattr(s_tir.Schedule, "__init__", noted)
-    monkeypatch.setattr(rules, "RULES", (Noting(), Noting(), Elementwise()))
+    use_rules(monkeypatch, Noting(), Noting(), Elementwise())
     build(doubled, [random(6, 40)])
     assert len(made) == 1
 
 
 @pytest.mark.usefixtures("lenient")
 def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rules, "RULES", (Failing("one"), Noting(), Failing("two")))
+    use_rules(monkeypatch, Failing("one"), Noting(), Failing("two"))
     built = build(doubled, [random(6, 40)])
     assert built.rules == {
         "unscheduled (one failed: ValueError: no such loop; two failed: ValueError: no such loop)"
@@ -141,6 +140,6 @@ def test_a_rule_is_asked_about_functions_with_its_anchors_alone(monkeypatch: pyt
     anchored, other = Noting(), Noting()
     anchored.anchors, other.anchors = frozenset({block}), frozenset({block, "another"})
     other.name = "other"
-    monkeypatch.setattr(rules, "RULES", (anchored, other, Elementwise()))
+    use_rules(monkeypatch, anchored, other, Elementwise())
     assert build(doubled, [random(6, 40)]).rules == {"elementwise"}
     assert (len(anchored.seen), len(other.seen)) == (1, 0)

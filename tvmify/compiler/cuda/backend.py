@@ -9,7 +9,7 @@ from tvmify.compiler.backend import Backend
 from tvmify.compiler.cuda.attention import CallAttention
 from tvmify.compiler.cuda.libraries import CallLibraries
 from tvmify.compiler.cuda.products import ReshapeRows
-from tvmify.compiler.cuda.rules import schedule
+from tvmify.compiler.cuda.rules import RULES
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.schedule import reshape, sums
@@ -32,6 +32,6 @@ CUDA = Backend(
         "relax.mean": sums.legalize_whole,
     },
     after_fusing=(),
-    schedule=schedule,
+    rules=RULES,
     after_scheduling=(),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import IRModule, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.ir import Call, Op
 from tvm.s_tir.dlight import gpu
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -13,7 +13,6 @@ from tvm_ffi import structural_walk
 from tvmify.compiler.cuda.products import ROW_PRODUCT
 from tvmify.compiler.schedule.loops import find
 from tvmify.compiler.schedule.rewriting import uses
-from tvmify.compiler.schedule.rule import apply_in_turn
 
 #: Elements that a thread reads and writes at once, and threads of a block.
 _LANES, _THREADS = 4, 256
@@ -106,22 +105,3 @@ RULES: dict[str, ScheduleRule] = {
     "general reduction": OneKernel(gpu.GeneralReduction()),
     "fallback": OneKernel(gpu.Fallback()),
 }
-
-
-def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
-    """Schedule every PrimFunc of a module.
-
-    Returns
-    -------
-    ir_mod
-        The module with each PrimFunc scheduled.
-    report
-        For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``, and after it
-        which rules failed.
-    """
-    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    scheduled, outcomes = apply_in_turn(RULES, functions, target)
-    for variable, outcome in outcomes.items():
-        if outcome.rule is not None:
-            ir_mod.update_func(variable, scheduled[variable])
-    return ir_mod, {variable.name_hint: str(outcome) for variable, outcome in outcomes.items()}

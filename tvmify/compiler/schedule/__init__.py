@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.target import Target
 
-from tvmify.compiler import intrinsics
 from tvmify.compiler.schedule import (
     attention,
     conv2d,
@@ -31,14 +29,14 @@ from tvmify.compiler.schedule.last_block import shorten_last_blocks
 from tvmify.compiler.schedule.pairs import add_in_place
 from tvmify.compiler.schedule.pieces import split_pieces
 from tvmify.compiler.schedule.prefetch import insert_prefetches
-from tvmify.compiler.schedule.rule import Rule, apply_in_turn
+from tvmify.compiler.schedule.rule import Rule
 from tvmify.compiler.schedule.shuffles import mark_shuffles
 from tvmify.compiler.schedule.tails import split_tails
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tvm.ir import Call, IRModule
+    from tvm.ir import Call
     from tvm.relax import BlockBuilder, Expr
 
 #: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
@@ -55,7 +53,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
 }
 
 #: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
-RULES: tuple[Rule, ...] = (
+_RULES: tuple[Rule, ...] = (
     Empty(),
     Handwritten(attention.NAME),
     Handwritten(expanded_depthwise.NAME, again=True),
@@ -75,29 +73,10 @@ RULES: tuple[Rule, ...] = (
     reduction.ColumnReduction(),
     Elementwise(),
 )
+RULES = {rule.name: rule for rule in _RULES}
 
 
-def schedule(ir_mod: IRModule, target: Target) -> tuple[IRModule, dict[str, str]]:
-    """Schedule every PrimFunc of a module.
-
-    Returns
-    -------
-    ir_mod
-        The module with each PrimFunc scheduled.
-    report
-        For each PrimFunc the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
-        matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
-    """
-    intrinsics.register()
-    functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
-    scheduled, outcomes = apply_in_turn({rule.name: rule for rule in RULES}, functions, target)
-    for variable, outcome in outcomes.items():
-        if outcome.rule is not None:
-            ir_mod.update_func(variable, _finished(scheduled[variable]))
-    return ir_mod, {variable.name_hint: str(outcome) for variable, outcome in outcomes.items()}
-
-
-def _finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
+def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Do to a scheduled function what no schedule can."""
     # Tails come last: they put conditions around the blocks that the others look for.
     result = add_in_place(insert_prefetches(shorten_last_blocks(function)))
