@@ -22,6 +22,7 @@ from tvmify.compiler.schedule import (
     transposed,
     winograd_loops,
 )
+from tvmify.compiler.schedule.axes import forget_axes
 from tvmify.compiler.schedule.elementwise import Elementwise
 from tvmify.compiler.schedule.empty import Empty
 from tvmify.compiler.schedule.handwritten import Handwritten
@@ -79,5 +80,5 @@ RULES = {rule.name: rule for rule in _RULES}
 def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Do to a scheduled function what no schedule can."""
     # Tails come last: they put conditions around the blocks that the others look for.
-    result = add_in_place(insert_prefetches(shorten_last_blocks(function)))
+    result = add_in_place(forget_axes(insert_prefetches(shorten_last_blocks(function))))
     return mark_shuffles(split_tails(split_pieces(result)))

@@ -9,6 +9,7 @@ from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import choice, depthwise, direct, pairs, tiles, winograd
+from tvmify.compiler.schedule.axes import LANE, ROW, Axes
 from tvmify.compiler.schedule.direct import (
     ANCHOR,
     DEPTH,
@@ -26,6 +27,7 @@ from tvmify.compiler.schedule.loops import (
     extent,
     find,
     fuse,
+    iterations,
     keep_in_registers,
     output_bits,
     parallel_if_worth,
@@ -128,9 +130,9 @@ class Conv2d(Rule):
         inline_producers(sch, ANCHOR, keep=(PAD,))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
-        sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        blocks, (down, across, channels) = sizes[3], sizes[6:9]
-        annotations, work = sch.get(anchor).annotations, float(prod(sizes))
+        axes = Axes.of(sch.get(anchor))
+        blocks, down, across, channels, inputs = axes.extents("block", "y", ROW, LANE, "input")
+        annotations, work = sch.get(anchor).annotations, float(iterations(sch, anchor))
         rows_first, side = bool(annotations[ROWS_FIRST]), int(annotations[SIDE_BY_SIDE])
         bits, depth = bits_of(str(sch.get(anchor).writes[0].source.dtype)), int(annotations[DEPTH])
 
@@ -155,19 +157,20 @@ class Conv2d(Rule):
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
         # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
-        if depth % sizes[11] == 0 and sizes[11] <= (lanes if side > 1 else _FEW_CHANNELS):
+        if depth % inputs == 0 and inputs <= (lanes if side > 1 else _FEW_CHANNELS):
             sch.unroll(sch.get_loops(anchor)[-1])
-        whole = depth, 3
+        whole = depth, "block"
         along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
         if block is not None:
-            fetch_ahead(sch, along, prod(sizes[4:6]), [4, 5])
+            pixels = "y_tile", "x_tile"
+            fetch_ahead(sch, anchor, along, prod(axes.extents(*pixels)), pixels)
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
         near = rows_first and not group
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
             crosses = 0 not in (channels % together, together % channels)
-            near = sizes[11] >= _FEW_CHANNELS and not crosses
+            near = inputs >= _FEW_CHANNELS and not crosses
         if find(sch, PAD) is not None and near:
             _pad_nearby(sch, outermost, machine)
         elif find(sch, PAD) is not None:

@@ -10,6 +10,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule import choice, plans, tiles
+from tvmify.compiler.schedule.axes import LANE, ROW, named
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window, pad
@@ -228,8 +229,13 @@ class Direct:
             pixel = padded(*place).astype(dtype)
             return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
 
-        attrs = {ROWS_FIRST: self.rows_first, SIDE_BY_SIDE: self.side, DEPTH: self.in_channels}
-
+        names = ("image", "group", "channel_tile", "block", "y_tile", "x_tile", "y", ROW, LANE)
+        attrs = {
+            ROWS_FIRST: self.rows_first,
+            SIDE_BY_SIDE: self.side,
+            DEPTH: self.in_channels,
+            **named(*names, "window_y", "window_x", "input"),
+        }
         head = (n, self.groups, int(packed.shape[1]))
         shape = (*tiled, down, across, channels)
         sums = te.compute((*head, blocks, *shape), tile, name=ANCHOR, attrs=attrs)

@@ -22,6 +22,7 @@ from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.schedule import compact, pairs, plans
+from tvmify.compiler.schedule.axes import LANE, ROW, Axes
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import inline_chain, inline_producers
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
@@ -162,8 +163,9 @@ class JoinedMatmul(Rule):
         sch = _with_rows_numbered(sch, sch.get_sblock(names[-1]))
         anchor, partial, last = map(sch.get_sblock, (ANCHOR, PARTIAL, names[-1]))
         block, summed = sch.get(anchor), sch.get(partial)
-        shape = [int(extent) for extent in block.writes[0].source.shape]
-        count, (row_tiles, column_tiles, rows, columns) = shape[0], shape[-4:]
+        count, row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
+            "batch0", "row_tile", "column_tile", ROW, LANE
+        )
         together = int(block.annotations[BLOCK])
         work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
         row, column = sch.get_loops(last)
@@ -182,11 +184,12 @@ class JoinedMatmul(Rule):
         narrow = count * column_tiles * columns <= WIDE * row_tiles * rows
         fetch_ahead(
             sch,
+            partial,
             along,
             together,
-            [-5],
+            ["row_tile"],
             nearby=machine.keeps(weights),
-            rows=[-5] * narrow,
+            rows=["row_tile"] * narrow,
         )
         # What is broadcast is computed beforehand.
         for name in sorted({*names} - {ANCHOR, PARTIAL, names[-1]}):

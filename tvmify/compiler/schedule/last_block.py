@@ -7,9 +7,10 @@ which no schedule can say. Padding with zeros would be no way out: a zero times 
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
+from tvmify.compiler.schedule.axes import Axes
 from tvmify.compiler.schedule.rewriting import rewrite_body
 
 #: Annotation of the loop along a block: the length of the whole reduction, and which iteration
@@ -17,20 +18,22 @@ from tvmify.compiler.schedule.rewriting import rewrite_body
 _LENGTH = "tvmify.length"
 
 
-def end_with(sch: s_tir.Schedule, loop: LoopRV, length: int, number: int) -> None:
+def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: int, blocks: str) -> None:
     """Ask `shorten_last_blocks` to end this loop, along a block, with the whole reduction.
 
     Parameters
     ----------
+    block
+        The tile of sums.
     loop
         The innermost loop along the reduction, around a tile of sums.
     length
         Of the whole.
-    number
-        Which iteration variable of the tile's block numbers the blocks.
+    blocks
+        The axis of the tile that numbers the blocks of the reduction.
     """
     if length % int(sch.get(loop).extent):
-        sch.annotate(loop, _LENGTH, [length, number])
+        sch.annotate(loop, _LENGTH, [length, Axes.of(sch.get(block)).position(blocks)])
 
 
 def shorten_last_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:

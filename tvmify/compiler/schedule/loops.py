@@ -114,7 +114,7 @@ def keep_in_registers(
     machine: Microarchitecture,
     rows: int = 1,
     reductions: int = 1,
-    whole: tuple[int, int] | None = None,
+    whole: tuple[int, str] | None = None,
 ) -> LoopRV:
     """Turn a tile of sums into registers: the heart of every kernel.
 
@@ -127,7 +127,7 @@ def keep_in_registers(
         The block that stores the tile; its innermost loops are those rows and columns.
     whole
         Where the innermost reduction is a block of a longer one, and the last may be shorter: the
-        length of the longer one, and which iteration variable of the anchor numbers the blocks.
+        length of the longer one, and the axis of the anchor that numbers the blocks.
 
     Returns
     -------
@@ -163,5 +163,5 @@ def keep_in_registers(
         sch.unroll(row)
     vectorize(sch, column, lanes)
     if whole is not None:
-        end_with(sch, along, whole[0] // steps, whole[1])
+        end_with(sch, anchor, along, whole[0] // steps, whole[1])
     return along

@@ -17,6 +17,7 @@ from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import compact, pairs
+from tvmify.compiler.schedule.axes import LANE, ROW, Axes
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.legalizing import is_weight, plain
@@ -105,8 +106,9 @@ class Matmul(Rule):
         anchor = sch.get_sblock(ANCHOR)
         block = sch.get(anchor)
         partial, packing = find(sch, PARTIAL), find(sch, PACK)
-        sizes = [int(v.dom.extent) for v in block.iter_vars]
-        row_tiles, column_tiles, rows, columns = sizes[-5:-1]
+        row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
+            "row_tile", "column_tile", ROW, LANE
+        )
         together = int(block.annotations[BLOCK])
         summed = sch.get(partial) if partial is not None else block
         work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
@@ -150,11 +152,13 @@ class Matmul(Rule):
         if packing is None:
             fetch_ahead(
                 sch,
+                anchor if partial is None else partial,
                 along,
                 together,
-                [-5],
+                ["row_tile"],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
-                rows=[-5] * (gated is None and column_tiles * columns <= WIDE * row_tiles * rows),
+                rows=["row_tile"]
+                * (gated is None and column_tiles * columns <= WIDE * row_tiles * rows),
             )
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
@@ -177,7 +181,7 @@ def add_up_blocks(
     *nest, row, column = loops[: len(loops) - len(blocks)]
     sch.reorder(*blocks, *nest, row, column)
     sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
-    whole = (int(sch.get(partial).annotations[DEPTH]), 0) if blocks else None
+    whole = (int(sch.get(partial).annotations[DEPTH]), "block") if blocks else None
     along = keep_in_registers(sch, partial, anchor, machine, whole=whole)
     for step in blocks:
         initial = sch.get_loops(sch.decompose_reduction(anchor, step))

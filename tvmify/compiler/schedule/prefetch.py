@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorRegion
-from tvm.s_tir.schedule import LoopRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
+from tvmify.compiler.schedule.axes import LANE, ROW, Axes
 from tvmify.compiler.schedule.microarchitecture import bits_of
 from tvmify.compiler.schedule.rewriting import rewrite_body, uses
 
@@ -51,28 +52,31 @@ _TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
 
 def fetch_ahead(
     sch: s_tir.Schedule,
+    block: SBlockRV,
     loop: LoopRV,
     tiles: int,
-    numbers: list[int],
+    numbers: Sequence[str],
     nearby: bool = False,
-    rows: Sequence[int] = (),
+    rows: Sequence[str] = (),
 ) -> None:
     """Ask `insert_prefetches` to fetch ahead in this loop.
 
     Parameters
     ----------
+    block
+        The tile of sums.
     loop
         The innermost loop along the reduction, around a tile of sums.
     tiles
         How many tiles meet one block of the panel.
     numbers
-        Which iteration variables of the tile's block number the tiles, the innermost last.
+        The axes that number the tiles, the innermost last.
     nearby
         Whether all weights stay in the second cache from call to call. A lone tile reads them from
         there as they are.
     rows
-        Where what the next tile reads of the other operand is to be fetched, too: which iteration
-        variables number tiles by what they read of it, in the order of their loops. Half of what a
+        Where what the next tile reads of the other operand is to be fetched, too: the axes that
+        number tiles by what they read of it, in the order of their loops. Half of what a
         core reads of an activation for the first time, another core wrote, unless both kernels
         share out the same rows; it costs 0.16 ns a byte, a third of the time of small products (the
         14 × 14 images of MobileNetV2, measured).
@@ -81,7 +85,9 @@ def fetch_ahead(
         cache = _FIRST_CACHE if nearby else _SECOND_CACHE
         if tiles == 1:
             rows = ()
-        sch.annotate(loop, _PREFETCH, [cache, tiles, len(numbers), *numbers, *rows])
+        axes = Axes.of(sch.get(block))
+        positions = [axes.position(name) for name in (*numbers, *rows)]
+        sch.annotate(loop, _PREFETCH, [cache, tiles, len(numbers), *positions])
 
 
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -187,12 +193,12 @@ class _Tile(NamedTuple):
     @property
     def row(self) -> tirx.IterVar:
         """The variable that numbers the rows of the tile."""
-        return self.block.iter_vars[-2 - len(self.reduced)]
+        return Axes.of(self.block)[ROW]
 
     @property
     def lane(self) -> tirx.IterVar:
         """The variable that numbers its columns."""
-        return self.block.iter_vars[-1 - len(self.reduced)]
+        return Axes.of(self.block)[LANE]
 
     @property
     def steps(self) -> int:

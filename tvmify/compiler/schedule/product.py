@@ -12,6 +12,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule import compact, pairs, plans
+from tvmify.compiler.schedule.axes import LANE, ROW, named
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 
@@ -167,6 +168,8 @@ class Product:
             # Not the element times the scale, which may be infinite where no product is.
             return te.sum(element * (scales(*where) * compact.unpack(packed, where, lane)), axis=k)
 
+        batch = [f"batch{i}" for i in range(len(self.batch))]
+        nest = (*batch, "row_tile", "column_tile", ROW, LANE)
         row_tiles = -(-self.rows // rows)
         row_tiles = -(-row_tiles // plan.block) * plan.block
         shape = (*self.batch, row_tiles, -(-self.columns // width), rows, width)
@@ -174,17 +177,24 @@ class Product:
         if blocks == 1:
             zero = tirx.const(0, "int64")
             name = ANCHOR if self.in_registers else PARTIAL
-            sums = tile = te.compute(shape, lambda *i: part(zero, *i), name=name, attrs=attrs)
+            sums = tile = te.compute(
+                shape, lambda *i: part(zero, *i), name=name, attrs=attrs | named(*nest, "k")
+            )
             if not self.in_registers:
-                sums = te.compute(shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs)
+                sums = te.compute(
+                    shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs | named(*nest)
+                )
         else:
             # Each block is added up in registers, then added to the sums: the panel's block stays
             # in the nearest cache, and sums of sums are more exact than one long sum.
-            whole = {DEPTH: self.depth}
+            whole = {DEPTH: self.depth} | named("block", *nest, "k")
             parts = te.compute((blocks, *shape), part, name=PARTIAL, attrs=whole)
             step = te.reduce_axis((0, blocks), "step")
             sums = te.compute(
-                shape, lambda *i: te.sum(parts(step, *i), axis=step), name=ANCHOR, attrs=attrs
+                shape,
+                lambda *i: te.sum(parts(step, *i), axis=step),
+                name=ANCHOR,
+                attrs=attrs | named(*nest, "block"),
             )
 
         def store(*index: tirx.Var) -> Expr:

@@ -132,7 +132,8 @@ def _rewrite_inside(stmt: Stmt, visit: Visit) -> Stmt:
         body = rewrite(stmt.block.body, visit)
         if body.same_as(stmt.block.body):
             return stmt
-        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, _with_body(stmt.block, body))
+        block = with_block_parts(stmt.block, body, stmt.block.annotations)
+        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
     if isinstance(stmt, tirx.For):
         body = rewrite(stmt.body, visit)
         return stmt if body.same_as(stmt.body) else with_loop_body(stmt, body)
@@ -156,7 +157,10 @@ def _with_attribute(stmt: tirx.AttrStmt, body: Stmt) -> Stmt:
     return stmt if same else tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
 
 
-def _with_body(block: s_tir.SBlock, body: Stmt) -> s_tir.SBlock:
+def with_block_parts(
+    block: s_tir.SBlock, body: Stmt, annotations: Mapping[str, object]
+) -> s_tir.SBlock:
+    """Return a block like this one with another body and other annotations."""
     return s_tir.SBlock(
         block.iter_vars,
         block.reads,
@@ -166,5 +170,5 @@ def _with_body(block: s_tir.SBlock, body: Stmt) -> s_tir.SBlock:
         block.init,
         block.alloc_buffers,
         block.match_buffers,
-        block.annotations,
+        annotations,
     )

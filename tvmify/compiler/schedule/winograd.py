@@ -13,6 +13,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler.schedule.axes import LANE, ROW, named
 from tvmify.compiler.schedule.cook_toom import Filtering
 from tvmify.compiler.schedule.legalizing import or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
@@ -32,6 +33,8 @@ STORE = "winograd_store"
 PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
 #: Annotation of the anchor: how the rule is to cut the loops.
 PLAN = "tvmify.winograd"
+#: The outer axes of the sums.
+_CHUNK = ("y_chunk", "x_chunk", "channel_tile", "point")
 _DTYPE = "float32"
 _LARGEST = float(np.finfo(_DTYPE).max)
 
@@ -262,7 +265,8 @@ class Winograd(Cut):
             (*self.chunks, outputs, self.points, pieces, *within, lanes),
             lambda *i: te.sum(product(*i), axis=k),
             name=ANCHOR,
-            attrs={PLAN: [*size, int(self.shared), self.lanes]},
+            attrs={PLAN: [*size, int(self.shared), self.lanes]}
+            | named(*_CHUNK, "block", "group", ROW, LANE, "k"),
         )
         o = te.reduce_axis((0, pieces), "o")
 
@@ -271,7 +275,13 @@ class Winograd(Cut):
                 return partial[fy, fx, t, p, 0, g, r, lane]
             return te.sum(partial[fy, fx, t, p, o, g, r, lane], axis=o)
 
-        return te.compute((*self.chunks, outputs, self.points, *within, lanes), whole, name=SUMS)
+        reduced = ["block"] if pieces > 1 else []
+        return te.compute(
+            (*self.chunks, outputs, self.points, *within, lanes),
+            whole,
+            name=SUMS,
+            attrs=named(*_CHUNK, "group", ROW, LANE, *reduced),
+        )
 
     def _results(self, sums: te.Tensor) -> te.Tensor:
         """Sums transformed back: ``[chunk, tile of channels, row, column, y, x, channel]``."""

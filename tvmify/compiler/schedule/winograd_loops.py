@@ -25,6 +25,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler.schedule.axes import LANE, ROW, Axes
 from tvmify.compiler.schedule.elementwise import schedule_block
 from tvmify.compiler.schedule.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.schedule.guards import redo_if
@@ -32,6 +33,7 @@ from tvmify.compiler.schedule.loops import (
     extent,
     find,
     fuse,
+    iterations,
     keep_in_registers,
     parallel_if_worth,
     vectorize,
@@ -57,12 +59,8 @@ from tvmify.compiler.schedule.winograd import (
     UP,
 )
 
-#: Which iteration variable of the products numbers the groups of tiles, which all meet a block of
-#: weights.
-_GROUP = -4
-#: Those that say what a product reads of the inputs, in the order of their loops: point, block of
-#: inputs, group of tiles.
-_READ = (-6, -5, _GROUP)
+#: The axes that say what a product reads of the inputs, in the order of their loops.
+_READ = ("point", "block", "group")
 
 
 class WinogradConvolution(Rule):
@@ -82,10 +80,12 @@ class WinogradConvolution(Rule):
         plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
         height, _, _, _, shared, lanes = plan
         sch.unannotate(anchor, PLAN)
-        extents = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        work = float(prod(extents))
-        weights = prod(extents[2:5]) * prod(extents[-2:]) * 4  # bytes: there is float32 only
-        chunk, at, vector = _cut(sch, store, plan, *extents[-3:-1])
+        axes = Axes.of(sch.get(anchor))
+        work = float(iterations(sch, anchor))
+        weights = 4 * prod(  # bytes: there is float32 only
+            axes.extents("channel_tile", "point", "block", LANE, "k")
+        )
+        chunk, at, vector = _cut(sch, store, plan, *axes.extents(ROW, LANE))
         parallel_if_worth(sch, chunk, machine, work)
         _in_registers(sch, store)
         # The flag before what it guards. Tiles of one row are transformed across alone.
@@ -163,7 +163,7 @@ def _schedule_sums(
     """Add products up in registers, block after block of input channels."""
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
     sch.compute_at(sums, at, preserve_unit_loops=True)
-    several = len(sch.get(sums).iter_vars) > 7
+    several = "block" in Axes.of(sch.get(sums))
     *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
     groups = extent(sch, group)
     if several:
@@ -171,7 +171,8 @@ def _schedule_sums(
         sch.reorder(point, block, group, row, lane)
     sch.compute_at(partial, group, preserve_unit_loops=True)
     along = keep_in_registers(sch, partial, sums, machine)
-    fetch_ahead(sch, along, groups, [_GROUP], machine.keeps(weights), rows=_READ if shared else ())
+    read = _READ if shared else ()
+    fetch_ahead(sch, partial, along, groups, ["group"], machine.keeps(weights), rows=read)
     if several:
         initial = sch.decompose_reduction(sums, block)
         vectorize(sch, sch.get_loops(initial)[-1], machine.lanes())
