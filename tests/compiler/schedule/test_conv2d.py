@@ -24,6 +24,7 @@ from tests.compiler.schedule.kernels import (
     widest_vector,
 )
 from tvmify.compiler.schedule import choice, direct
+from tvmify.compiler.schedule.convolution import Convolution
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.windows import Window
 
@@ -159,15 +160,15 @@ def test_groups_of_any_size_have_a_kernel(target, groups, size):
 def _candidates(size, channels, out, window, stride, padding, target, count=1):
     along = (size + 2 * padding - window) // stride + 1
     with choice.choosing(choice.Choices()):
-        return direct.candidates(
-            [count, size, size, channels],
-            [out, window, window, channels],
+        convolution = Convolution(
+            (count, size, size, channels),
+            (out, window, window, channels),
             (count, along, along, out),
             Window((window, window), (stride, stride), (1, 1), (padding,) * 4),
             1,
             "float32",
-            Microarchitecture.of(target),
         )
+        return direct.candidates(convolution, Microarchitecture.of(target))
 
 
 @pytest.mark.parametrize("target", [AVX512, AVX2])

@@ -21,6 +21,7 @@ from tests.compiler.schedule.kernels import (
     random,
 )
 from tvmify.compiler.schedule import choice, conv2d
+from tvmify.compiler.schedule.convolution import Convolution
 from tvmify.compiler.schedule.cook_toom import POINTS, Filtering, transforms
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
 from tvmify.compiler.schedule.rewriting import rewrite_body, uses
@@ -275,16 +276,15 @@ def _names(size, channels, target=AVX512, count=1, **options):
     window = options.pop("window", Window((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
     outputs = options.pop("outputs", channels)
     rows, columns = (size // stride for stride in window.strides)
-    convolution = {
-        "image": [count, size, size, channels],
-        "kernel": [outputs, *window.size, channels],
-        "out": (count, rows, columns, outputs),
-        "window": window,
-        "groups": 1,
-        "dtype": "float32",
-        "machine": Microarchitecture.of(target),
-    }
-    return [str(algorithm) for algorithm in conv2d.algorithms(**{**convolution, **options})]
+    convolution = Convolution(
+        (count, size, size, channels),
+        (outputs, *window.size, channels),
+        (count, rows, columns, outputs),
+        window,
+        **{"groups": 1, "dtype": "float32", **options},
+    )
+    machine = Microarchitecture.of(target)
+    return [str(algorithm) for algorithm in conv2d.algorithms(convolution, machine)]
 
 
 _EVERY_SECOND = Window((3, 3), (2, 2), (1, 1), (1, 1, 1, 1))

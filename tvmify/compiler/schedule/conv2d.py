@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.schedule import choice, depthwise, direct, pairs, tiles, winograd
 from tvmify.compiler.schedule.axes import LANE, ROW, Axes
+from tvmify.compiler.schedule.convolution import Convolution
 from tvmify.compiler.schedule.direct import (
     ANCHOR,
     DEPTH,
@@ -62,13 +63,21 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     if planar:
         image = [image[axis] for axis in PLANAR]
     data, weight = call.args
-    groups, dtype = int(attributes.groups), str(call.ty.dtype)
-    window = Window.of(attributes, kernel[1:3])
+    convolution = Convolution(
+        tuple(image),
+        tuple(kernel),
+        out,
+        Window.of(attributes, kernel[1:3]),
+        int(attributes.groups),
+        str(call.ty.dtype),
+        planar,
+    )
+    window, dtype = convolution.window, convolution.dtype
     machine = Microarchitecture.current()
-    if kernel[3] == 1 and groups == image[3] and kernel[0] == groups:
+    if convolution.is_depthwise:
         template, pack = depthwise.template(image, out, window, dtype, machine)
         packs, hint = (pack,), "depthwise_conv2d"
-    elif window.is_pointwise and groups == 1:
+    elif convolution.is_product:
         pixels = [*out[:3], image[3]]
         # One channel by itself is no product where it is measured.
         several = kernel[0] > 1
@@ -80,9 +89,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         product = Product.of(pixels, weights, out, dtype, machine, paired=paired, apart=apart)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
-        candidates = algorithms(image, kernel, out, window, groups, dtype, machine, planar)
-        workload = f"conv2d {image} {kernel} {window} {groups} {dtype}" + " planar" * planar
-        chosen = choice.choose(workload, candidates)
+        chosen = choice.choose(convolution.workload, algorithms(convolution, machine))
         template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
     packed = [
         builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
@@ -93,16 +100,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     )
 
 
-def algorithms(
-    image: list[int],
-    kernel: list[int],
-    out: tuple[int, ...],
-    window: Window,
-    groups: int,
-    dtype: str,
-    machine: Microarchitecture,
-    planar: bool = False,
-) -> list[Direct | Winograd]:
+def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Direct | Winograd]:
     """All ways to compute a convolution, the one estimated fastest first.
 
     An estimate counts products, the work of transforms, and the weights, which come from beyond
@@ -110,11 +108,10 @@ def algorithms(
     many weights; at stride 2, F2 seven tenths as often, and almost three times as many. Where
     accuracy is to be strict, there is the direct kernel alone.
     """
-    convolution = image, kernel, out, window, groups, dtype, machine
-    first, *others = direct.candidates(*convolution, planar)
+    first, *others = direct.candidates(convolution, machine)
     found: list[Direct | Winograd] = [first]
     if not choice.is_strict():
-        found += winograd.candidates(image, out, window, groups, dtype, machine, planar)
+        found += winograd.candidates(convolution, machine)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
     return [*found, *others]
 

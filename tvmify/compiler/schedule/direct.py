@@ -11,6 +11,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler.schedule import choice, plans, tiles
 from tvmify.compiler.schedule.axes import LANE, ROW, named
+from tvmify.compiler.schedule.convolution import Convolution
 from tvmify.compiler.schedule.legalizing import accumulator, or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.schedule.windows import Window, pad
@@ -34,19 +35,15 @@ _FEW_TASKS, _MANY_ROWS = 4, 8
 _FEW_BLOCKS = 2
 
 
-def candidates(
-    image: list[int],
-    kernel: list[int],
-    out: tuple[int, ...],
-    window: Window,
-    groups: int,
-    dtype: str,
-    machine: Microarchitecture,
-    planar: bool = False,
-) -> list[Direct]:
+def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Direct]:
     """Return the direct kernels worth trying, the one estimated fastest first."""
-    bits = bits_of(accumulator(dtype))
-    side = _side_by_side(kernel, groups, dtype, machine)
+    kernel, out, groups, bits = (
+        convolution.kernel,
+        convolution.out,
+        convolution.groups,
+        convolution.bits,
+    )
+    side = _side_by_side(convolution, machine)
     columns = side * kernel[0] // groups
     ranked = [
         tile
@@ -57,7 +54,17 @@ def candidates(
         most = machine.accumulators // 4 * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
     channels = (groups // side, side, columns, kernel[3])
-    uncut = Direct(tuple(image), out, window, *channels, ranked[0], kernel[3], False, dtype, planar)
+    uncut = Direct(
+        convolution.image,
+        out,
+        convolution.window,
+        *channels,
+        ranked[0],
+        kernel[3],
+        False,
+        convolution.dtype,
+        convolution.planar,
+    )
     by_rows = [tile for tile in ranked if not tile.flat]
     if uncut.cut(by_rows[0], machine).rows_first:  # needs whole rows: each task pads its own
         ranked = by_rows
@@ -272,13 +279,14 @@ class Direct:
         return te.compute(self.out, whole, name="conv_whole")
 
 
-def _side_by_side(kernel: list[int], groups: int, dtype: str, machine: Microarchitecture) -> int:
+def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:
     """How many groups to compute at once, so that their channels fill vectors.
 
     Each lane reads the inputs of its own group: a vector of neighbours, and a shuffle. Inputs that
     lie further apart than two vectors hold are no neighbours.
     """
-    lanes, per_group = machine.lanes(bits_of(accumulator(dtype))), kernel[0] // groups
+    kernel, groups = convolution.kernel, convolution.groups
+    lanes, per_group = machine.lanes(convolution.bits), kernel[0] // groups
     side = lanes // gcd(lanes, per_group)
     apart = kernel[3] * (-(-lanes // per_group) - 1)
     return side if groups % side == 0 and apart < 2 * lanes else 1

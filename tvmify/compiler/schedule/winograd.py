@@ -14,10 +14,11 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.schedule.axes import LANE, ROW, named
+from tvmify.compiler.schedule.convolution import Convolution
 from tvmify.compiler.schedule.cook_toom import Filtering
 from tvmify.compiler.schedule.legalizing import or_zero
 from tvmify.compiler.schedule.microarchitecture import Microarchitecture
-from tvmify.compiler.schedule.windows import NCHW, Window, pad
+from tvmify.compiler.schedule.windows import NCHW, pad
 from tvmify.compiler.schedule.winograd_cut import Cut
 
 #: Names of the template's blocks: the padded image; of planes, what tiles see at the same place,
@@ -39,25 +40,18 @@ _DTYPE = "float32"
 _LARGEST = float(np.finfo(_DTYPE).max)
 
 
-def candidates(
-    image: Sequence[int],
-    out: Sequence[int],
-    window: Window,
-    groups: int,
-    dtype: str,
-    machine: Microarchitecture,
-    planar: bool = False,
-) -> list[Winograd]:
+def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Winograd]:
     """Return the kernels there are for a convolution."""
+    image, out, window = convolution.image, convolution.out, convolution.window
     (height, width), (stride, apart) = window.size, window.strides
     square = height == width and stride == apart and window.dilation == (1, 1)
-    if not square or groups > 1 or dtype != _DTYPE or out[3] < machine.lanes():
+    known = square and convolution.groups == 1 and convolution.dtype == _DTYPE
+    if not known or out[3] < machine.lanes():
         return []
-    convolution = image, out, window
-    if planar:
+    if convolution.planar:
         if not Filtering(4, width, stride).saves:
             return []
-        return [Winograd.of(*convolution, 1, 4, False, machine, planar)]
+        return [Winograd.of(image, out, window, 1, 4, False, machine, planar=True)]
     if width != 3 or stride > 2 or image[3] < machine.lanes():
         return []
     sizes = [(2, 2)]
@@ -67,7 +61,7 @@ def candidates(
         if out[0] == 1:  # of several images there are rows enough to read weights for
             sizes.append((1, 2))
     return [
-        Winograd.of(*convolution, *size, shared, machine)
+        Winograd.of(image, out, window, *size, shared, machine)
         for size in sizes
         for shared in (False, True)
     ]
