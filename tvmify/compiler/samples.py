@@ -61,11 +61,6 @@ def _without_packing(ir_mod: tvm.IRModule) -> tvm.IRModule:
     )
 
 
-def compile_sample(sample: Sample, target: tvm.target.Target, choices: Choices) -> Artifact:
-    """Compile a sample as these choices have it."""
-    return lower_sample(sample, target, choices)()
-
-
 def lower_sample(
     sample: Sample, target: tvm.target.Target, choices: Choices
 ) -> Callable[[], Artifact]:
