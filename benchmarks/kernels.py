@@ -111,8 +111,8 @@ class Program:
         for variable, function in fused.functions_items():
             if isinstance(function, tvm.tirx.PrimFunc):
                 self.operations[PREFIX + variable.name_hint] = _operations(function)
-        scheduled, rules = pipeline.schedule(fused, target)
-        self.rules = {PREFIX + name: rule for name, rule in rules.items()}
+        scheduled, outcomes = pipeline.schedule(fused, target)
+        self.rules = {PREFIX + name: str(outcome) for name, outcome in outcomes.items()}
         # Not `relax.build`, which knows nothing of our passes between schedule and LLVM.
         generated = build.generate(pipeline.plan_memory(scheduled, target), target, "bytecode")
         with tempfile.TemporaryDirectory() as folder:

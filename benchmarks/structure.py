@@ -75,15 +75,15 @@ def _functions(lowered: Lowered, attributes: dict[str, Any]) -> Iterator[str]:
     target = pipeline.tvm_target(Target("llvm", attributes))
     try:
         with choosing(Choices()):
-            scheduled, rules = pipeline.schedule(lowered(target), target)
+            scheduled, outcomes = pipeline.schedule(lowered(target), target)
     except Exception as error:  # a target that a program cannot be built for is part of the record
         text = str(error).strip().splitlines() or [""]
         yield f"error: {type(error).__name__}: {text[-1]}"
         return
     for variable, function in scheduled.functions_items():
         name = variable.name_hint
-        if name in rules:
-            yield f"{rules[name]} {digest(function)} {name}"
+        if name in outcomes:
+            yield f"{outcomes[name]} {digest(function)} {name}"
 
 
 def digest(function: tvm.tirx.PrimFunc) -> str:

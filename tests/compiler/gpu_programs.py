@@ -112,7 +112,7 @@ def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
         imported = import_program(decompose(exported(program, *args)))
     lowered = pipeline.lower(imported.ir_mod, for_gpu)
     packed = packed_keys(lowered, imported.weights)
-    scheduled, kernels = pipeline.schedule(pipeline.fuse(lowered, for_gpu), for_cpu)
+    scheduled, outcomes = pipeline.schedule(pipeline.fuse(lowered, for_gpu), for_cpu)
     generated = build.generate(pipeline.plan_memory(scheduled, for_cpu), for_cpu)
     return Artifact(
         library=build.link(generated),
@@ -125,7 +125,10 @@ def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
         outputs=imported.outputs,
         output_structure=imported.output_structure,
         needs_contiguous=imported.needs_contiguous,
-        report={"kernels": kernels, "bridged": imported.bridged},
+        report={
+            "kernels": {name: str(outcome) for name, outcome in outcomes.items()},
+            "bridged": imported.bridged,
+        },
     )
 
 

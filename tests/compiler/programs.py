@@ -65,7 +65,8 @@ def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[s
         exported = torch.export.export(as_module(program), args, strict=False)
         imported = import_program(decompose(exported))
     fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
-    ir_mod, rules = pipeline.schedule(fused, machine)
+    ir_mod, outcomes = pipeline.schedule(fused, machine)
+    rules = {name: str(outcome) for name, outcome in outcomes.items()}
     return pipeline.plan_memory(ir_mod, machine), rules
 
 

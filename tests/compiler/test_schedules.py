@@ -61,12 +61,12 @@ def given_up(
             if imported.bridged:
                 return dict.fromkeys(imported.bridged, "computed by PyTorch")
             fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
-            rules = pipeline.schedule(fused, machine)[1]
-            assert rules
+            outcomes = pipeline.schedule(fused, machine)[1]
+            assert outcomes
             left |= {
-                f"{name} with {machine}": rule
-                for name, rule in rules.items()
-                if "unscheduled" in rule or "failed" in rule
+                f"{name} with {machine}": str(outcome)
+                for name, outcome in outcomes.items()
+                if outcome.rule is None or outcome.failures
             }
     return left
 

@@ -150,8 +150,8 @@ def _compile(
         output_structure=imported.output_structure,
         report=report
         | {
-            "kernels": kernels,
-            "unscheduled": sum(rule.startswith("unscheduled") for rule in kernels.values()),
+            "kernels": {name: str(outcome) for name, outcome in kernels.items()},
+            "unscheduled": sum(outcome.rule is None for outcome in kernels.values()),
             "operators": imported.operators,
             "bridged": imported.bridged,
             "libraries": called(lowered),

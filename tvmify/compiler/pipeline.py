@@ -32,7 +32,7 @@ from tvmify.compiler.passes.planar_images import PlanarImages
 from tvmify.compiler.passes.separate_items import SeparateItems
 from tvmify.compiler.passes.trust_arguments import TrustArguments
 from tvmify.compiler.schedule import LEGALIZE, RULES, finished
-from tvmify.compiler.schedule.rule import apply_in_turn
+from tvmify.compiler.schedule.rule import Outcome, apply_in_turn
 from tvmify.errors import BuildError
 from tvmify.target import Target
 
@@ -160,7 +160,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 
 def schedule(
     ir_mod: tvm.IRModule, target: tvm.target.Target
-) -> tuple[tvm.IRModule, dict[str, str]]:
+) -> tuple[tvm.IRModule, dict[str, Outcome]]:
     """Schedule every TIR function.
 
     Returns
@@ -168,8 +168,8 @@ def schedule(
     tvm.IRModule
         The module with each function scheduled.
     dict
-        For each function the name of the rule that scheduled it, or ``"unscheduled"``. Rules that
-        matched but failed are named after it: ``"elementwise (matmul failed: …)"``.
+        What became of each function, by its name: the rule that scheduled it, and those that
+        matched but failed. ``str`` of it is for reports.
 
     Raises
     ------
@@ -182,8 +182,8 @@ def schedule(
     for variable, outcome in outcomes.items():
         if outcome.rule is not None:
             ir_mod.update_func(variable, backend.finished(scheduled[variable]))
-    kernels = {variable.name_hint: str(outcome) for variable, outcome in outcomes.items()}
-    left = [v.name_hint for v, outcome in outcomes.items() if outcome.rule is None]
+    kernels = {variable.name_hint: outcome for variable, outcome in outcomes.items()}
+    left = [name for name, outcome in kernels.items() if outcome.rule is None]
     if left and target.kind.name == "cuda":
         raise BuildError(
             f"no rule for GPUs schedules {left[0]!r}: {kernels[left[0]]}",

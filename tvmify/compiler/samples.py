@@ -89,7 +89,7 @@ def lower_sample(
             packed=packed,
             outputs=(Computed(0),),
             output_structure=structure_text(pytree.tree_structure(0)),
-            report={"kernels": kernels},
+            report={"kernels": {name: str(outcome) for name, outcome in kernels.items()}},
         )
 
     return built

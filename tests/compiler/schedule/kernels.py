@@ -146,7 +146,8 @@ def build(
     ]
     with target:
         ir_mod = tvm.transform.Sequential(passes)(builder.get())
-        ir_mod, report = pipeline.schedule(ir_mod, target)
+        ir_mod, outcomes = pipeline.schedule(ir_mod, target)
+    report = {name: str(outcome) for name, outcome in outcomes.items()}
     return Built(ir_mod, report, target)
 
 

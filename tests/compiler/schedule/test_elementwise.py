@@ -143,10 +143,11 @@ def test_what_no_rule_can_do_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv(STRICT)
     claims = _one_after_the_other.with_attr("tirx.is_scheduled", True)
     before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims})
-    after, report = schedule(tvm.IRModule(before.functions), NATIVE)
-    assert report["plain"] == report["claims"]
-    assert report["plain"].startswith("unscheduled (elementwise failed: ")
-    assert "'all' has 0 loops" in report["plain"]
+    after, outcomes = schedule(tvm.IRModule(before.functions), NATIVE)
+    for outcome in (outcomes["plain"], outcomes["claims"]):
+        assert outcome.rule is None
+        assert [failure.rule for failure in outcome.failures] == ["elementwise"]
+        assert "'all' has 0 loops" in str(outcome)
     tvm.ir.assert_structural_equal(after, before)
 
 

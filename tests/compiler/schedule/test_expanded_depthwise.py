@@ -58,8 +58,8 @@ class Network:
         self.choices = choice.Choices(accuracy, measured or {})
         with choice.choosing(self.choices):
             fused = pipeline.fuse(pipeline.lower(builder.finalize(), target), target)
-            self.ir_mod, report = pipeline.schedule(fused, target)
-        self.rules = sorted(rule for name, rule in report.items() if "pack" not in name)
+            self.ir_mod, outcomes = pipeline.schedule(fused, target)
+        self.rules = sorted(str(one) for name, one in outcomes.items() if "pack" not in name)
 
     def describe(self, builder: relax.BlockBuilder, *variables: relax.Var) -> relax.Expr:
         x, wide, bias, narrow, offset = variables
