@@ -1,5 +1,6 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests
+# make sanitize         tests/runtime with address and undefined-behaviour sanitizers in the native part
 # make fuzz             damaged and forged saved files, MUTANTS=100000 of them
 # make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
@@ -21,9 +22,9 @@
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
 # TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
 # CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, THREADS="1 2" how
-# many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make test`
-# and `make opinfo`, JOBS=2 is how many processes run at a time; for the latter, SAMPLES=2 is how
-# many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others. For `make structure`,
+# many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make test`,
+# `make sanitize` and `make opinfo`, JOBS=2 is how many processes run at a time; for the last,
+# SAMPLES=2 is how many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others. For `make structure`,
 # BEFORE=path is the record to hold against, made by the first run.
 
 .DEFAULT_GOAL := demo
@@ -58,7 +59,7 @@ SEED ?= 0
 BEFORE ?= build/structure/before.json
 QUICK ?=
 
-.PHONY: demo install test fuzz soak soak-serving opinfo models programs lint format \
+.PHONY: demo install test sanitize fuzz soak soak-serving opinfo models programs lint format \
 	bench bench-overhead bench-startup bench-heuristic structure gpu-check docs \
 	wheel clean
 
@@ -68,6 +69,9 @@ demo: install
 # Whole files to a process, as the fixtures of a file may take long.
 test: install
 	$(BIN)/python -m pytest $(or $(TESTS),--numprocesses $(JOBS) --dist loadfile)
+
+sanitize: install
+	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/sanitize address,undefined $(or $(TESTS),tests/runtime)
 
 fuzz: install
 	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
 
@@ -41,13 +42,28 @@ def package_directory(name: str) -> Path:
 TVM, TVM_FFI = package_directory("tvm"), package_directory("tvm_ffi")
 
 
+# "address,undefined", say: `.ci/sanitize` builds with them, in a folder of its own.
+SANITIZERS = os.environ.get("TVMIFY_SANITIZE", "")
+
+
+def sanitizer_args() -> list[str]:
+    """Return what the sanitizers need of the compiler and the linker, after all other flags."""
+    if not SANITIZERS:
+        return []
+    # PyTorch hides the type information that a check of virtual tables looks for. Optimizing would
+    # double the time of a build, most of which goes into reading headers.
+    checks = [f"-fsanitize={SANITIZERS}", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"]
+    return [*checks, "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS", "-O0", "-g1"]
+
+
 def compile_args() -> list[str]:
     """Return flags that hold for all our files."""
     # As system headers, other people's warnings are not ours.
     includes = [*cpp_extension.include_paths(), TVM / "include", TVM_FFI / "include"]
     includes.append(sysconfig.get_path("include"))
     system = [f"-isystem{path}" for path in includes]
-    return ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fvisibility=hidden", *WARNINGS, *system]
+    flags = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fvisibility=hidden", *WARNINGS]
+    return [*flags, *system, *sanitizer_args()]
 
 
 # Where C++ programs find what the library needs: in one folder with it, or as pip installs wheels.
@@ -78,6 +94,7 @@ def native_library() -> Extension:
             "-Wl,--no-as-needed",
             "-ltvm_runtime",
             "-ltvm_ffi",
+            *sanitizer_args(),
         ],
     )
     extension.libraries.remove("torch_python")
@@ -91,7 +108,7 @@ def python_module() -> Extension:
         sorted(map(str, (NATIVE / "python").glob("*.cpp"))),
         depends=sorted(map(str, [*NATIVE.glob("*.h"), *(NATIVE / "python").glob("*.h")])),
         extra_compile_args=compile_args(),
-        extra_link_args=["-Wl,-rpath,$ORIGIN/lib", "-l:libtvmify.so"],
+        extra_link_args=["-Wl,-rpath,$ORIGIN/lib", "-l:libtvmify.so", *sanitizer_args()],
     )
 
 
