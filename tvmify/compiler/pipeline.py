@@ -126,6 +126,19 @@ def lower(
         # Softmax, normalization … in terms of simpler operators where Relax has inference forms.
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
+    ]
+    with target:
+        return legalize(tvm.transform.Sequential(passes)(ir_mod), target, legalizers)
+
+
+def legalize(
+    ir_mod: tvm.IRModule,
+    target: tvm.target.Target,
+    legalizers: Mapping[str, Legalize] | None = None,
+) -> tvm.IRModule:
+    """Do the second half of `lower`: operators in their final layouts become TIR functions."""
+    backend = backend_of(target)
+    passes = [
         backend.before_legalizing,
         # Operators become calls of TIR functions; ours pack the weights in a call of its own.
         relax.transform.LegalizeOps(dict(legalizers or backend.legalizers)),

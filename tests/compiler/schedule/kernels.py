@@ -1,4 +1,4 @@
-"""Build small Relax programs by our legalizers and rules, run them, look at their loops."""
+"""Build small Relax programs as for users, run them, look at their loops."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, s_tir, tirx
-from tvm.relax.backend.cpu_generic.pipeline import dataflow_lower_passes, finalize_passes
 from tvm.tirx.build import codegen_build
 
 from tvmify.compiler import pipeline
 from tvmify.compiler.build import generate
 from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.lowering import lower
-from tvmify.compiler.schedule import LEGALIZE
 from tvmify.compiler.schedule.rule import Rule
 from tvmify.runtime.native import cpu_features
 
@@ -76,16 +74,14 @@ class Built:
 
     def run(self, inputs: Sequence[Array], weights: Sequence[Array] = ()) -> Array:
         """Run on arrays, lowered as for users; packs the weights first."""
-        passes = dataflow_lower_passes(self.target) + finalize_passes(self.target)
-        with self.target:
-            ir_mod = tvm.transform.Sequential(passes)(self.ir_mod)
-        executable = generate(ir_mod, self.target, "bytecode", threads=1).executable
+        planned = pipeline.plan_memory(self.ir_mod, self.target)
+        executable = generate(planned, self.target, "bytecode", threads=1).executable
         machine = relax.VirtualMachine(executable, tvm.cpu())
         arguments = [tvm.runtime.tensor(value) for value in inputs]
         if weights:
-            given = [tvm.runtime.tensor(value) for value in weights]
-            arguments += list(machine["main_transform_params"](given))
-        return machine["main"](*arguments).numpy()
+            arguments += machine["pack"](*(tvm.runtime.tensor(value) for value in weights))
+        (result,) = machine["main"](*arguments)
+        return result.numpy()
 
     def lowered(self) -> tvm.IRModule:
         """The kernel alone, lowered as for users."""
@@ -132,21 +128,15 @@ def build(
     builder = relax.BlockBuilder()
     with builder.function("main", variables, attrs={"num_input": len(inputs)}):
         with builder.dataflow():
-            result = builder.emit_output(builder.emit(describe(builder, *variables)))
+            described = builder.emit(describe(builder, *variables))
+            results = [described]
+            if isinstance(described.ty, relax.TupleType):
+                count = len(described.ty.fields)
+                results = [builder.emit(relax.TupleGetItem(described, i)) for i in range(count)]
+            result = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(result)
-    passes = [relax.transform.LegalizeOps(LEGALIZE)]
-    if weights:
-        passes.append(relax.transform.LiftTransformParams())
-    passes += [
-        relax.transform.DeadCodeElimination(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
-    ]
-    with target:
-        ir_mod = tvm.transform.Sequential(passes)(builder.get())
-        ir_mod, outcomes = pipeline.schedule(ir_mod, target)
+    fused = pipeline.fuse(pipeline.legalize(builder.get(), target), target)
+    ir_mod, outcomes = pipeline.schedule(fused, target)
     report = {name: str(outcome) for name, outcome in outcomes.items()}
     return Built(ir_mod, report, target)
 
