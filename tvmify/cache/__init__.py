@@ -1,6 +1,7 @@
-"""The cache: what a compiled program is known by, and where it is kept.
+"""The cache: how compiled programs are identified, and where they are stored.
 
-Nothing in here knows torch or TVM: a key is named texts, an entry is bytes and a description.
+Nothing here depends on torch or TVM: a key is a set of named texts, an entry is bytes and a
+manifest.
 """
 
 from tvmify.cache.bundle import Imported, export, import_

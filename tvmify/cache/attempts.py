@@ -1,4 +1,4 @@
-"""Attempts at what may fail or hang: each has bounded time, and a fault is followed by a pause."""
+"""Operations that may fail or hang: each has a timeout, and a failure is followed by a pause."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Result = TypeVar("Result")
 
 
 class Paused(Exception):
-    """Nothing was attempted: the last attempt failed a short while ago, or still hangs."""
+    """The operation was skipped: the last attempt failed recently, or is still hanging."""
 
 
 class Attempts:
-    """Runs operations in threads of their own, and waits for each a bounded time.
+    """Runs each operation in its own thread, with a timeout.
 
     Parameters
     ----------
     timeout
-        Seconds to wait for one operation. Python cannot end a thread: one that takes longer goes
-        on alone, and nothing is attempted until it has ended.
+        Seconds to wait for one operation. Python cannot kill a thread: one that takes longer keeps
+        running, and nothing else is attempted until it ends.
     pause
-        Seconds after a failure during which nothing is attempted.
+        Seconds to wait after a failure before the next attempt.
     clock
         Returns seconds.
     """
@@ -39,22 +39,22 @@ class Attempts:
         self._hanging: threading.Thread | None = None
 
     def run(self, operation: Callable[[], Result]) -> Result:
-        """Return what an operation returns.
+        """Run an operation and return its result.
 
         Raises
         ------
         Paused
-            It was not run.
+            The operation was skipped.
         TimeoutError
-            It takes too long.
+            The operation timed out.
         Exception
-            What it raised.
+            Whatever the operation raised.
         """
-        # A thread that hung when this process was forked from another is not alive in this one.
+        # After a fork, a thread that hung in the parent is not alive here.
         if self._clock() < self._resumes or (self._hanging and self._hanging.is_alive()):
             raise Paused
         outcome: Future[Result] = Future()
-        # A daemon: a pool's threads would be waited for when the interpreter ends.
+        # A daemon thread: the interpreter would wait for a pool's threads at exit.
         thread = threading.Thread(
             target=_settle, args=(outcome, operation), name="tvmify remote cache", daemon=True
         )
@@ -74,5 +74,5 @@ def _settle(outcome: Future[Result], operation: Callable[[], Result]) -> None:
         outcome.set_result(operation())
     except Exception as error:
         outcome.set_exception(error)
-    except BaseException as error:  # a panic of a library in Rust is none of Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         outcome.set_exception(RuntimeError(repr(error)))

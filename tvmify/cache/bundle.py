@@ -1,4 +1,4 @@
-"""Entries of a cache as one file: into a container image, or to machines without a network."""
+"""Export cache entries to one file, for a container image or a machine without a network."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tvmify.errors import CacheError, warn
 from tvmify.options import CompileOptions
 from tvmify.regular_files import NotRegular, open_regular
 
-#: How many refused entries a message names.
+#: The most refused entries that a message names.
 _MOST_REASONS = 5
 
 
 class Imported(NamedTuple):
-    """What became of the entries of an archive.
+    """What happened to the entries of an archive.
 
     Attributes
     ----------
     stored
-        Digests of those that are in the cache now, and were not before.
+        Digests of the entries that were added.
     present
-        Digests of those that were there already, and stayed as they were.
+        Digests of the entries that the cache already had; they are unchanged.
     refused
-        Digests of those that are not in the cache, with the reason of each.
+        Digests of the entries that are not in the cache, each with the reason.
     """
 
     stored: list[str]
@@ -48,20 +48,20 @@ def export(
 ) -> list[str]:
     """Write entries of the cache to an archive, which `import_` reads on another machine.
 
-    The file appears whole or not at all; one that exists is replaced. An entry that is damaged is
-    left out, with a warning.
+    The file is written atomically and replaces an existing one. Damaged entries are skipped with a
+    warning.
 
     Parameters
     ----------
     path
-        Of the archive, a zip file.
+        The archive to write, a zip file.
     digests
-        Those entries whose digests are, or begin with, one of these; None for all.
+        Digests of the entries to export, or prefixes of them; None for all.
     since
-        Only entries that were stored or loaded since then, in seconds as ``time.time()`` counts
-        them: what a program needs is what was used while it ran.
+        Export only entries stored or loaded since this time, in seconds as returned by
+        ``time.time()``. Taken before a program runs, it selects what the program needs.
     directory
-        Of the cache; None for the user's.
+        The cache directory; None for the user's.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def export(
     Raises
     ------
     CacheError
-        There is no such entry.
+        No entry matches.
     OSError
         The archive cannot be written.
     """
@@ -106,32 +106,32 @@ def import_(
 ) -> Imported:
     """Store the entries of an archive that `export` wrote.
 
-    Every entry is checked as one on disk is before it is used, and stored as one that was built
-    here. Doing it again changes nothing. Entries are native code, which will run: import only what
-    comes from somebody you trust.
+    Every entry is checked like one on disk, and stored as if it had been built here. Importing the
+    same archive again changes nothing. Entries contain native code that will run: import only from
+    sources that you trust.
 
     Parameters
     ----------
     path
-        Of the archive.
+        The archive to read.
     directory
-        Of the cache; None for the user's.
+        The cache directory; None for the user's.
 
     Returns
     -------
     Imported
-        If entries were refused, there is a warning, too: they are damaged, of another version of
-        tvmify, or the disk has no place for them.
+        What was stored and what was not. Refused entries also cause a warning: they are damaged,
+        come from another version of tvmify, or do not fit on the disk.
 
     Raises
     ------
     CacheError
         The file is not such an archive, or none of its entries can be used; nothing was stored.
     FileNotFoundError
-        There is no such file.
+        The file does not exist.
     """
     cache = _cache(directory)
-    cache.entries()  # an error, if the directory is not private, before it is a warning
+    cache.entries()  # raises if the directory is not private; `store` would only warn
     stored, present, refused = [], [], {}
     with contextlib.ExitStack() as stack:
         try:
@@ -149,7 +149,7 @@ def import_(
             else:
                 cache.store(key, artifact)
                 stored.append(digest)
-    # Storing raises nothing, and where the cache is full the least recently used entries are gone.
+    # `store` never raises, and a full cache has evicted some of the entries again.
     kept = {entry.digest for entry in cache.entries()}
     refused |= dict.fromkeys({*stored, *present} - kept, "the cache has no place for it")
     if refused:
@@ -177,6 +177,6 @@ def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[tuple[Manifest
         try:
             yield cache.read(digest)
         except FileNotFoundError:
-            continue  # another process needed its place
+            continue  # another process has evicted it
         except CacheError as error:
             warn(f"the entry {digest} is not exported: {error}")

@@ -1,4 +1,4 @@
-"""What differs between two keys, in words, and which of the stored keys is the nearest."""
+"""Describe how two keys differ, and find the stored key that is most similar to one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from itertools import islice
 from tvmify.cache.key import Key
 from tvmify.cache.program_differences import program_differences
 
-#: What stands in place of something that only one side has.
+#: Shown for the side that lacks something.
 ABSENT = "(not there)"
 
-#: How many lines `differences` spends on one entry of the keys.
+#: The most lines that `differences` prints for one entry of the keys.
 _MOST_LINES = 6
 _LONGEST_VALUE = 80
 # Entries that a person is most likely to have changed come first, long ones last.
@@ -26,21 +26,21 @@ _NUMBERED = re.compile(r"(\d+): (.*)")
 
 
 def differences(ours: Key, other: Key) -> list[str]:
-    """Say what differs between two keys, as lines ``field: ours → other``.
+    """Describe how two keys differ, in lines of the form ``field: ours → other``.
 
     Parameters
     ----------
     ours
-        The key that is looked for: the left side of each arrow.
+        The requested key: the left side of each arrow.
     other
-        A key that is stored: the right side.
+        A stored key: the right side.
 
     Returns
     -------
     list of str
-        At least one line for each entry of the keys that differs, and a bounded number of them;
-        empty exactly when the keys are equal. Line breaks inside of values are escaped; other
-        characters are as they are, and a stored key may have been written by anybody.
+        At least one line, and at most a few, for each entry of the keys that differs; empty if and
+        only if the keys are equal. Line breaks inside values are escaped. Other characters are not,
+        and a stored key is untrusted input.
     """
     lines = []
     for name in sorted(ours.differences(other), key=_place):
@@ -49,7 +49,7 @@ def differences(ours: Key, other: Key) -> list[str]:
         found = (_one_line(f"{name}{line}") for line in compare(mine, its))
         shown = list(islice(found, _MOST_LINES))
         left = sum(1 for _ in found)
-        # Texts that this does not understand differ all the same.
+        # Texts that cannot be parsed still differ.
         lines += shown or [f"{name}: in a way that has no name; `tvmify show` prints both"]
         if left:
             lines.append(f"{name}: and {left} more")
@@ -57,17 +57,17 @@ def differences(ours: Key, other: Key) -> list[str]:
 
 
 def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
-    """Return the stored key that is most like another, and what differs.
+    """Return the stored key that is most similar to a key, and their differences.
 
-    Keys of the same program, or of weights of the same names, come before all others; then those
-    that differ in the fewest entries; then those whose entries differ in the fewest lines.
+    Keys with the same program, or with weights of the same names, rank first; then those that
+    differ in the fewest entries; then those whose entries differ in the fewest lines.
 
     Parameters
     ----------
     key
-        The one that is looked for; a stored key equal to it is passed over.
+        The requested key; a stored key equal to it is skipped.
     stored
-        Any number of keys, gone through once and not kept.
+        Any number of keys, iterated once and not kept.
     """
     rank = _Rank(key)
     others = (other for other in stored if other != key)
@@ -76,12 +76,12 @@ def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
 
 
 def leaves_of(key: Key) -> list[str]:
-    """Return the texts of the arguments that a key is for."""
+    """Return the texts of the arguments in a key."""
     return list(_leaves(key.entries.get("inputs", ""))[0].values())
 
 
 class _Rank:
-    """How far keys are from one of them; what it needs of that one is made once."""
+    """Ranks keys by their distance from one key, which is parsed only once."""
 
     def __init__(self, key: Key) -> None:
         self._key = key
@@ -111,8 +111,8 @@ def _names_of_weights(key: Key) -> list[str]:
     return list(_fields(key.entries.get("weights", "")))
 
 
-# ------------------------------------------------------------------ each kind of entry of a key
-# What follows yields what differs between two texts, each with the punctuation after the name.
+# ------------------------------------------------------------------ one function per kind of entry
+# Each yields the differences between two texts, beginning with the punctuation after the name.
 
 
 def _compare_plain(ours: str, other: str) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _fields(text: str, separator: str = ": ") -> dict[str, str]:
 
 
 def _leaves(text: str) -> tuple[dict[str, str], str]:
-    """Return the leaves of the arguments by number, and the rest, which is their structure."""
+    """Return the leaves of the arguments by number, and the text of their structure."""
     lines = text.split("\n")
     leaves: dict[str, str] = {}
     for line in lines:
@@ -215,7 +215,7 @@ def _only(prefix: str, ours: dict[str, None], other: dict[str, None]) -> Iterato
 
 
 def _tensor_change(ours: str, other: str) -> str:
-    """Name what differs between two tensors; between values, or one of each, show both."""
+    """Name the properties in which two tensors differ; show both sides if one is a plain value."""
     mine, its = _TENSOR.fullmatch(ours), _TENSOR.fullmatch(other)
     if mine is None or its is None:
         return _arrow(ours, other)
@@ -228,7 +228,7 @@ def _tensor_change(ours: str, other: str) -> str:
 
 
 def _arrow(ours: str, other: str) -> str:
-    """Show two texts; long ones from shortly before the place where they part."""
+    """Show two texts; long ones from shortly before the first difference."""
     ours, other = (_HASH.sub(r"\1…", text) for text in (ours, other))
     start = 0
     if max(len(ours), len(other)) > _LONGEST_VALUE:

@@ -1,4 +1,4 @@
-"""The cache directory is private, or it is not used; and nothing in it is opened by surprise."""
+"""Access to the cache directory, which must be private; links and special files are refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from tvmify.errors import CacheError
 
 _ANOTHER = (
-    "Let TVMIFY_CACHE_DIR name a directory, one that is there or is to be made; to keep nothing on "
-    "disk, use the option cache=False."
+    "Set TVMIFY_CACHE_DIR to an existing or new directory; to keep nothing on disk, use the option "
+    "cache=False."
 )
-_ELSEWHERE = "Or let TVMIFY_CACHE_DIR name a directory that only you can write to."
-#: As Linux follows at most.
+_ELSEWHERE = "Or set TVMIFY_CACHE_DIR to a directory that only you can write to."
+#: The most symbolic links that Linux follows in a path.
 _MOST_LINKS = 40
-#: What opening a thing of another kind than the one that was asked for ends with.
+#: Errors from opening something of another kind than requested.
 _WRONG_KIND = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
 
 
@@ -31,20 +31,18 @@ def is_there(directory: Path) -> bool:
     Raises
     ------
     CacheError
-        It does, and others than the user may read it, write to it, or put another in its place.
+        It exists, and other users may read it, write to it, or replace it.
     """
     try:
         status = directory.lstat()
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise CacheError(
-            f"{directory} cannot be looked at: {error.strerror}. {_ANOTHER}"
-        ) from error
+        raise CacheError(f"{directory} cannot be accessed: {error.strerror}. {_ANOTHER}") from error
     _check_parents(directory)
     if stat.S_ISLNK(status.st_mode):
         raise CacheError(
-            f"{directory} is a symbolic link. Name instead what it leads to: {_resolved(directory)}"
+            f"{directory} is a symbolic link. Use its target instead: {_resolved(directory)}"
         )
     if not stat.S_ISDIR(status.st_mode):
         raise CacheError(f"{directory} is {_kind(status.st_mode)}, not a directory. {_ANOTHER}")
@@ -56,22 +54,22 @@ def is_there(directory: Path) -> bool:
     if status.st_mode & 0o077:
         raise CacheError(
             f"{directory} is open to others (mode {stat.S_IMODE(status.st_mode):04o}), and what is "
-            f"in it gets executed. Run: chmod 700 {directory}. {_ELSEWHERE}"
+            f"in it is executed. Run: chmod 700 {directory}. {_ELSEWHERE}"
         )
     return True
 
 
 def ensure(directory: Path) -> None:
-    """Make a cache directory, unless it exists.
+    """Create a cache directory, unless it exists.
 
     Raises
     ------
     CacheError
         It would not be private: see `is_there`.
     OSError
-        It cannot be made.
+        It cannot be created.
     """
-    _check_parents(directory)  # before anything is left in a place that is not used then
+    _check_parents(directory)  # first, so that nothing is created in a place that is then refused
     _make(directory)
     is_there(directory)
 
@@ -83,14 +81,14 @@ def _make(directory: Path) -> None:
         _make(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError:
-        return  # of whatever kind: `is_there` looks
+        return  # `is_there` checks its kind
 
 
 def _check_parents(directory: Path) -> None:
-    """Refuse a path that another user could lead elsewhere, as OpenSSH does for its keys.
+    """Refuse a path that another user could redirect, as OpenSSH does for its keys.
 
-    Every directory and link on the way has to belong to root or to the user, those that a link
-    leads through, too; and nobody else may write to a directory on it.
+    Every directory and link along the path, including those that a link resolves to, must belong
+    to root or to the user, and nobody else may write to any of these directories.
     """
     current, rest = Path("/"), [*reversed(directory.absolute().parent.parts[1:])]
     links = 0
@@ -103,32 +101,32 @@ def _check_parents(directory: Path) -> None:
         try:
             is_link = _check_above(current / name)
         except FileNotFoundError:
-            return  # and so is all below it: we make it
+            return  # it and all below it do not exist yet: we create them
         if not is_link:
             current /= name
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise CacheError(f"{directory} leads through too many symbolic links. {_ELSEWHERE}")
+            raise CacheError(f"{directory} has too many levels of symbolic links. {_ELSEWHERE}")
         target = (current / name).readlink()
         current = Path("/") if target.is_absolute() else current
         rest += [part for part in reversed(target.parts) if part != "/"]
 
 
 def _check_above(path: Path) -> bool:
-    """Return whether a part of the way is a link.
+    """Check one component of a path, and return whether it is a link.
 
     Raises
     ------
     CacheError
-        Another user may put something else in its place, or in it.
+        Another user may replace it or what is in it.
     """
     try:
         status = path.lstat()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise CacheError(f"{path} cannot be looked at: {error.strerror}") from error
+        raise CacheError(f"{path} cannot be accessed: {error.strerror}") from error
     if status.st_uid not in (0, os.geteuid()):
         raise CacheError(
             f"{path} belongs to user {status.st_uid}, who may replace what is in it, and this "
@@ -158,11 +156,11 @@ def _kind(mode: int) -> str:
 
 
 def _resolved(path: Path) -> Path:
-    return Path(os.path.realpath(path))  # Path.resolve raises where links lead in a circle
+    return Path(os.path.realpath(path))  # Path.resolve raises on a symlink loop
 
 
 def _others_may_replace(status: os.stat_result) -> bool:
-    if status.st_mode & stat.S_ISVTX:  # as of /tmp: each user may rename their own files only
+    if status.st_mode & stat.S_ISVTX:  # like /tmp: users may rename only their own files
         return False
     if status.st_mode & stat.S_IWOTH:
         return True
@@ -170,7 +168,7 @@ def _others_may_replace(status: os.stat_result) -> bool:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group has the user as its only member: many systems then let it write."""
+    """Whether the user is the group's only member: many systems then make files group-writable."""
     try:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
@@ -180,22 +178,22 @@ def _is_own_group(group: int) -> bool:
 
 @contextlib.contextmanager
 def opened(path: str | Path, within: int | None = None, kind: int = 0) -> Iterator[int]:
-    """Open a file of the user, or a directory with ``kind=os.O_DIRECTORY``, for reading.
+    """Open a file that belongs to the user for reading; ``kind=os.O_DIRECTORY`` for a directory.
 
     Parameters
     ----------
     within
-        The open directory that the path starts from.
+        The open directory that the path is relative to.
 
     Raises
     ------
     CacheError
-        It is a link, a pipe, a device, or somebody else may write to it.
+        It is a link, a pipe or a device, or another user may write to it.
     OSError
         It cannot be opened.
     """
     try:
-        # A pipe would block; a terminal would become the one of this process.
+        # Opening a pipe would block; a terminal would become this process's controlling terminal.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(path, flags | kind, dir_fd=within)
     except OSError as error:
@@ -215,33 +213,33 @@ def opened(path: str | Path, within: int | None = None, kind: int = 0) -> Iterat
 
 
 def read(file: int, largest: int) -> bytes:
-    """Return what an open file holds.
+    """Return the contents of an open file.
 
     Raises
     ------
     CacheError
-        That is more than `largest` bytes.
+        It has more than `largest` bytes.
     """
     with open(file, "rb", closefd=False) as stream:
         size = os.fstat(file).st_size
-        content = stream.read(min(size, largest) + 1)  # not more, should it grow meanwhile
+        content = stream.read(min(size, largest) + 1)  # bounded, in case it grows meanwhile
     if len(content) > largest:
         raise CacheError(f"a file of {size} bytes is too large")
     return content
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a new file, and wait until the disk has it."""
+    """Write a new file and sync it to disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb") as file:  # noqa: PTH123
         file.write(content)
         file.flush()
-        # Without it a power cut can leave a renamed entry with empty files.
+        # Otherwise a power failure can leave a renamed entry with empty files.
         os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a directory with all that is in it, as far as that can be done."""
+    """Remove a file or a directory tree, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

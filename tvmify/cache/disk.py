@@ -1,4 +1,4 @@
-"""The disk cache: one directory per entry, complete from the moment it is visible."""
+"""The disk cache: one directory per entry, published atomically."""
 
 from __future__ import annotations
 
@@ -32,40 +32,40 @@ from tvmify.cache.stored import (
 from tvmify.errors import CacheError, warn
 from tvmify.forks import short_lock
 
-#: Directories beside the entries: damaged ones, and what processes wait for one another with.
+#: Directories beside the entries, for damaged entries and for lock files.
 QUARANTINE, LOCKS = "quarantine", "locks"
-#: Names of directories that are on their way in or out begin so.
+#: Name prefixes of directories that are being written or removed.
 _NEW, _OLD = ".new-", ".old-"
-#: Seconds after which such a directory was left behind by a process that is no more.
+#: Seconds after which such a directory counts as left behind by a dead process.
 _ORPHANED = 3600.0
-#: How many damaged entries are kept, for whoever wants to know what happened to them.
+#: How many damaged entries are kept for inspection.
 _MOST_QUARANTINED = 8
-#: A cache that is full is emptied to this part, so that not every program has to make room.
+#: Fraction to which a full cache is reduced, so that not every store has to evict.
 _ENOUGH = 0.9
 
 
 class DiskCache:
     """Compiled programs under a directory, each in a folder named by the digest of its key.
 
-    A fault of the disk costs time, never an answer: an entry that is damaged or foreign is moved
-    aside and a miss, and a directory that cannot be used is a warning, once. Any number of threads
-    and processes may use one directory.
+    A disk fault costs time, never a result: a damaged or foreign entry is quarantined and counts as
+    a miss, and an unusable directory causes one warning. Any number of threads and processes may
+    share a directory.
 
     Parameters
     ----------
     directory
-        Where the entries are; made, for the user alone, when the first one is stored. Loading an
-        entry runs its code: a directory that others may write to is not used.
+        Where the entries are; created, private to the user, when the first one is stored. Loading
+        an entry runs its code, so a directory that others may write to is not used.
     limits
-        How much it may hold; what was not used for longest leaves first.
+        How much it may hold; the least recently used entries are evicted first.
 
     Attributes
     ----------
     directory, limits
         As given.
     counts
-        What this process did: ``hits``, ``misses`` (two for a program that it builds, since it
-        looks again when it has the lock), ``stored``, ``quarantined``, ``evicted``.
+        What this process did: ``hits``, ``misses`` (two for each program that it builds, since it
+        looks again once it holds the lock), ``stored``, ``quarantined``, ``evicted``.
     """
 
     def __init__(self, directory: Path, limits: Limits = Limits()) -> None:  # noqa: B008
@@ -76,7 +76,7 @@ class DiskCache:
         self._said: set[str] = set()
 
     def load(self, key: Key) -> Artifact | None:
-        """Return the artifact of a key, or None if there is none that can be trusted."""
+        """Return the artifact of a key, or None if there is no valid one."""
         artifact = None
         try:
             if private.is_there(self.directory):
@@ -87,7 +87,7 @@ class DiskCache:
         return artifact
 
     def store(self, key: Key, artifact: Artifact) -> None:
-        """Keep an artifact under a key, replacing an entry that `load` would not return."""
+        """Store an artifact under a key, replacing an entry that `load` would not return."""
         try:
             private.ensure(self.directory)
             self._publish(key, artifact)
@@ -99,43 +99,42 @@ class DiskCache:
             )
 
     def reject(self, key: Key, problem: str) -> None:
-        """Move an entry aside that `load` returned, and that turned out to be of no use."""
+        """Quarantine an entry that `load` returned and that turned out to be unusable."""
         path = self.directory / key.digest
-        with contextlib.suppress(CacheError, OSError):  # then it is from another level
+        with contextlib.suppress(CacheError, OSError):  # then the entry came from another level
             if private.is_there(self.directory):
                 self._move_aside(path)
         self._warn(path.name, f"the entry {path} is not used and will be built again: {problem}")
 
     @contextlib.contextmanager
     def building(self, digest: str, timeout: float) -> Iterator[bool]:
-        """Keep other processes from building the same program meanwhile.
+        """Keep other processes from building the same program at the same time.
 
         Yields
         ------
         bool
-            False if others do so, for longer than `timeout` seconds, or there are no locks here:
-            then the program may be built twice.
+            False if another process held the lock for longer than `timeout` seconds, or the file
+            system has no locks: then the program may be built twice.
         """
         try:
             private.ensure(self.directory)
             (self.directory / LOCKS).mkdir(mode=0o700, exist_ok=True)
-        except (CacheError, OSError):  # of which `store` tells
+        except (CacheError, OSError):  # `store` will report it
             yield False
             return
-        # A file for each of 4096 groups of keys: it may never be removed, so there had better not
-        # be one for each key.
+        # Lock files can never be removed safely, so 4096 of them are shared by all keys.
         with locked(self.directory / LOCKS / f"{digest[:3]}.lock", timeout) as is_mine:
             yield is_mine
 
-    # ------------------------------------------------------------------ for whoever looks inside
+    # -------------------------------------------------------------------------------- inspection
 
     def entries(self) -> list[StoredEntry]:
-        """Return what is stored, the least recently used first.
+        """Return the entries, least recently used first.
 
         Raises
         ------
         CacheError
-            The directory is not private; all methods below raise this, too.
+            The directory is not private; all methods below raise this too.
         """
         found = []
         if private.is_there(self.directory):
@@ -146,12 +145,12 @@ class DiskCache:
         return sorted(found, key=lambda entry: (entry.used, entry.digest))
 
     def read(self, digest: str) -> tuple[Manifest, bytes]:
-        """Return the manifest and the library of an entry, checked.
+        """Return the manifest and the library of an entry, after checking them.
 
         Raises
         ------
         CacheError
-            It is damaged, or is not of that key.
+            It is damaged, or belongs to another key.
         FileNotFoundError
             There is no such entry.
         """
@@ -168,9 +167,9 @@ class DiskCache:
         return manifest, library
 
     def verify(self) -> list[tuple[str, str]]:
-        """Read all entries; return the digest of each damaged one, and what is wrong with it.
+        """Read all entries; return the digest of each damaged one and what is wrong with it.
 
-        They are moved aside, unless it is the disk that fails.
+        Damaged entries are quarantined, unless reading the disk failed.
         """
         damaged = []
         for entry in self.entries():
@@ -186,18 +185,18 @@ class DiskCache:
         return damaged
 
     def prune(self, limits: Limits) -> list[StoredEntry]:
-        """Remove the least recently used entries, until the limits hold; return them."""
+        """Remove the least recently used entries until the limits hold; return what was removed."""
         return [entry for entry in surplus(self.entries(), limits) if self._remove(entry)]
 
     def clear(self) -> int:
-        """Remove all entries, damaged ones too; return how many there were."""
+        """Remove all entries, including damaged ones; return how many there were."""
         removed = sum(self._remove(entry) for entry in self.entries())
         for path in self.quarantined():
             private.remove(path)
         return removed
 
     def quarantined(self) -> list[Path]:
-        """Return the directories of damaged entries, the latest last."""
+        """Return the directories of damaged entries, latest last."""
         place = self.directory / QUARANTINE
         if not private.is_there(self.directory) or not place.is_dir():
             return []
@@ -216,7 +215,7 @@ class DiskCache:
                         raise CacheError(f"it was stored for another key ({', '.join(names)})")
                     artifact = manifest.artifact_of(library)
                 except (CacheError, FileNotFoundError) as error:
-                    if not _is_at(entry, path):  # somebody has just removed or replaced it
+                    if not _is_at(entry, path):  # another process has just removed or replaced it
                         return None
                     raise CacheError(str(error)) from error
                 touch(entry)
@@ -230,13 +229,13 @@ class DiskCache:
         return None
 
     def _move_aside(self, path: Path) -> None:
-        """Put a damaged entry where nobody loads it."""
+        """Move a damaged entry into quarantine."""
         place = self.directory / QUARANTINE
         self._count("quarantined")
         try:
             place.mkdir(mode=0o700, exist_ok=True)
             path.rename(place / f"{path.name}-{secrets.token_hex(4)}")
-        except FileNotFoundError:  # another process saw it, too
+        except FileNotFoundError:  # another process has quarantined it
             return
         except OSError:
             private.remove(path)
@@ -252,7 +251,7 @@ class DiskCache:
         text = manifest.to_json().encode()
         if len(text) > LONGEST_MANIFEST:
             raise CacheError(f"a manifest of {len(text)} bytes is not stored")
-        # A sibling is on the same file system: a rename publishes all files at once.
+        # A sibling is on the same file system, so one rename publishes all files.
         with tempfile.TemporaryDirectory(prefix=_NEW, dir=self.directory) as temporary:
             new = Path(temporary) / "entry"
             new.mkdir(mode=0o700)
@@ -263,14 +262,14 @@ class DiskCache:
             try:
                 new.rename(path)
             except OSError as error:
-                # Another process has just stored its own: that serves as well.
+                # Another process has just stored this program: its entry is as good.
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
         with private.opened(self.directory, kind=os.O_DIRECTORY) as file:
             os.fsync(file)
 
     def _update(self, path: Path, manifest: Manifest, new: Path) -> bool:
-        """Whether there is a whole entry of the key; if it has the same library, update it."""
+        """Whether the key has a valid entry; update its manifest if the library is the same."""
         try:
             with private.opened(path, kind=os.O_DIRECTORY) as entry:
                 present, library = read_files(entry)
@@ -278,7 +277,7 @@ class DiskCache:
                     raise CacheError("it was stored for another key")
                 present.artifact_of(library)
                 if present.library_sha256 == manifest.library_sha256:
-                    # In the directory that was read, even if another has its name by now.
+                    # Into the directory that was read, even if another has taken its name.
                     os.replace(new, MANIFEST, dst_dir_fd=entry)
                 return True
         except FileNotFoundError:
@@ -291,7 +290,7 @@ class DiskCache:
     # -------------------------------------------------------------------------------- eviction
 
     def _make_room(self, latest: str) -> None:
-        """Hold the limits, but never remove the latest entry; sweep what dead processes left."""
+        """Enforce the limits but keep the latest entry; remove leftovers of dead processes."""
         entries = self.entries()
         if surplus(entries, self.limits):
             enough = Limits(*(limit and int(limit * _ENOUGH) for limit in self.limits))
@@ -303,11 +302,11 @@ class DiskCache:
                 private.remove(path)
 
     def _remove(self, entry: StoredEntry) -> bool:
-        """Remove an entry unless it was used since it was listed; return whether this did it."""
+        """Remove an entry unless it was used since it was listed; return whether it was removed."""
         try:
             if StoredEntry.at(entry.path).used != entry.used:
                 return False
-            # One rename takes all of it: no reader sees a part. It needs no space, either.
+            # A rename is atomic, so no reader sees half an entry, and needs no disk space.
             old = entry.path.rename(self.directory / f"{_OLD}{secrets.token_hex(4)}")
         except OSError:  # another process was faster, or it is not ours to remove
             return False
@@ -328,12 +327,12 @@ class DiskCache:
 
 @functools.lru_cache(maxsize=16)
 def disk_at(directory: Path, limits: Limits) -> DiskCache:
-    """Return the one cache that this process has there: it counts, and says each thing once."""
+    """Return this process's only cache for a directory, so that each warning appears once."""
     return DiskCache(directory, limits)
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open directory still has its name."""
+    """Whether a path still names this open directory."""
     try:
         return os.path.samestat(os.fstat(file), path.lstat())
     except OSError:

@@ -1,4 +1,4 @@
-"""Which entries leave a full cache."""
+"""Which entries a full cache evicts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tvmify.cache.stored import Limits, StoredEntry
 
 
 def surplus(entries: Sequence[StoredEntry], limits: Limits) -> list[StoredEntry]:
-    """Return the entries that have to go until the limits hold.
+    """Return the entries to evict so that the limits hold.
 
     Parameters
     ----------
     entries
-        The least recently used first.
+        Least recently used first.
     """
     size = sum(entry.bytes for entry in entries)
     for number, entry in enumerate(entries):

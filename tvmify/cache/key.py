@@ -1,4 +1,4 @@
-"""The key of a compiled program: named texts, each hashed by itself."""
+"""The key of a compiled program: named texts, each with its own hash."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """Everything that decides the compiled code, under names that a person can read.
+    """Everything that determines the compiled code, under readable names.
 
-    Two programs share an entry exactly when all their texts are equal. The digest finds the entry;
-    the texts are stored beside it and compared again, so that not even a collision is believed.
+    Two programs share an entry if and only if all their texts are equal. The digest locates the
+    entry; its stored texts are then compared as well, so a hash collision is harmless.
 
     Attributes
     ----------
     entries
-        Name to text: ``program``, ``inputs``, ``target`` …
+        Texts by name: ``program``, ``inputs``, ``target`` …
     """
 
     entries: Mapping[str, str]
@@ -33,7 +33,7 @@ class Key:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 over names and hashes: 64 hexadecimal digits, the name of the disk entry."""
+        """SHA-256 over names and hashes: 64 hexadecimal digits that name the disk entry."""
         lines = "".join(f"{name} {digest}\n" for name, digest in self.hashes.items())
         return hashlib.sha256(lines.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Two levels as one: the user's own directory, and behind it what several machines share."""
+"""Two cache levels as one: the user's directory, and behind it one that machines share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tvmify.cache.remote import RemoteCache
 
 
 class TwoLevels:
-    """Reads through to the remote, and writes through to it.
+    """A read-through and write-through cache in front of a remote one.
 
     Parameters
     ----------
     near
-        Asked first; keeps what the other one had.
+        Read first; also stores what was read from the remote.
     far
-        Asked for what is not there; given all that is stored.
+        Read on a miss; every store goes here too.
     """
 
     def __init__(self, near: DiskCache, far: RemoteCache) -> None:
@@ -33,14 +33,14 @@ class TwoLevels:
         return artifact
 
     def store(self, key: Key, artifact: Artifact) -> None:
-        """Keep an artifact on both levels."""
+        """Store an artifact on both levels."""
         self.near.store(key, artifact)
         self.far.store(key, artifact)
 
     def reject(self, key: Key, problem: str) -> None:
-        """Set an entry aside that was loaded; what is built instead replaces it on both levels."""
+        """Quarantine an entry that was loaded; the next build replaces it on both levels."""
         self.near.reject(key, problem)
 
     def building(self, digest: str, timeout: float) -> AbstractContextManager[bool]:
-        """Lock a key among the processes of this machine, as `DiskCache.building` does."""
+        """Lock a key against other processes on this machine, see `DiskCache.building`."""
         return self.near.building(digest, timeout)

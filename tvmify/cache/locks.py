@@ -1,4 +1,4 @@
-"""Locks between processes. They save work; what is right never depends on them."""
+"""Locks between processes. They save work; correctness never depends on them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Seconds between two looks at a lock that another process holds.
+#: Seconds between two attempts to take a lock that another process holds.
 _POLL = 0.05
 
 _held = threading.local()
@@ -16,22 +16,22 @@ _held = threading.local()
 
 @contextlib.contextmanager
 def locked(path: Path, timeout: float) -> Iterator[bool]:
-    """Hold the lock of a file, which is made and never removed.
+    """Hold a lock on a file, which is created if needed and never removed.
 
-    The kernel holds the lock (``flock``), and releases it when the process ends, however it ends.
-    A thread that has it already has it again.
+    The lock is the kernel's (``flock``), which releases it however the process ends. It is
+    reentrant.
 
     Parameters
     ----------
     timeout
-        How many seconds to wait for it at most.
+        The most seconds to wait.
 
     Yields
     ------
     bool
-        False if it was not to be had in that time, or this file system has no locks.
+        False if the wait timed out, or the file system has no locks.
     """
-    # Imported here: it takes as long as a warm start, in which nothing is locked.
+    # Imported here: it takes as long as a whole warm start, which locks nothing.
     from filelock import FileLock, Timeout
 
     holder = os.getpid(), path
@@ -39,7 +39,7 @@ def locked(path: Path, timeout: float) -> Iterator[bool]:
     if holder in own:
         yield True
         return
-    # Never a lock that consists in the file's existence: it would outlive its process.
+    # Never fall back to a lock file whose existence is the lock: it would outlive its process.
     lock = FileLock(path, timeout, 0o600, False, poll_interval=_POLL, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -51,5 +51,5 @@ def locked(path: Path, timeout: float) -> Iterator[bool]:
         yield True
     finally:
         own.discard(holder)
-        with contextlib.suppress(OSError):  # a disk that fails; the end of the process frees it
+        with contextlib.suppress(OSError):  # the disk failed; the lock is released at exit
             lock.release()

@@ -1,4 +1,4 @@
-"""The manifest of a disk entry: which key it serves, what its files are, how to call them."""
+"""The manifest of a disk entry: its key, its files, and how to call the program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tvmify.artifact import FORMAT_VERSION, Artifact
 from tvmify.cache.key import Key
 from tvmify.errors import CacheError
 
-#: The end of the text: the SHA-256 of all that is before it.
+#: The end of the text: the SHA-256 of everything before it.
 _SEAL = ',\n "sha256": "{}"\n}}\n'
 _SEAL_LENGTH = len(_SEAL.format("0" * 64))
-#: Bytes of the largest library that is read.
+#: Bytes of the largest library that is accepted.
 LARGEST_LIBRARY = 1 << 31
 
 
@@ -30,7 +30,7 @@ class Manifest:
     artifact
         The description of the compiled program, as `Artifact.description` gives it.
     library_sha256
-        SHA-256 of ``module.so`` (see `library_file`) in hexadecimal, checked before it is loaded.
+        SHA-256 of ``module.so`` (see `library_file`) in hexadecimal, checked before loading.
     library_size
         Its size in bytes.
     """
@@ -42,7 +42,7 @@ class Manifest:
 
     @classmethod
     def of(cls, key: Key, artifact: Artifact) -> Manifest:
-        """Describe an artifact that is to be stored under a key."""
+        """Describe an artifact to be stored under a key."""
         content = library_file(key, artifact)
         digest = hashlib.sha256(content).hexdigest()
         return cls(key, artifact.description(), digest, len(content))
@@ -65,7 +65,7 @@ class Manifest:
         Raises
         ------
         CacheError
-            It is no manifest, was changed, or is one of another format version.
+            It is not a manifest, was modified, or has another format version.
         """
         sealed, seal = content[:-_SEAL_LENGTH], content[-_SEAL_LENGTH:]
         if seal != _SEAL.format(hashlib.sha256(sealed).hexdigest()).encode():
@@ -80,13 +80,13 @@ class Manifest:
             key = Key({_text(name): _text(text) for name, text in document["key"].items()})
             size = library["size"]
             if type(size) is not int or not 0 <= size <= LARGEST_LIBRARY:
-                raise CacheError(f"a library of {size!r:.50} bytes is not read")
+                raise CacheError(f"a library of {size!r:.50} bytes is too large")
             return cls(key, dict(document["artifact"]), _text(library["sha256"]), size)
         except _MALFORMED as error:
-            raise CacheError(f"its manifest is not one: {error!r:.200}") from error
+            raise CacheError(f"its manifest is invalid: {error!r:.200}") from error
 
     def check(self, content: bytes) -> None:
-        """Compare the contents of ``module.so`` with those that were stored.
+        """Compare the contents of ``module.so`` with their checksum.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Manifest:
         Raises
         ------
         CacheError
-            They are not those that were stored, or not of one another.
+            They are not what was stored, or do not belong together.
         """
         self.check(content)
         try:
@@ -114,14 +114,14 @@ class Manifest:
                 raise CacheError("its manifest is not the one that its library was built with")
             return Artifact.from_description(library, self.artifact)
         except _MALFORMED as error:
-            raise CacheError(f"the description of its program is none: {error!r:.200}") from error
+            raise CacheError(f"its program description is invalid: {error!r:.200}") from error
 
 
 def library_file(key: Key, artifact: Artifact) -> bytes:
-    """Return the contents of ``module.so``: the library, and behind it what ties it to its key.
+    """Return the contents of ``module.so``: the library, and a digest that ties it to its key.
 
-    Compiled code believes what its description says of it. So a manifest alone, even one with all
-    the right checksums, must not be able to say something else.
+    Compiled code is called as its description says, without further checks. So a manifest alone,
+    even with valid checksums, must not be able to change the description.
     """
     return artifact.library + _bond(key, artifact.description())
 
@@ -132,14 +132,14 @@ def _bond(key: Key, description: Mapping[str, Any]) -> bytes:
 
 
 _BOND_LENGTH = 32
-#: What no call depends on, and the compiler does not know.
+#: Fields that calls do not depend on, and that may change after the build.
 _CHANGES_LATER = ("verdicts", "report")
-#: What reading a document raises that is of another form, or so large or deep that it hurts.
+#: What parsing raises for a document that is malformed, too large or too deeply nested.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.50} is not a text")
-    value.encode()  # half a character has no digest
+    value.encode()  # a lone surrogate cannot be hashed
     return value

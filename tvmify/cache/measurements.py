@@ -1,4 +1,4 @@
-"""What was measured on this machine: for each workload the seconds of every candidate."""
+"""Kernel times measured on this machine: the seconds of every candidate of a workload."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pathlib import Path
 from tvmify.cache import directory as private
 from tvmify.errors import CacheError, warn
 
-#: Name of the file, beside the entries of compiled programs.
+#: Name of the file, beside the cache entries.
 FILE = "measurements.jsonl"
-#: Bytes of the largest file that is read: a line for each of a million workloads.
+#: Bytes of the largest file that is read: enough for a million workloads.
 _LARGEST = 1 << 28
-#: A candidate displaces the first one, the choice of the rule, if it takes at most so much of its
-#: time: a smaller gain is as likely noise.
+#: A candidate replaces the rule's choice, which comes first, if it takes at most this fraction of
+#: its time: smaller gains may be noise.
 _WORTHWHILE = 0.95
 
 
 class Measurements:
     """Times of kernels, shared by all programs and processes of a user.
 
-    One JSON object a line. A line is appended by a single write to a file opened for appending,
-    which POSIX keeps whole among several processes, so there is no lock. It begins with a line
-    break too: half a line that a power cut left spoils no other. What cannot be read is skipped,
-    and measured again when it is asked for.
+    The file has one JSON object per line. Each line is one write in append mode, which POSIX keeps
+    whole among several processes, so no lock is needed. A line also begins with a line break, so
+    that one cut off by a power failure spoils no other. Unreadable lines are skipped, and their
+    workloads measured again when needed.
 
     Parameters
     ----------
     directory
-        Of the disk cache; None keeps what is measured in memory.
+        The disk cache's directory; None keeps measurements in memory.
     processor
-        All that decides, besides the workload, how long a candidate takes: the target, the
-        number of threads, the version of the compiler. Times of others are not seen.
+        Everything besides the workload that affects the time of a candidate: target, number of
+        threads, compiler version. Times from others are ignored.
     """
 
     def __init__(self, directory: Path | None, processor: str) -> None:
@@ -49,12 +49,12 @@ class Measurements:
         return len(self._seconds)
 
     def best(self, workload: str, candidates: Sequence[str]) -> str | None:
-        """Return the fastest candidate, or None if one of them was never measured.
+        """Return the fastest candidate, or None unless all of them were measured.
 
         Parameters
         ----------
         candidates
-            Names, the rule's choice first: it stays unless another is faster by more than noise.
+            Names, the rule's choice first; it wins unless another is faster by more than noise.
         """
         known = self._seconds.get(workload, {})
         if any(name not in known for name in candidates):
@@ -64,14 +64,14 @@ class Measurements:
         return fastest if known[fastest] <= _WORTHWHILE * known[first] else first
 
     def record(self, workload: str, seconds: Mapping[str, float]) -> None:
-        """Keep the times of a workload's candidates; infinity stands for one that cannot run."""
+        """Record the times of a workload's candidates; infinity means that one cannot run."""
         self._seconds.setdefault(workload, {}).update(seconds)
         if self._path is None:
             return
         entry = {"processor": self._processor, "workload": workload, "seconds": dict(seconds)}
         try:
             private.ensure(self._path.parent)
-            # Neither through a link nor into a pipe.
+            # Do not follow a link, or block on a pipe.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
             file = os.open(self._path, flags, 0o600)
             try:
@@ -88,7 +88,7 @@ class Measurements:
                 return
             with private.opened(path) as file:
                 lines = private.read(file, _LARGEST).splitlines()
-        except (CacheError, OSError):  # not there yet, or not to be trusted: nothing is known
+        except (CacheError, OSError):  # it does not exist yet, or is not trusted
             return
         for line in lines:
             try:

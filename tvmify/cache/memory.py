@@ -1,4 +1,4 @@
-"""The memory cache: what one module has ready, the least recently used leaving first."""
+"""The memory cache: an LRU cache of the entries of one module."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ Value = TypeVar("Value")
 
 
 class MemoryCache(Generic[Value]):
-    """`cachetools.LRUCache` that several threads may use, and that counts.
+    """A thread-safe `cachetools.LRUCache` with counters.
 
-    Threads that hit the same key at the same moment may count as one.
+    Simultaneous hits of one key in several threads may count as one.
 
     Parameters
     ----------
     size
-        How many values it keeps.
+        The most values to keep.
     """
 
     def __init__(self, size: int) -> None:
         self._values: LRUCache[Hashable, Value] = LRUCache(size)
-        # Looking up reorders the cache, so readers need the lock as much as writers do.
+        # A lookup reorders the cache, so readers need the lock too.
         self._lock = short_lock()
-        # The pair that was found last. Finding it again changes no order, and needs no lock.
+        # The most recently found pair: finding it again does not reorder, and needs no lock.
         self._latest: tuple[Hashable, Value] | None = None
         self.hits = 0
         self.misses = 0
 
     def get(self, key: Hashable) -> Value | None:
-        """Return the value of a key, or None; counts a hit or a miss."""
+        """Return the value of a key, or None; count a hit or a miss."""
         latest = self._latest
         if latest is not None and latest[0] == key:
             self.hits += 1
@@ -53,35 +53,35 @@ class MemoryCache(Generic[Value]):
             return self._values.get(key)
 
     def put(self, key: Hashable, value: Value) -> list[Hashable]:
-        """Keep a value; the least recently used one leaves when the cache is full.
+        """Store a value; a full cache evicts the least recently used one.
 
         Returns
         -------
         list
-            The keys of what has left.
+            The keys of evicted values.
         """
         with self._lock:
             evicted = []
             while key not in self._values and len(self._values) >= self._values.maxsize:
                 evicted.append(self._values.popitem()[0])
             self._values[key] = value
-            self._latest = None  # it may be the one that had to leave
+            self._latest = None  # it may have been evicted
             return evicted
 
     def discard(self, key: Hashable) -> None:
-        """Forget the value of a key, if there is one."""
+        """Remove the value of a key, if there is one."""
         with self._lock:
             self._values.pop(key, None)
             self._latest = None
 
     def clear(self) -> None:
-        """Forget every value; the counts stay."""
+        """Remove every value; keep the counts."""
         with self._lock:
             self._values.clear()
             self._latest = None
 
     def values(self) -> list[Value]:
-        """Return the values, the least recently used first."""
+        """Return the values, least recently used first."""
         with self._lock:
             return list(self._values.values())
 

@@ -1,4 +1,4 @@
-"""For programs that were built: which entry of the disk cache was nearest to serving them."""
+"""For programs that were built: the most similar entry of the disk cache."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tvmify.cache.key import Key
 from tvmify.cache.stored import StoredEntry
 from tvmify.errors import CacheError
 
-#: How many entries are read, the last used first, and how many programs are compared with them.
+#: The most entries read, most recently used first, and the most programs compared with them.
 _MOST_ENTRIES = 200
 _MOST_PROGRAMS = 16
 
 
 class Neighbours:
-    """The entries of a directory, which are read once, when the first program is asked for.
+    """The entries of a directory, read once, on first use.
 
     Parameters
     ----------
     directory
-        Of the disk cache, or None if there is none.
+        The disk cache's directory, or None if there is none.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -30,10 +30,9 @@ class Neighbours:
         self._asked = 0
 
     def lines(self, key: Key) -> list[str]:
-        """Say what differs between a program that was built and the nearest older entry.
+        """Describe how a program that was built differs from the most similar older entry.
 
-        No lines if there is no such entry, or so many programs were asked for that it would take
-        long.
+        Empty if there is no such entry, or after so many programs that it would take too long.
         """
         self._asked += 1
         if self._asked > _MOST_PROGRAMS:
@@ -42,7 +41,7 @@ class Neighbours:
             self._stored = self._read()
         others = [(entry, other) for entry, other in self._stored if other != key]
         own = [entry.stored for entry, other in self._stored if other == key]
-        # What was stored later cannot have been missed.
+        # An entry stored later cannot explain the miss.
         older = (other for entry, other in others if not own or entry.stored < own[0])
         found = nearest(key, older)
         if found is None:
@@ -54,12 +53,12 @@ class Neighbours:
             return []
         try:
             entries = DiskCache(self._directory).entries()[-_MOST_ENTRIES:]
-        except (CacheError, OSError):  # whoever could not use it has warned
+        except (CacheError, OSError):  # the cache itself has already warned
             return []
         read = []
         for entry in entries:
             try:
                 read.append((entry, entry.manifest().key))
-            except CacheError:  # it is a miss for everybody
+            except CacheError:  # a damaged entry serves nobody
                 continue
         return read

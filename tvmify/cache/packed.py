@@ -1,8 +1,8 @@
-"""Packed entries: one archive of manifests and libraries, as entries travel between machines.
+"""Packed entries: the archive format in which entries move between machines.
 
-It is a zip archive whose members, all uncompressed, are ``<digest>/manifest.json`` and
-``<digest>/module.so``. Its names pair the two, and decide nothing else: nothing is extracted, an
-entry is stored under the digest of the key in its manifest.
+A zip archive whose members, all uncompressed, are ``<digest>/manifest.json`` and
+``<digest>/module.so``. The names only pair the two files: nothing is extracted, and an entry is
+stored under the digest of the key in its manifest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvmify.errors import CacheError
 from tvmify.zip_records import AmbiguousArchive, Record, read_records
 
 _MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(MANIFEST)}|{re.escape(LIBRARY)})")
-#: The largest members that are read: what is read of an entry on disk.
+#: The largest members that are read, as for an entry on disk.
 _LIMITS = {MANIFEST: LONGEST_MANIFEST, LIBRARY: LARGEST_LIBRARY}
 
 
@@ -34,14 +34,14 @@ def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str
     file
         Open for writing.
     entries
-        Manifests and libraries; one pair is in memory at a time, if this is a generator.
+        Manifests and libraries; from a generator, only one pair is in memory at a time.
     """
     digests = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for manifest, library in entries:
             digests.append(manifest.key.digest)
             for name, content in (MANIFEST, manifest.to_json().encode()), (LIBRARY, library):
-                # Without a time: the archive of equal entries is the same, byte for byte.
+                # No timestamp: equal entries give byte-identical archives.
                 member = zipfile.ZipInfo(f"{digests[-1]}/{name}")
                 member.external_attr = (stat.S_IFREG | 0o644) << 16
                 archive.writestr(member, content)
@@ -56,22 +56,22 @@ def pack(key: Key, artifact: Artifact) -> bytes:
 
 
 class Reader:
-    """Reads an archive, of which nothing is believed.
+    """Reads an untrusted archive.
 
     Parameters
     ----------
     file
-        Open for reading, and left open.
+        Open for reading; left open.
 
     Attributes
     ----------
     digests
-        Of the entries that it claims to hold, in its order.
+        Digests of the entries that it claims to hold, in the order of the archive.
 
     Raises
     ------
     CacheError
-        It is not an archive as `write` writes it: the message names the member.
+        It is not an archive that `write` wrote; the message names the member.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -91,7 +91,7 @@ class Reader:
                     raise CacheError(f"member '{digest}/{name}' is missing")
 
     def read(self, digest: str) -> tuple[Key, Artifact]:
-        """Return an entry, checked as one on disk is before it is used.
+        """Return an entry, checked like one on disk.
 
         Raises
         ------
@@ -108,13 +108,13 @@ class Reader:
         member = self._members[name]
         try:
             self._file.seek(member.start)
-            return self._file.read(member.size)  # what is cut off does not match its digest
+            return self._file.read(member.size)  # a truncated member fails the digest check
         except OSError as error:
             raise CacheError(f"unreadable: {error}") from error
 
 
 def unpack(content: bytes) -> tuple[Key, Artifact]:
-    """Return the entry of an archive of one; the inverse of `pack`.
+    """Return the entry of an archive with a single one; the inverse of `pack`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""What differs between two program texts: which operations, and which of their operands.
+"""The operations and operands in which two program texts differ.
 
-Values are numbered in such a text, so that one more operation changes the number in every line
-after it. Lines are therefore aligned without the numbers, and the numbers compared as far as the
-lines that define them were aligned.
+Values are numbered in such a text, so one more operation changes the numbers in every line after
+it. Lines are therefore aligned without the numbers; numbers are compared only where the lines that
+define them were aligned.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 _VALUE = re.compile(r"%\d+")
 _OPERATION = re.compile(r"(?P<results>[^=]*)= (?P<name>[^\s(]+)\((?P<operands>.*)")
-# Lines that say where a block begins and ends, which the operation before them does too.
+# Lines that begin or end a block, which the operation before them already implies.
 _BLOCK = re.compile(r"\s*(block\(|yield)")
-# Aligning takes up to the square of this, in lines.
+# The most lines to align, since aligning takes quadratic time.
 _MOST_LINES = 3000
 
 
 class _Line(NamedTuple):
-    """A line of a program, and how many operations come before it."""
+    """A line of a program, and the number of operations before it."""
 
     text: str
     place: int
@@ -34,18 +34,18 @@ class _Line(NamedTuple):
 
 
 def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what differs between two texts of `tvmify.capture`, in the order of the program.
+    """Yield the differences between two texts of `tvmify.capture`, in program order.
 
-    Weights are left out: their names and aliases are an entry of the key of their own.
+    Weights are left out: their names and aliases have a separate entry in the key.
 
     Yields
     ------
     tuple
-        Where, such as ``"op 17 aten::conv2d: "``, what is there in ours, and in the other; an empty
-        text stands for nothing.
+        The place, such as ``"op 17 aten::conv2d: "``, and the texts of ours and of the other there;
+        a missing one is empty.
     """
     left, right = _lines(ours), _lines(other)
-    ours_of: dict[str, str] = {}  # values of the other program to those of ours
+    ours_of: dict[str, str] = {}  # from values of the other program to ours
     other_of: dict[str, str] = {}
     for mine, its in _aligned(left, right):
         if mine is None or its is None:
@@ -55,7 +55,7 @@ def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]
                 place = f"op {line.place + 1} " if _operation(line.text) else ""
                 yield place, _what(mine.text) if mine else "", _what(its.text) if its else ""
             continue
-        # The first line with a number is the one that defines it.
+        # The first line with a number defines it.
         for a, b in zip(_VALUE.findall(mine.text), _VALUE.findall(its.text), strict=False):
             if a not in other_of and b not in ours_of:
                 other_of[a], ours_of[b] = b, a
@@ -66,7 +66,7 @@ def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]
 
 
 def numbered(program: str) -> str:
-    """Return a program with the numbers that `program_differences` gives its operations."""
+    """Return a program with its operations numbered as in `program_differences`."""
     return "\n".join(
         f"{'' if _operation(line.text) is None else line.place + 1:>5}  {line.text}"
         for line in _lines(program)
@@ -107,7 +107,7 @@ def _aligned(left: list[_Line], right: list[_Line]) -> Iterator[tuple[_Line | No
 def _wired_otherwise(
     mine: str, its: str, other_of: dict[str, str], ours_of: dict[str, str]
 ) -> bool:
-    """Tell whether values that both programs have are used at different places."""
+    """Whether a value that both programs have is used in different places."""
     pairs = zip(_VALUE.findall(mine), _VALUE.findall(its), strict=True)
     return any(a in other_of and b in ours_of and other_of[a] != b for a, b in pairs)
 
@@ -130,13 +130,13 @@ def _change(mine: _Line, its: str) -> tuple[str, str, str]:
 
 
 def _what(line: str) -> str:
-    """Return what a line is known by: the name of its operation, or all of it without numbers."""
+    """Return what identifies a line: the name of its operation, or the line without numbers."""
     found = _operation(line)
     return found["name"] if found else re.sub(r"%\d+ ?", "", line).strip()
 
 
 def _split(operands: str) -> list[str]:
-    """Split the operands at the commas that are inside of no bracket and no string."""
+    """Split the operands at commas outside brackets and strings."""
     parts, depth, quote, start = [], 0, "", 0
     for place, character in enumerate(operands):
         if quote:

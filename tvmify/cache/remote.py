@@ -1,4 +1,4 @@
-"""The second level of the disk cache: a shared folder or an object store, by way of fsspec."""
+"""The second level of the disk cache: a shared folder or an object store, through fsspec."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from tvmify.cache.packed import pack, unpack
 from tvmify.errors import CacheError, warn
 from tvmify.forks import short_lock
 
-#: Seconds that one operation may take, and for which the remote is left alone after a failure.
+#: Timeout of one operation, and pause after a failure, in seconds.
 TIMEOUT, PAUSE = 10.0, 60.0
-#: The largest object: one that is larger is not one of ours, and not read to its end.
+#: Bytes of the largest object that is read; a larger one is not ours.
 _LARGEST = 256 << 20
 
 Result = TypeVar("Result")
 
 
 class RemoteCache:
-    """Compiled programs under an fsspec URL: an object for each, named by the digest of its key.
+    """Compiled programs under an fsspec URL: one object each, named by the digest of its key.
 
-    No fault of it reaches a call. What fails, or takes too long, is a miss, a warning if it is the
-    first time, and a pause during which the remote is not asked. Reading and writing pause apart:
-    a remote that may only be read serves all the same.
+    Its faults never reach a call. A failure or timeout counts as a miss, warns the first time, and
+    pauses access to the remote. Reads and writes pause independently, so a read-only remote works.
 
     Parameters
     ----------
     url
-        Of a folder, or of a prefix in a bucket. Loading an entry runs its code: whoever can write
+        A folder, or a prefix in a bucket. Loading an entry runs its code, so everyone who can write
         there must be trusted.
     timeout, pause
         See `Attempts`.
@@ -52,17 +51,17 @@ class RemoteCache:
 
     @property
     def name(self) -> str:
-        """The URL, without a password that it may hold."""
+        """The URL without its password, if it has one."""
         return re.sub(r"//[^/@]*@", "//", self._url)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often this happened: hits, misses, stored, failed, damaged, skipped in a pause."""
+        """Counts of hits, misses, stored, failed, damaged, and skipped (during a pause)."""
         with self._lock:
             return dict(self._counts)
 
     def load(self, key: Key) -> Artifact | None:
-        """Return the artifact of a key, or None if there is none that can be had and trusted."""
+        """Return the artifact of a key, or None if no valid one can be read."""
         content = self._attempt("reading", self._reading, functools.partial(self._get, key))
         if not content:
             if content is not None:
@@ -79,10 +78,10 @@ class RemoteCache:
         return artifact
 
     def store(self, key: Key, artifact: Artifact) -> None:
-        """Write an entry, replacing one that is there."""
+        """Write an entry, replacing an existing one."""
         content = pack(key, artifact)
         if len(content) > _LARGEST:
-            self._fault("failed", f"{key.digest} is too large for it, with {len(content)} bytes")
+            self._fault("failed", f"{key.digest} is too large to store: {len(content)} bytes")
             return
         put = functools.partial(self._put, key, content)
         if self._attempt("writing", self._writing, put):
@@ -95,16 +94,16 @@ class RemoteCache:
             return attempts.run(operation)
         except Paused:
             self._count("skipped")
-        except Exception as error:  # each file system has its own kinds
+        except Exception as error:  # each file system raises its own types
             self._fault(
                 "failed",
-                f"{what} failed and is tried again after {self._pause:g} s, meanwhile programs are "
+                f"{what} failed and is retried after {self._pause:g} s; until then programs are "
                 f"kept on this machine only: {type(error).__name__}: {error}",
             )
         return None
 
     def _get(self, key: Key) -> bytes:
-        """Return an object, or nothing if there is none."""
+        """Return an object, or empty bytes if there is none."""
         files, path = self._place(key)
         try:
             return files.cat_file(path, start=0, end=_LARGEST)
@@ -116,7 +115,7 @@ class RemoteCache:
 
         files, path = self._place(key)
         if not isinstance(files, LocalFileSystem):
-            files.pipe_file(path, content)  # an object store shows an object when it is complete
+            files.pipe_file(path, content)  # object stores publish an object atomically
             return True
         files.makedirs(path.rpartition("/")[0], exist_ok=True)
         temporary = f"{path}.{secrets.token_hex(8)}.tmp"
@@ -130,8 +129,8 @@ class RemoteCache:
         return True
 
     def _place(self, key: Key) -> tuple[Any, str]:
-        # Here, since a process that finds all on its own disk needs no fsspec; and each time, since
-        # fsspec keeps one file system for each process, and makes another one after a fork.
+        # Imported here, since a process with only disk hits needs no fsspec; resolved every time,
+        # since fsspec needs a new file system object after a fork.
         from fsspec.core import url_to_fs
 
         files, root = url_to_fs(self._url)
@@ -149,5 +148,5 @@ class RemoteCache:
 
 @functools.cache
 def remote_at(url: str) -> RemoteCache:
-    """Return the one cache that this process has under a URL: its pauses hold for all modules."""
+    """Return this process's only cache for a URL, so that all modules share its pauses."""
     return RemoteCache(url)

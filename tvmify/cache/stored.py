@@ -1,4 +1,4 @@
-"""One entry on disk: a directory with a manifest and a library, both checked when they are read."""
+"""One entry on disk: a directory with a manifest and a library, both checked when read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tvmify.errors import CacheError
 
 MANIFEST = "manifest.json"
 LIBRARY = "module.so"
-#: Bytes of the longest manifest that is stored or read. A layer of BERT needs 6 KB; parsing JSON of
-#: this size takes a second and 300 MB at most.
+#: Bytes of the longest manifest that is stored or read. A BERT layer needs 6 KB; parsing JSON of
+#: this size takes at most a second and 300 MB.
 LONGEST_MANIFEST = 4 << 20
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class Limits(NamedTuple):
-    """How much a cache directory may hold; None for any amount."""
+    """How much a cache directory may hold; None for no limit."""
 
     bytes: int | None = 10 * 10**9
     entries: int | None = None
@@ -32,18 +32,18 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """An entry as a listing shows it; what it holds is not looked at yet.
+    """An entry as listed, before its contents are read.
 
     Attributes
     ----------
     digest
-        Of its key; the name of its directory.
+        Digest of its key; the name of its directory.
     path
         Its directory.
     bytes
-        How much it takes.
+        Its size on disk.
     used
-        When it was last loaded, or stored, in seconds since the epoch.
+        When it was last loaded or stored, in seconds since the epoch.
     """
 
     digest: str
@@ -53,7 +53,7 @@ class StoredEntry:
 
     @classmethod
     def at(cls, path: Path) -> StoredEntry:
-        """Look at a directory.
+        """Return the entry in a directory.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class StoredEntry:
     @property
     def stored(self) -> float:
         """When its program was built, in seconds since the epoch; 0 if it is gone."""
-        try:  # the manifest is touched by readers, and replaced by verdicts
+        try:  # readers touch the manifest, and verdicts replace it
             return (self.path / LIBRARY).lstat().st_mtime
         except OSError:
             return 0.0
@@ -95,12 +95,12 @@ class StoredEntry:
 
 
 def is_digest(name: str) -> bool:
-    """Whether a directory of this name is an entry."""
+    """Whether a directory with this name is an entry."""
     return _DIGEST.match(name) is not None
 
 
 def has_entries(place: Path) -> bool:
-    """Whether a cache directory may have an entry; which and of what quality is not looked at."""
+    """Whether a cache directory may have an entry; entries are not checked."""
     try:
         with os.scandir(place) as found:
             return any(is_digest(file.name) for file in found)
@@ -123,7 +123,7 @@ def read_manifest(entry: int) -> Manifest:
 
 
 def read_files(entry: int) -> tuple[Manifest, bytes]:
-    """Read the manifest and the library in an open entry, and compare one with the other.
+    """Read the manifest and the library in an open entry, and check one against the other.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def read_files(entry: int) -> tuple[Manifest, bytes]:
     OSError
         A file cannot be read.
     """
-    # The library is opened first: an entry that is removed now can still be read.
+    # The library is opened first, so that an entry removed meanwhile can still be read.
     with directory.opened(LIBRARY, entry) as file:
         manifest = read_manifest(entry)
         library = directory.read(file, manifest.library_size)
@@ -141,6 +141,6 @@ def read_files(entry: int) -> tuple[Manifest, bytes]:
 
 
 def touch(entry: int) -> None:
-    """Note that an open entry was used now, as far as the disk lets us."""
+    """Mark an open entry as used now, ignoring errors."""
     with contextlib.suppress(OSError):
         os.utime(MANIFEST, dir_fd=entry, follow_symlinks=False)
