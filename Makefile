@@ -77,7 +77,7 @@ fuzz: install
 	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file
 
 soak: install
-	TVMIFY_SOAK=1 $(BIN)/python -m pytest tests/cache/test_soak.py
+	TVMIFY_SOAK=1 $(BIN)/python -m pytest tests/cache/behaviour/test_soak.py
 
 soak-serving: install
 	$(BIN)/python -m benchmarks.serving
@@ -101,7 +101,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
-	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/lint-imports --config pyproject.toml
 
 format: install
 	$(BIN)/ruff check --fix .

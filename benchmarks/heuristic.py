@@ -96,9 +96,10 @@ def main() -> None:
 
 def _candidates(shape: Shape) -> tuple[str, list[str]]:
     """Return the workload of a shape and the names that the rules give its candidates."""
-    from tvmify.compiler import libraries, pipeline
-    from tvmify.compiler.samples import samples_of
-    from tvmify.compiler.schedule.choice import Choices
+    from tvmify.compiler import pipeline
+    from tvmify.compiler.kernels.common.choice import Choices
+    from tvmify.compiler.kernels.matmul import libraries
+    from tvmify.compiler.tune.samples import samples_of
 
     choices = Choices(most=99)
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
@@ -110,8 +111,8 @@ def _candidates(shape: Shape) -> tuple[str, list[str]]:
 
 def _build(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
     from tvmify.compiler import pipeline
-    from tvmify.compiler.samples import lower_sample
-    from tvmify.compiler.schedule.choice import Choices
+    from tvmify.compiler.kernels.common.choice import Choices
+    from tvmify.compiler.tune.samples import lower_sample
 
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
     end = time.monotonic() + seconds

@@ -97,11 +97,12 @@ class Program:
         import tvm
         from tvm import relax
 
-        from tvmify.compiler import build, pipeline
-        from tvmify.compiler.decompositions import decompose
-        from tvmify.compiler.importer import import_program
+        from tvmify.compiler import pipeline
+        from tvmify.compiler.codegen import build
+        from tvmify.compiler.frontend.decompositions import decompose
+        from tvmify.compiler.frontend.importer import import_program
+        from tvmify.compiler.kernels.common import choice
         from tvmify.compiler.passes.name_kernels import PREFIX
-        from tvmify.compiler.schedule import choice
 
         imported = import_program(decompose(exported))
         target = pipeline.tvm_target(target_for("llvm", "cpu", cpu_features()))

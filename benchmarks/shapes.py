@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tvm import relax
 
-    from tvmify.compiler.sample import Sample
+    from tvmify.compiler.kernels.common.sample import Sample
 
 PATH = Path(__file__).with_name("shapes.txt")
 #: How many the list has.
@@ -59,7 +59,7 @@ class Shape:
         """Return it as the tuner takes it."""
         from tvm import relax
 
-        from tvmify.compiler.sample import Sample
+        from tvmify.compiler.kernels.common.sample import Sample
 
         def variable(*shape: int) -> relax.Var:
             extents = relax.ShapeExpr(list(shape))  # type: ignore[arg-type]

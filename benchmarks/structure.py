@@ -69,7 +69,7 @@ def record(programs: dict[str, Callable[[], Lowered]], stream: Any = sys.stderr)
 
 def _functions(lowered: Lowered, attributes: dict[str, Any]) -> Iterator[str]:
     from tvmify.compiler import pipeline
-    from tvmify.compiler.schedule.choice import Choices, choosing
+    from tvmify.compiler.kernels.common.choice import Choices, choosing
     from tvmify.target import Target
 
     target = pipeline.tvm_target(Target("llvm", attributes))
@@ -105,8 +105,8 @@ def _of_model(name: str) -> Lowered:
 
     from tvmify.capture import capture
     from tvmify.compiler import pipeline
-    from tvmify.compiler.decompositions import decompose
-    from tvmify.compiler.importer import import_program
+    from tvmify.compiler.frontend.decompositions import decompose
+    from tvmify.compiler.frontend.importer import import_program
 
     module, args = build(name)
     with torch.no_grad(), warnings.catch_warnings():

@@ -29,8 +29,9 @@ from conformance.operations import Draw, Value, largest
 from conformance.operators import Result, where_it_ran
 from conformance.programs import LAYOUTS, Input, Program, draw_steps, explore, publish
 from tests.tolerances import SLACK, TIMES_EAGER
-from tvmify import obtain, tvmify
-from tvmify.decorator import dispatcher_of
+from tvmify import tvmify
+from tvmify.decorate.decorator import dispatcher_of
+from tvmify.dispatch import load_or_build
 from tvmify.runtime.native import cpu_features
 
 #: Layers in one module.
@@ -194,7 +195,7 @@ def check(drawn: Sequence[Layer], build: Build) -> Result:
     module = Together(drawn).eval()
     tensors = [given.tensor() for layer in drawn for given in layer.inputs]
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
-    measurements = mock.patch.object(obtain, "Measurements", lambda *_: Chance(build.seed))
+    measurements = mock.patch.object(load_or_build, "Measurements", lambda *_: Chance(build.seed))
     with torch.no_grad(), measurements, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         accepted, exact = module(*tensors), copy.deepcopy(module).double()(*wide)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from conformance.comparison import Different, compare
 from tvmify import tvmify
-from tvmify.decorator import dispatcher_of
+from tvmify.decorate.decorator import dispatcher_of
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 COMPILED, BRIDGED, EAGER, WRONG, CRASHED = "compiled", "bridged", "eager", "wrong", "crashed"

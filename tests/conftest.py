@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tvmify import obtain
-from tvmify.allowance import allowance
+from tvmify.dispatch import load_or_build
+from tvmify.dispatch.allowance import allowance
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def _no_rule_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the code that earlier tests loaded, as a new process would."""
-    monkeypatch.setattr(obtain, "_LOADED", weakref.WeakValueDictionary())
+    monkeypatch.setattr(load_or_build, "_LOADED", weakref.WeakValueDictionary())
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ import torch
 
 import tvmify
 from tvmify import WarmUpError
-from tvmify.progress import Stages
-from tvmify.recording import Recorded
-from tvmify.recording.modes import modes_now
+from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.recording import Recorded
+from tvmify.dispatch.recording.modes import modes_now
 from tvmify.warming.worker import Subjects, warm
 
 MODELS = """

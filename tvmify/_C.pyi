@@ -5,7 +5,7 @@ from typing import Any, final
 
 import torch
 
-from tvmify.results import Result, Write
+from tvmify.artifact.results import Result, Write
 
 def flatten(
     args: tuple[Any, ...], kwargs: dict[str, Any], /

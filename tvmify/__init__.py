@@ -12,7 +12,8 @@ from importlib import metadata
 from types import ModuleType
 
 from tvmify import cache
-from tvmify.decorator import cache_info, explain, refresh, tvmify, warmup
+from tvmify.decorate.decorator import cache_info, explain, refresh, tvmify, warmup
+from tvmify.dispatch.explanation import CacheInfo
 from tvmify.errors import (
     ArchiveError,
     BuildError,
@@ -32,12 +33,11 @@ from tvmify.errors import (
     UnsupportedTarget,
     WarmUpError,
 )
-from tvmify.explanation import CacheInfo
 from tvmify.options import CompileOptions
-from tvmify.pt2 import export
 from tvmify.runtime import inspect, load
 from tvmify.runtime.native import cmake_prefix_path as _cmake_prefix_path
-from tvmify.saving import save
+from tvmify.saved.pt2 import export
+from tvmify.saved.saving import save
 from tvmify.signature import TensorSpec
 from tvmify.warming import Outcome, Warmed, warm_cache
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import UnsupportedInput, WarmUpError
-from tvmify.memory import has_memory
+from tvmify.torch_compat.memory import has_memory
 
 #: Dtypes of tensors that compiled code takes; the others run in eager.
 SUPPORTED_DTYPES = frozenset(

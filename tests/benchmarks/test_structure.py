@@ -13,7 +13,7 @@ from tvm import te, tirx
 
 from benchmarks import structure
 from benchmarks.shapes import Shape
-from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.microarchitecture import Microarchitecture
 
 SHAPE = Shape(8, 32, 64)
 

@@ -23,9 +23,10 @@ import torch
 from torch import nn
 
 from tests.cache import mutations
-from tvmify import obtain, tvmify
+from tvmify import tvmify
 from tvmify.cache.directory import remove
-from tvmify.dispatcher import Dispatcher
+from tvmify.dispatch import load_or_build
+from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.errors import BuildError
 
 #: Seconds of processor time after which a call is taken to hang.
@@ -77,7 +78,7 @@ def call(directory: Path, first: int, last: int) -> dict[str, dict[str, int]]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     cache = Path(os.environ["TVMIFY_CACHE_DIR"])
-    obtain._build = _miss
+    load_or_build._build = _miss
     os.environ["TVMIFY_CACHE_DIR"] = str(directory / "none")
     with torch.inference_mode():
         modules = _modules()

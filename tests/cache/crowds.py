@@ -23,10 +23,10 @@ from typing import Any
 import filelock  # noqa: F401  (now, so that children need not)
 
 from tests.cache.programs import artifact_of, key_of
-from tvmify import obtain
 from tvmify.artifact import Artifact, Seconds
 from tvmify.cache import DiskCache, Limits
-from tvmify.progress import Stages
+from tvmify.dispatch import load_or_build
+from tvmify.dispatch.progress import Stages
 from tvmify.runtime import Executor
 
 #: Seconds after which a process that should be done is taken to hang.
@@ -166,7 +166,7 @@ def _obtain(cache: DiskCache, number: int, log: Path) -> None:
     executor = find(cache)
     if executor is None:
         stages = Stages("", visible=False)
-        executor, _ = obtain.build_once(key_of(number), cache, find, build, stages)
+        executor, _ = load_or_build.build_once(key_of(number), cache, find, build, stages)
     assert _is_right(executor.artifact, number), f"a wrong artifact for key {number}"
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tvmify.artifact import Artifact
+from tvmify.artifact.results import Computed, Constant
 from tvmify.cache import Key
-from tvmify.results import Computed, Constant
 
 KEY = Key({"program": "relu", "target": "llvm"})
 OTHER = Key({"program": "gelu", "target": "llvm"})

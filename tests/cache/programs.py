@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from tvmify.artifact import Artifact, Seconds
+from tvmify.artifact.results import Argument, Computed, Constant, Geometry, StateTensor, View, Write
 from tvmify.cache import Key
-from tvmify.results import Argument, Computed, Constant, Geometry, StateTensor, View, Write
 
 
 def key_of(number: int) -> Key:

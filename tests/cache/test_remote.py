@@ -311,11 +311,11 @@ def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Go on with an empty directory and no memory of what was loaded."""
     from weakref import WeakValueDictionary
 
-    from tvmify import obtain
+    from tvmify.dispatch import load_or_build
 
     def move() -> None:
         monkeypatch.setenv("TVMIFY_CACHE_DIR", str(tmp_path / "another"))
-        monkeypatch.setattr(obtain, "_LOADED", WeakValueDictionary())
+        monkeypatch.setattr(load_or_build, "_LOADED", WeakValueDictionary())
         remote_at.cache_clear()
 
     return move

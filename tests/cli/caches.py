@@ -9,9 +9,9 @@ from typing import Any
 from typer.testing import CliRunner, Result
 
 from tvmify.artifact import Artifact, Seconds
+from tvmify.artifact.results import Computed
 from tvmify.cache import DiskCache, Key
 from tvmify.cli import app
-from tvmify.results import Computed
 
 ENTRIES = {
     "program": "argument %0 x: Tensor\n%1: Tensor = aten::relu(%0)\nreturn %1",

@@ -18,8 +18,8 @@ from tvmify.artifact import Artifact
 from tvmify.compiler import Tuning, compile
 from tvmify.compiler.cuda import nvcc
 from tvmify.runtime import cpu_features
-from tvmify.silence import silenced
 from tvmify.target import Target, target_for
+from tvmify.torch_compat.silence import silenced
 
 needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
 
@@ -102,10 +102,11 @@ def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
     from tvmify.compiler.environment import prepare_tvm
 
     prepare_tvm()
-    from tvmify.compiler import build, pipeline
-    from tvmify.compiler.decompositions import decompose
-    from tvmify.compiler.importer import import_program
-    from tvmify.compiler.packing import packed_keys
+    from tvmify.compiler import pipeline
+    from tvmify.compiler.codegen import build
+    from tvmify.compiler.codegen.packing import packed_keys
+    from tvmify.compiler.frontend.decompositions import decompose
+    from tvmify.compiler.frontend.importer import import_program
 
     for_gpu, for_cpu = pipeline.tvm_target(gpu()), pipeline.tvm_target(target())
     with for_gpu, silenced():

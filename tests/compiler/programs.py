@@ -56,8 +56,8 @@ def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[s
     """
     prepare_tvm()
     from tvmify.compiler import pipeline
-    from tvmify.compiler.decompositions import decompose
-    from tvmify.compiler.importer import import_program
+    from tvmify.compiler.frontend.decompositions import decompose
+    from tvmify.compiler.frontend.importer import import_program
 
     machine = pipeline.tvm_target(target())
     with torch.no_grad(), warnings.catch_warnings(), machine:

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 import tvm
 from tvm import te, tirx
 
+from tests.compiler.kernels.kernels import NATIVE, TARGETS, widest_vector
 from tests.compiler.programs import compiled, executed
-from tests.compiler.schedule.kernels import NATIVE, TARGETS, widest_vector
-from tvmify.compiler.converters import scalar
+from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.pipeline import schedule
 
 _NAMES = """acos acosh asin asinh atan atanh cos cosh erf exp exp2 expm1 log log10 log1p log2 rsqrt

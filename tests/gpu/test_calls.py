@@ -15,7 +15,7 @@ from torch import nn
 import tvmify
 from tests.gpu.nets import NETS, image, mlp
 from tests.tolerances import assert_close_to_reference
-from tvmify import keys
+from tvmify.dispatch import keys
 
 pytestmark = pytest.mark.usefixtures("inference")
 

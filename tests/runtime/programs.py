@@ -17,7 +17,7 @@ from tvm.relax import op as R
 from tvm.script import tirx as T
 
 from tvmify.artifact import Artifact
-from tvmify.results import Computed
+from tvmify.artifact.results import Computed
 from tvmify.target import Target
 
 Shape = tuple[int, ...]

@@ -22,7 +22,7 @@ from tests.runtime import mutants
 from tests.runtime.mutants import MANIFEST, Records
 from tvmify import ArchiveError
 from tvmify.runtime import manifest
-from tvmify.zip_records import AmbiguousArchive
+from tvmify.system.zip_records import AmbiguousArchive
 
 X = torch.ones(1, 3, 8, 8)
 # As many as every change of the code is tried with; `make fuzz` tries more.

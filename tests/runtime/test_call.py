@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tests.runtime import programs
 from tvmify.artifact import Artifact
-from tvmify.results import Argument, Computed, Constant, Repeated
+from tvmify.artifact.results import Argument, Computed, Constant, Repeated
 from tvmify.runtime import Call, Executor
 
 

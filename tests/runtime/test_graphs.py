@@ -13,7 +13,7 @@ import torch
 from tests.runtime import programs
 from tvmify import TvmifyWarning
 from tvmify.artifact import Artifact
-from tvmify.results import Argument, Computed, Constant, Geometry, Repeated, View, Write
+from tvmify.artifact.results import Argument, Computed, Constant, Geometry, Repeated, View, Write
 from tvmify.runtime import Executor, PackedWeights, executor, graphs
 from tvmify.runtime.graphs import Graphs, obstacle
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from tvmify import tvmify
-from tvmify.methods import shortcut
+from tvmify.decorate.methods import shortcut
 from tvmify.runtime import Shortcut
 
 PLACE = "_the_dispatcher"

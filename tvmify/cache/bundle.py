@@ -15,7 +15,7 @@ from tvmify.cache.manifest import Manifest
 from tvmify.cache.stored import Limits
 from tvmify.errors import CacheError, warn
 from tvmify.options import CompileOptions
-from tvmify.regular_files import NotRegular, open_regular
+from tvmify.system.regular_files import NotRegular, open_regular
 
 #: The most refused entries that a message names.
 _MOST_REASONS = 5

@@ -30,7 +30,7 @@ from tvmify.cache.stored import (
     touch,
 )
 from tvmify.errors import CacheError, warn
-from tvmify.forks import short_lock
+from tvmify.system.forks import short_lock
 
 #: Directories beside the entries, for damaged entries and for lock files.
 QUARANTINE, LOCKS = "quarantine", "locks"

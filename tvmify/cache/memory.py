@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from cachetools import LRUCache
 
-from tvmify.forks import short_lock
+from tvmify.system.forks import short_lock
 
 Value = TypeVar("Value")
 

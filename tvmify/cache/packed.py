@@ -19,7 +19,7 @@ from tvmify.cache.key import Key
 from tvmify.cache.manifest import LARGEST_LIBRARY, Manifest, library_file
 from tvmify.cache.stored import LIBRARY, LONGEST_MANIFEST, MANIFEST
 from tvmify.errors import CacheError
-from tvmify.zip_records import AmbiguousArchive, Record, read_records
+from tvmify.system.zip_records import AmbiguousArchive, Record, read_records
 
 _MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(MANIFEST)}|{re.escape(LIBRARY)})")
 #: The largest members that are read, as for an entry on disk.

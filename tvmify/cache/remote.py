@@ -15,7 +15,7 @@ from tvmify.cache.attempts import Attempts, Paused
 from tvmify.cache.key import Key
 from tvmify.cache.packed import pack, unpack
 from tvmify.errors import CacheError, warn
-from tvmify.forks import short_lock
+from tvmify.system.forks import short_lock
 
 #: Timeout of one operation, and pause after a failure, in seconds.
 TIMEOUT, PAUSE = 10.0, 60.0

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from tvmify.capture.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
 from tvmify.capture.questions import check_questions
+from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
+from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, script
 from tvmify.capture.state import present, resolve
-from tvmify.capture.torchscript import CannotScript, ScriptedProgram, script
 from tvmify.errors import CaptureError, UnsupportedOperator
-from tvmify.faults import check_temporary_directory
+from tvmify.system.faults import check_temporary_directory
 
 __all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "present", "resolve"]
 
@@ -66,7 +66,7 @@ def capture(
         reason = error.reason
     check_temporary_directory()
     import_recorder()
-    from tvmify.capture.exported import TracedProgram
+    from tvmify.capture.exported.program import TracedProgram
 
     return TracedProgram(callable_, args, kwargs, reason)
 

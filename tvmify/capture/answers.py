@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules import activation
 from torch.utils._device import DeviceContext
 
-from tvmify.tracing import traces_here
+from tvmify.torch_compat.tracing import traces_here
 
 #: Libraries that avoid, while something compiles, what cannot be compiled, and compute the same.
 _ADAPTING = frozenset("torch torchvision transformers timm diffusers accelerate tvmify".split())

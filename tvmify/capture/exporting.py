@@ -19,7 +19,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tvmify.capture import node_annotations
 from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
@@ -30,12 +29,13 @@ from tvmify.errors import (
     UnsupportedOperator,
     described,
 )
-from tvmify.faults import environment_fault
-from tvmify.memory import has_memory
-from tvmify.recurrent_shapes import recurrent_shapes
 from tvmify.signature import map_only
-from tvmify.silence import silenced
-from tvmify.tracing import fake_modes, forget_tensors, tracing
+from tvmify.system.faults import environment_fault
+from tvmify.torch_compat import node_annotations
+from tvmify.torch_compat.memory import has_memory
+from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
+from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
 node_annotations.keep_apart()
 

@@ -37,7 +37,7 @@ _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
 
 
 def asks_in(fingerprint: str) -> bool:
-    """Tell whether a program asks, by the text of `tvmify.capture.fingerprint.fingerprint`."""
+    """Tell whether a program asks, by the text of `tvmify.capture.scripted.fingerprint`."""
     return any(f" = {kind}(" in fingerprint for kind in ASKING)
 
 

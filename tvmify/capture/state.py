@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tvmify.capture.values import protect
-from tvmify.parts import key_part, parts
+from tvmify.torch_compat.parts import key_part, parts
 
 
 class ModulePath(str):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tvmify.parts import hidden_names
+from tvmify.torch_compat.parts import hidden_names
 
 
 def twin(module: torch.nn.Module) -> torch.nn.Module:

@@ -17,11 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmify import options, toolchain
+from tvmify import options
 from tvmify.cache import DiskCache, Limits
 from tvmify.cache.directory import is_there
 from tvmify.cli.printing import size
 from tvmify.errors import BuildError, CacheError, OptionError
+from tvmify.system import toolchain
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 

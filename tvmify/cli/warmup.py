@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tvmify.cli.printing import FAILED, USAGE, AsJson, fail, print_all, print_json, size, text
+from tvmify.dispatch.recording.trees import dtype_of
 from tvmify.errors import OptionError, WarmUpError
-from tvmify.recording.trees import dtype_of
 from tvmify.signature import TensorSpec
 from tvmify.target import check
 from tvmify.warming import EAGER, Outcome, Warmed, warm_cache

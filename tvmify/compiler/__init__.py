@@ -12,16 +12,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from tvmify import forks
 from tvmify.artifact import Artifact
 from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.tuning import Tuning, tune
+from tvmify.compiler.tune.tuning import Tuning, tune
 from tvmify.errors import BuildError, NotCompiled
-from tvmify.faults import environment_fault
-from tvmify.silence import silenced
+from tvmify.system import forks
+from tvmify.system.faults import environment_fault
 from tvmify.target import Target
-from tvmify.tracing import tracing
+from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.tracing import tracing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -103,18 +103,19 @@ def _compile(
 ) -> Artifact:
     # Imported here: all this costs seconds, and a warm process must not load the compiler.
     with stages("decompose"):
-        from tvmify.compiler.decompositions import decompose
+        from tvmify.compiler.frontend.decompositions import decompose
 
         load_ahead()
         with tracing():
             decomposed = decompose(program)
     with stages("import"):
         prepare_tvm()
-        from tvmify.compiler import build, pipeline
-        from tvmify.compiler.importer import import_program
-        from tvmify.compiler.packing import packed_keys
-        from tvmify.compiler.passes.call_libraries import called
-        from tvmify.compiler.schedule import choice
+        from tvmify.compiler import pipeline
+        from tvmify.compiler.codegen import build
+        from tvmify.compiler.codegen.packing import packed_keys
+        from tvmify.compiler.frontend.importer import import_program
+        from tvmify.compiler.kernels.common import choice
+        from tvmify.compiler.kernels.matmul.call_libraries import called
 
         tvm_target = pipeline.tvm_target(target)
         choices = choice.Choices(accuracy)

@@ -19,7 +19,7 @@ class Backend:
     Attributes
     ----------
     described
-        Lower what converters only describe, as attention (`passes/lower_attention.py`).
+        Lower what converters only describe, as attention.
     before_legalizing
         Takes operators out that are not lowered one by one.
     legalizers

@@ -10,7 +10,7 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from tvmify.forks import at_work
+from tvmify.system.forks import at_work
 
 
 @cache

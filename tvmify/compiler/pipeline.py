@@ -9,30 +9,30 @@ from tvm import relax, tirx
 from tvm.relax.backend.cpu_generic.pipeline import finalize_passes
 
 from tvmify.compiler.backend import Backend, Legalize
+from tvmify.compiler.codegen.casts import legalize_astype
+from tvmify.compiler.codegen.merge_serial import MergeSerial
 from tvmify.compiler.cuda.backend import CUDA
+from tvmify.compiler.kernels import LEGALIZE, RULES, finished
+from tvmify.compiler.kernels.attention.lower_attention import LowerAttention
+from tvmify.compiler.kernels.attention.merge_projections import merge_projections
+from tvmify.compiler.kernels.common.rule import Outcome, apply_in_turn
+from tvmify.compiler.kernels.conv.gate_convolutions import GateConvolutions
+from tvmify.compiler.kernels.conv.join_depthwise import JoinDepthwise
+from tvmify.compiler.kernels.conv.planar_images import PlanarImages
+from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
+from tvmify.compiler.kernels.finish.join_sums import JoinSums
+from tvmify.compiler.kernels.matmul.call_libraries import CallLibraries
+from tvmify.compiler.kernels.matmul.join_products import JoinProducts
+from tvmify.compiler.kernels.matmul.mark_elementwise import MarkElementwise
+from tvmify.compiler.kernels.recurrent.lower_recurrent import LowerRecurrent
 from tvmify.compiler.passes.align_ranks import AlignRanks
-from tvmify.compiler.passes.call_libraries import CallLibraries
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
-from tvmify.compiler.passes.casts import legalize_astype
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
-from tvmify.compiler.passes.gate_convolutions import GateConvolutions
-from tvmify.compiler.passes.join_depthwise import JoinDepthwise
-from tvmify.compiler.passes.join_products import JoinProducts
-from tvmify.compiler.passes.join_sums import JoinSums
-from tvmify.compiler.passes.keep_nan import KEEP_NAN
 from tvmify.compiler.passes.lift_weights import LiftWeights
-from tvmify.compiler.passes.lower_attention import LowerAttention
-from tvmify.compiler.passes.lower_recurrent import LowerRecurrent
-from tvmify.compiler.passes.mark_elementwise import MarkElementwise
-from tvmify.compiler.passes.merge_projections import merge_projections
-from tvmify.compiler.passes.merge_serial import MergeSerial
 from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
-from tvmify.compiler.passes.planar_images import PlanarImages
 from tvmify.compiler.passes.separate_items import SeparateItems
 from tvmify.compiler.passes.trust_arguments import TrustArguments
-from tvmify.compiler.schedule import LEGALIZE, RULES, finished
-from tvmify.compiler.schedule.rule import Outcome, apply_in_turn
 from tvmify.errors import BuildError
 from tvmify.target import Target
 

@@ -1,7 +1,7 @@
 // tvmify.aten: what compiled programs call for operators that PyTorch computes.
 //
 // Its first argument is a graph in TorchScript's notation, of a handful of nodes without control
-// flow, as tvmify/compiler/bridge.py writes it; the others are the graph's inputs. Nothing here
+// flow, as tvmify/compiler/aten/bridge.py writes it; the others are the graph's inputs. Nothing here
 // needs Python, so that saved files and C++ programs compute the same.
 
 #include <ATen/core/LegacyTypeDispatch.h>

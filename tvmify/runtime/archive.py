@@ -13,12 +13,12 @@ import torch
 from torch.jit import _recursive
 
 from tvmify.errors import ArchiveError, SaveError
-from tvmify.regular_files import NotRegular, open_regular
 from tvmify.runtime.manifest import check, seal
 
 # Importing it registers the classes that archives hold, too.
 from tvmify.runtime.native import with_method_renamed
-from tvmify.zip_records import AmbiguousArchive
+from tvmify.system.regular_files import NotRegular, open_regular
+from tvmify.system.zip_records import AmbiguousArchive
 
 #: The method that a saved module keeps the forward in which it came with.
 ORIGINAL = "_tvmify_eager"

@@ -21,10 +21,10 @@ import torch
 
 # Loads the library that defines the operators.
 import tvmify.runtime.native  # noqa: F401
-from tvmify import forks
 from tvmify.errors import TvmifyWarning
-from tvmify.memory import has_memory
-from tvmify.tracing import tracing
+from tvmify.system import forks
+from tvmify.torch_compat.memory import has_memory
+from tvmify.torch_compat.tracing import tracing
 
 #: Of the description. Raised whenever the meaning of a line changes; native code refuses others.
 FORMAT = 1

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify import forks
 from tvmify.artifact import Artifact
-from tvmify.objects import holds_objects, restore_objects
+from tvmify.artifact.objects import holds_objects, restore_objects
+from tvmify.artifact.structure import structure_of
 from tvmify.runtime.graphs import GraphedCall, Graphs, no_capture, obstacle
 from tvmify.runtime.native import Call
-from tvmify.structure import structure_of
+from tvmify.system import forks
 from tvmify.target import Target
 
 

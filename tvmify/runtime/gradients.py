@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.objects import describe_objects, restore_objects
-from tvmify.results import Argument, Computed, Repeated, Result
+from tvmify.artifact.objects import describe_objects, restore_objects
+from tvmify.artifact.results import Argument, Computed, Repeated, Result
 
 
 def attach(

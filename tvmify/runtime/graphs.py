@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from tvmify import forks
 from tvmify.artifact import Artifact
+from tvmify.artifact.results import Computed, computed_count, materialize
 from tvmify.errors import warn
-from tvmify.forks import short_lock
-from tvmify.results import Computed, computed_count, materialize
 from tvmify.runtime.native import Call
+from tvmify.system import forks
+from tvmify.system.forks import short_lock
 from tvmify.target import Target
 
 #: Graphs of one module: each keeps the memory of a whole call.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tvmify.errors import ArchiveError, SaveError
-from tvmify.zip_records import AmbiguousArchive, Record, content, read_records
+from tvmify.system.zip_records import AmbiguousArchive, Record, content, read_records
 
 FORMAT = 1
 

@@ -22,9 +22,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy as is_uninitialized
 
 from tvmify.errors import NotCompiled, Uninitialized
-from tvmify.parts import Part, parts
 from tvmify.runtime.native import Guard
 from tvmify.signature import unreadable_kind
+from tvmify.torch_compat.parts import Part, parts
 
 # The bookkeeping of nn.Module itself: what matters of it (parameters, hooks …) is watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tvmify.dispatcher import TargetOption
+from tvmify.dispatch.dispatcher import TargetOption
+from tvmify.dispatch.recording import Recorded, read
 from tvmify.errors import WarmUpError
-from tvmify.recording import Recorded, read
 from tvmify.signature import example_arguments
 
 #: Where the program of a signature came from.

@@ -16,14 +16,15 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
-from tvmify import decorator, misses, recording
-from tvmify.dispatcher import Dispatcher
-from tvmify.entry import Entry
+from tvmify.decorate import decorator
+from tvmify.dispatch import on_miss, recording
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.entry import Entry
+from tvmify.dispatch.load_or_build import BUILT, LOADED
+from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.recording import Recorded
+from tvmify.dispatch.recording.modes import entered
 from tvmify.errors import NotCompiled, TvmifyError, WarmUpError
-from tvmify.obtain import BUILT, LOADED
-from tvmify.progress import Stages
-from tvmify.recording import Recorded
-from tvmify.recording.modes import entered
 
 
 class Subjects:
@@ -127,7 +128,7 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
         for dispatcher in subjects.dispatchers(recorded.module, recorded.method):
             wanted = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
             Stages.threads = threads
-            with entered(wanted), misses.building_now():
+            with entered(wanted), on_miss.building_now():
                 names_target = (target or dispatcher.options.target) is not None
                 args, kwargs = recorded.call(names_target and not torch.cuda.is_available())
                 parts.append(_warm(dispatcher, args, kwargs, target))

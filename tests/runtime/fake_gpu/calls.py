@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tvmify import keys
 from tvmify.compiler import compile
+from tvmify.dispatch import keys
 from tvmify.runtime import cpu_features
 from tvmify.target import Target, target_for
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from tvm.ir import Expr
 
-from tvmify.compiler.aten import Aten, aten
+from tvmify.compiler.aten.calls import Aten, aten
+from tvmify.compiler.kernels.attention.lower_attention import AttentionLowering
+from tvmify.compiler.kernels.attention.template import Attention, Operand
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.lower_attention import AttentionLowering
-from tvmify.compiler.schedule.attention import Attention, Operand
 
 #: From places before heads to heads before places, and back.
 _SWAP = [0, 2, 1, 3]
@@ -18,7 +18,7 @@ _SWAP = [0, 2, 1, 3]
 
 @compiler_pass
 class CallAttention(AttentionLowering):
-    """As `tvmify.compiler.passes.lower_attention.LowerAttention`, for a GPU."""
+    """As `tvmify.compiler.kernels.attention.lower_attention.LowerAttention`, for a GPU."""
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""

@@ -10,9 +10,10 @@ from tvmify.compiler.cuda.attention import CallAttention
 from tvmify.compiler.cuda.libraries import CallLibraries
 from tvmify.compiler.cuda.products import ReshapeRows
 from tvmify.compiler.cuda.rules import RULES
+from tvmify.compiler.kernels.elementwise import reshape
+from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
+from tvmify.compiler.kernels.reduction import template as sums
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
-from tvmify.compiler.passes.keep_nan import KEEP_NAN
-from tvmify.compiler.schedule import reshape, sums
 
 CUDA = Backend(
     described=(CancelTransposes(), CallAttention()),

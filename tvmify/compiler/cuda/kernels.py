@@ -17,8 +17,8 @@ from pathlib import Path
 import tvm
 from tvm.tirx.build import codegen_build
 
-from tvmify import forks
 from tvmify.compiler.cuda import nvcc
+from tvmify.system import forks
 
 #: The environment is that of all threads.
 _GENERATING = forks.Lock()

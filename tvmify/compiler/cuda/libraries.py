@@ -1,6 +1,6 @@
 """Convolutions and products by cuDNN and cuBLAS, norms and the like by PyTorch's own kernels.
 
-Each becomes a call of ``tvmify.aten`` (see `tvmify.compiler.bridge`) with a small graph, in which
+Each becomes a call of ``tvmify.aten`` (see `tvmify.compiler.aten`) with a small graph, in which
 permutations are views: a contiguous tensor in the program's layout, channels last, is one of
 ``torch.channels_last`` to PyTorch, and goes in and comes out without a copy.
 """
@@ -16,7 +16,7 @@ from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.aten import Aten, aten, multiply
+from tvmify.compiler.aten.calls import Aten, aten, multiply
 from tvmify.compiler.cuda.products import by_kernel
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, linear, values_and_readers

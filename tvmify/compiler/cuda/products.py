@@ -15,11 +15,11 @@ from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.kernels.common.choice import choose
+from tvmify.compiler.kernels.common.legalizing import accumulator, is_weight
+from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, values_and_readers
-from tvmify.compiler.sample import Sample
-from tvmify.compiler.schedule.choice import choose
-from tvmify.compiler.schedule.legalizing import accumulator, is_weight
 
 #: The candidates: the first is taken where nothing was measured.
 _LIBRARY, _KERNEL = "library", "kernel"

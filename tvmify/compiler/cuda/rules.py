@@ -11,8 +11,8 @@ from tvm.target import Target
 from tvm_ffi import structural_walk
 
 from tvmify.compiler.cuda.products import ROW_PRODUCT
-from tvmify.compiler.schedule.loops import find
-from tvmify.compiler.schedule.rewriting import uses
+from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.rewriting import uses
 
 #: Elements that a thread reads and writes at once, and threads of a block.
 _LANES, _THREADS = 4, 256

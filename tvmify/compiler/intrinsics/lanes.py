@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.target import Target
 
-from tvmify.compiler.schedule.microarchitecture import Microarchitecture
+from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Terms of a polynomial that are added up one after the other.
 _CHAIN = 6

@@ -1,6 +1,6 @@
 """Copy what the program returns where it would be memory of an argument, weight or constant.
 
-So is the second of two results that would be the same memory: `tvmify.compiler.sharing` says which
+So is the second of two results that would be the same memory: `frontend.sharing` says which
 of them are. A result belongs to the caller, who may write to it. ``RewriteDataflowReshape``, which
 runs before, turns every reshape into a view.
 """

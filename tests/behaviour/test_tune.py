@@ -1,0 +1,93 @@
+"""The option ``tune="quick"``, from the decorator to the database on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import save, tvmify
+from tvmify.compiler.cuda import nvcc
+from tvmify.dispatch import load_or_build
+from tvmify.dispatch.progress import Stages
+from tvmify.runtime import measure_on
+from tvmify.target import Target
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many candidates each measurement compared."""
+    counts: list[int] = []
+    real = load_or_build.measure
+
+    def counting(artifacts, inputs, weights):
+        counts.append(len(artifacts))
+        return real(artifacts, inputs, weights)
+
+    monkeypatch.setattr(load_or_build, "measure", counting)
+    return counts
+
+
+def net(*after: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), *after).eval()
+
+
+def run(module: nn.Module, **options) -> str:
+    fast = tvmify(tune="quick", strict=True, **options)(module)
+    x = torch.randn(16, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), module(x))
+    return fast.explain()
+
+
+def test_a_second_model_with_the_same_workloads_measures_nothing(measured):
+    assert "tuned: 1 workloads, 1 measured, 0 known before" in run(net())
+    assert len(measured) == 1
+    assert "tuned: 1 workloads, 0 measured, 1 known before" in run(net(nn.ReLU()))
+    assert len(measured) == 1
+
+
+def test_another_number_of_threads_is_measured_by_itself(measured):
+    run(net())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if threads > 1 else 2)
+    try:
+        run(net())
+    finally:
+        torch.set_num_threads(threads)
+    assert len(measured) == 2
+
+
+def test_without_the_option_nothing_is_measured(measured):
+    fast = tvmify(strict=True)(net())
+    with torch.no_grad():
+        fast(torch.randn(16, 64))
+    assert not measured
+    assert "tuned" not in fast.explain()
+
+
+@pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
+def test_what_is_built_for_a_gpu_elsewhere_is_not_measured(measured, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(load_or_build, "measure_on", pytest.fail)
+    fast = tvmify(tune="quick", strict=True)(nn.Linear(160, 128).eval())
+    x = torch.randn(1, 160)
+    save(fast, tmp_path / "net.pt", example_inputs=x, targets=[{"kind": "cuda", "arch": "sm_80"}])
+    assert not measured
+
+
+def test_on_a_gpu_its_own_time_is_measured():
+    on_gpu = load_or_build._stopwatch(Target("cuda"), (), {})
+    assert (on_gpu.func, on_gpu.args) == (measure_on, (torch.device("cuda"),))
+    assert load_or_build._stopwatch(Target("llvm"), (torch.zeros(2),), {}) is load_or_build.measure
+
+
+def test_progress_is_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws on what it takes for a terminal only
+    with Stages("net", visible=True) as stages:
+        stages.begin("tune")
+        stages.advance(3, 8)
+    assert "tune" in (drawn := capsys.readouterr().err)
+    assert "3/8" in drawn
+    assert list(stages.seconds) == ["tune"]

@@ -1,0 +1,130 @@
+"""No kernel leaves the compiler unscheduled, and no rule gives up on what it takes.
+
+Models and operators of the benchmarks are lowered and scheduled, but not built: LLVM would take
+minutes. Some of them are also for processors that this one is not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.initialization import no_init_weights
+from tvm.target import Target
+
+from benchmarks import models, operators
+from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON
+from tests.compiler.programs import target
+from tvmify.compiler.environment import prepare_tvm
+
+#: Their constants have values, so they cannot be built without memory.
+REAL = {
+    "vit_base",
+    "bert_base",
+    "minilm_16",
+    "minilm_128",
+    "gpt2_prefill",
+    "gpt2_decode",
+    "whisper_tiny",
+    "lstm",
+}
+#: Have kernels of most kinds between them, and are lowered in three seconds at most.
+EVERYWHERE = {"unet", "minilm_16", "whisper_tiny", "lstm", "mlp_64", "dlrm"}
+OTHERS = [machine for machine in (AVX512, AVX2, NEON) if machine is not NATIVE]
+#: What PyTorch computes, inside of the program.
+BRIDGED = {"adaptive_max_pool2d", "embedding_bag", "embedding_bag_offsets"}
+
+
+def given_up(
+    module: nn.Module, args: tuple[Any, ...], others: Sequence[Target] = ()
+) -> dict[str, str]:
+    """Return operators that TVM does not compute, or kernels without a rule that did its work.
+
+    On this machine and `others`.
+    """
+    prepare_tvm()
+    from tvmify.compiler import pipeline
+    from tvmify.compiler.frontend.decompositions import decompose
+    from tvmify.compiler.frontend.importer import import_program
+
+    left = {}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside torch and TVM
+        program = decompose(torch.export.export(module, args, strict=False))
+        for machine in (pipeline.tvm_target(target()), *others):
+            with machine:
+                imported = import_program(program)
+            if imported.bridged:
+                return dict.fromkeys(imported.bridged, "computed by PyTorch")
+            fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
+            outcomes = pipeline.schedule(fused, machine)[1]
+            assert outcomes
+            left |= {
+                f"{name} with {machine}": str(outcome)
+                for name, outcome in outcomes.items()
+                if outcome.rule is None or outcome.failures
+            }
+    return left
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_models(name: str):
+    with torch.device("cpu" if name in REAL else "meta"), no_init_weights():
+        module, args = models.build(name)
+    assert not given_up(module, args, OTHERS if name in EVERYWHERE else ())
+
+
+class Several(nn.Module):
+    """Modules side by side, each with arguments of its own."""
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, args: list[tuple[torch.Tensor, ...]]) -> list[Any]:
+        """Return the result of each."""
+        return [part(*own) for part, own in zip(self.parts, args, strict=True)]
+
+
+def test_operators():
+    cases = [operators.build(name) for name in operators.OPERATORS if name not in BRIDGED]
+    assert not given_up(Several([module for module, _ in cases]), ([args for _, args in cases],))
+
+
+class Norm(nn.Module):
+    """One over some of the last axes, or the softmax of the last."""
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__()
+        self.name, self.count = name, count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return it, of the same shape."""
+        if "softmax" in self.name:
+            return getattr(torch, self.name)(x, -1)
+        return getattr(nn.functional, self.name)(x, x.shape[-self.count :])
+
+
+ROWS = [(1,), (16,), (17,), (33,), (34,), (100,), (403,), (1, 17), (17, 1), (8, 5), (2, 13, 5)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
+def test_norms_of_one_row_or_several(name: str, dtype: torch.dtype):
+    """Of any length, with a last vector that is not full, or that is the only one."""
+    cases = [
+        (Norm(name, count), (torch.randn(shape, dtype=dtype),))
+        for shape in ROWS
+        for count in range(1, 1 + (1 if "softmax" in name else len(shape)))
+    ]
+    parts = Several([module for module, _ in cases])
+    assert not given_up(parts, ([args for _, args in cases],), OTHERS)
+
+
+@pytest.mark.parametrize("name", sorted(BRIDGED))
+def test_operators_that_pytorch_computes(name: str):
+    assert set(given_up(*operators.build(name)).values()) == {"computed by PyTorch"}

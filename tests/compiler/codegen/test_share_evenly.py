@@ -1,0 +1,68 @@
+"""However many iterations a parallel loop has, its tasks have as many each, but for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.compiler.programs import check, prepare_tvm
+
+prepare_tvm()
+
+import tvm  # noqa: E402
+from tvm import sym, tirx  # noqa: E402
+from tvm.script import tirx as T  # noqa: E402
+
+from tvmify.compiler.codegen.share_evenly import (  # noqa: E402
+    ShareEvenly,
+)
+
+TASKS = 16
+
+
+def rewritten(count: int) -> tirx.For:
+    @T.prim_func(s_tir=True)
+    def function(x: T.Buffer((4096,), "float32")):  # type: ignore[valid-type]
+        for i in T.parallel(count):
+            x[i] = T.float32(0)
+
+    loop = ShareEvenly()(tvm.IRModule({"f": function}))["f"].body
+    while not isinstance(loop, tirx.For):
+        loop = loop.block.body if hasattr(loop, "block") else loop.body
+    return loop
+
+
+def iterations(loop: tirx.For, begin: int, end: int) -> Iterator[int]:
+    """Those that a task with these slots runs."""
+    if not isinstance(loop.body, tirx.IfThenElse):
+        yield from range(begin, end)
+        return
+    bind = loop.body.then_case.seq[0]
+    for slot in range(begin, end):
+        analyzer = sym.Analyzer()
+        analyzer.bind(loop.loop_var, tirx.const(slot, str(loop.loop_var.ty.dtype)))
+        if bool(analyzer.simplify(loop.body.condition)):
+            yield int(analyzer.simplify(bind.value))
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 15, 16, 17, 31, 48, 50, 100, 1023, 1030])
+def test_tasks_have_as_many_iterations_each(count: int):
+    loop = rewritten(count)
+    slots = int(loop.extent)
+    assert slots % TASKS == 0 or count > 1000
+    share = -(-slots // TASKS)  # as TVM divides a loop
+    bounds = [(min(i * share, slots), min((i + 1) * share, slots)) for i in range(TASKS)]
+    tasks = [list(iterations(loop, *bound)) for bound in bounds]
+    assert [i for task in tasks for i in task] == list(range(count))
+    sizes = [len(task) for task in tasks]
+    assert max(sizes) - min(sizes) <= (1 if count < 1000 else share)
+    # So have two threads, each of which begins with its own half of the tasks.
+    assert abs(sum(sizes[:8]) - sum(sizes[8:])) <= (1 if count < 1000 else share)
+
+
+@pytest.mark.parametrize("rows", [7, 50, 331])
+def test_nothing_is_lost(rows: int):
+    x, y = torch.randn(rows, 33, 65), torch.randn(rows, 65, 40)
+    check(lambda x, y: (x @ y).softmax(-1).sum(1), x, y)

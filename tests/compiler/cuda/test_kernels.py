@@ -1,0 +1,171 @@
+"""Kernels for GPUs, with the host's code that launches them, run on the CPU: they compute right.
+
+The library is the one that runs on a GPU, but for the cubin: where the host's code asks for a
+kernel, it gets TVM's CUDA C++ as the C++ compiler of this machine understands it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compiler.gpu_programs import ALWAYS_A_KERNEL, exported, gpu, kernels_on_cpu
+from tests.compiler.nets import Block, Residual
+from tests.compiler.programs import as_module, executed, target
+from tests.tolerances import assert_close_to_reference
+from tvmify.compiler import compile
+from tvmify.compiler.codegen import build
+
+_AXES = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]
+
+Check = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
+    """Compile a program, run all of it, compare it with eager; return the rules of its kernels."""
+    from tvmify.compiler.cuda import kernels
+
+    registered: list[str] = []
+
+    def on_cpu(ir_mod: Any, tvm_target: Any) -> None:
+        with kernels._without_runtime():
+            source = str(kernels.codegen_build(ir_mod, tvm_target).inspect_source("cuda"))
+        functions = {
+            str(function.attrs["global_symbol"]): [
+                str(tag) for tag in function.attrs["tirx.kernel_launch_params"]
+            ]
+            for _, function in ir_mod.functions_items()
+        }
+        library = ctypes.CDLL(str(kernels_on_cpu(source, tmp_path)))
+        for name, tags in functions.items():
+            _register(name, tags, getattr(library, f"launch_{name}"))
+        registered.extend(functions)
+
+    monkeypatch.setattr(build.kernels, "generate", on_cpu)
+    monkeypatch.setattr("tvmify.compiler.Artifact", _for_this_machine)
+
+    def compared(program: Callable[..., Any], *args: Any, **options: Any) -> dict[str, str]:
+        artifact = compile(exported(program, *args), gpu(), **options)
+        with torch.no_grad():
+            result = executed(artifact, program, *args)
+        assert_close_to_reference(result, as_module(program), args)
+        return dict(artifact.report["kernels"])
+
+    yield compared
+    from tvm_ffi.registry import remove_global_func
+
+    for name in registered:
+        remove_global_func(name)
+
+
+def _for_this_machine(**fields: Any) -> Any:
+    from tvmify.artifact import Artifact
+
+    return Artifact(**{**fields, "target": str(target())})
+
+
+def _register(name: str, tags: list[str], launch: Any) -> None:
+    import tvm
+
+    def run(*given: Any) -> None:
+        tensors, extents = given[: -len(tags)], given[-len(tags) :]
+        named = dict(zip(tags, extents, strict=True))
+        values = [ctypes.c_void_p(tensor.value) for tensor in tensors]
+        places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        sizes = (ctypes.c_int64 * 6)(*(named.get(axis, 1) for axis in _AXES))
+        launch(places, sizes)
+
+    tvm.register_global_func(name, run, override=True)
+    tvm.register_global_func("__tvm_set_device", lambda *device: None, override=True)
+
+
+@pytest.mark.parametrize(("columns", "rule"), [(37, "fallback"), (36, "elementwise")])
+def test_elements(check: Check, columns: int, rule: str):
+    def elements(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+        gated = F.silu(x * row) * y + F.gelu(x)
+        chosen = torch.where(x > y, x, y).flip(0)
+        joined = torch.cat([x, y * 2], 0).relu()[2:8] - x[:, :1]
+        return [gated, x.mT + 1, torch.cat([x, y * 2], 1)[:, 3:], chosen, joined, x + x.sum()]
+
+    rules = check(elements, torch.randn(6, columns), torch.randn(6, columns), torch.randn(columns))
+    assert next(found for name, found in rules.items() if "gelu" in name) == rule, rules
+
+
+def test_convolutions_and_pools(check: Check):
+    rules = check(Residual().eval(), torch.randn(2, 3, 32, 32))
+    assert "reduction" in rules.values()
+
+
+def test_a_transformer(check: Check):
+    mask = torch.rand(2, 1, 6, 6) > 0.3
+    mask[..., 0] = True
+    check(Block().eval(), torch.randn(2, 6, 32), mask)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 7), (3, 2, 700), (40, 33, 2), (2, 1, 2050)], ids=str)
+def test_sums(check: Check, shape: tuple[int, ...]):
+    def sums(x: torch.Tensor) -> list[torch.Tensor]:
+        rows = [x.sum(-1), x.mean(1), x.sum(0), x.sum((0, 2)), x.mean(), x.sum()]
+        return [*rows, x - x.mean(-1, keepdim=True), x / x.norm(dim=-1, keepdim=True)]
+
+    rules = check(sums, torch.randn(*shape))
+    assert list(rules.values()).count("reduction") >= 4
+
+
+def test_reductions_to_one_number(check: Check):
+    def numbers(x: torch.Tensor) -> list[torch.Tensor]:
+        names = "mean sum argmax std norm prod any"
+        found = [getattr(torch, name)(x) for name in names.split()]
+        found += [getattr(torch, name)(x, (0, 1)) for name in ("amax", "amin", "logsumexp")]
+        return [*found, *(number * 2 for number in found), x.mean((0, 1), keepdim=True)]
+
+    check(numbers, torch.rand(40, 53))
+
+
+def test_extremes_and_variances(check: Check):
+    def several(x: torch.Tensor) -> list[torch.Tensor]:
+        largest = [x.amax(-1), x.amin(0), x.argmax(-1), x.argmin(1), x.max(1).values]
+        return [*largest, x.var(1), x.std((0, 2)), x.logsumexp(-1), (x > 1).any(-1), x.prod(-1)]
+
+    rules = check(several, torch.randn(3, 40, 9))
+    assert "general reduction" in rules.values()
+
+
+def test_norms_of_groups(check: Check):
+    net = nn.Sequential(nn.GroupNorm(2, 6), nn.InstanceNorm2d(6, affine=True)).eval()
+    check(net, torch.randn(2, 6, 9, 7))
+    check(nn.RMSNorm(130), torch.randn(5, 130))
+
+
+def test_nan_stays(check: Check):
+    x = torch.randn(5, 70)
+    x[1, 3], x[2, 5], x[3, 69] = float("nan"), float("inf"), -float("inf")
+    check(lambda x: [x.amax(-1), x.amin(0), F.relu(x), x.sum(0), x.maximum(x.flip(0))], x)
+    check(lambda x: F.max_pool2d(x[None, None], 3, 2, 1), x)
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (1, 1, 200), (1, 13001)], ids=str)
+def test_rows_times_weights(check: Check, shape: tuple[int, ...]):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            wide = shape[-1]
+            self.layers = nn.Sequential(
+                nn.Linear(wide, 150), nn.GELU(), nn.Linear(150, 132, bias=False)
+            )
+            self.turned = nn.Parameter(torch.randn(132, 129) / 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.layers(x) @ self.turned + x[..., :1])
+
+    rules = check(Net().eval(), torch.randn(*shape), tuning=ALWAYS_A_KERNEL)
+    assert list(rules.values()).count("row product") == 3
+    assert any("gelu" in name and "row_product" in name for name in rules)

@@ -1,0 +1,263 @@
+"""Masks that programs compute: which are recognised, of which size, and at which cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from tests.compiler.programs import Program, check, compiled, executed, is_fused
+from tests.tolerances import assert_close_to_reference
+from tvmify.compiler.frontend import masks
+from tvmify.compiler.frontend.decompositions import decompose
+from tvmify.torch_compat.silence import silenced
+
+attention = nn.functional.scaled_dot_product_attention
+lowest = torch.finfo(torch.float32).min
+ones = partial(torch.ones, dtype=torch.bool)
+
+
+def operands(queries: int, keys: int | None = None) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(2, 2, length, 8) for length in (queries, *[keys or queries] * 2))
+
+
+def places(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(q.shape[-2]).unsqueeze(-1), torch.arange(k.shape[-2])
+
+
+def compared(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    query, key = places(q, k)
+    return key <= query
+
+
+def windowed(q: torch.Tensor, k: torch.Tensor, width: int = 50) -> torch.Tensor:
+    query, key = places(q, k)
+    return (key <= query) & (key > query - width)
+
+
+CAUSAL: dict[str, Callable[..., torch.Tensor]] = {
+    "compared": compared,
+    "lower bools": lambda q, k: ones(q.shape[-2], k.shape[-2]).tril(),
+    "lower floats": lambda q, k: torch.ones(q.shape[-2], k.shape[-2]).tril() == 1,
+    "not upper": lambda q, k: ~ones(q.shape[-2], k.shape[-2]).triu(1),
+    "with axes": lambda q, k: compared(q, k)[None, None].expand(q.shape[0], 1, -1, -1),
+    "all of several": lambda q, k: ones(1, 1) & compared(q, k) & ones(q.shape[-2], 1),
+    "infinite": lambda q, k: q.new_full((q.shape[-2], k.shape[-2]), float("-inf")).triu(1),
+    "least": lambda q, k: q.new_zeros(()).where(compared(q, k), lowest).to(q.dtype),
+}
+
+SPELT: dict[str, Callable[..., torch.Tensor]] = {
+    "filled": lambda x: x.masked_fill(ones(x.shape[-2:]).triu(1), float("-inf")),
+    "filled where zero": lambda x: x.masked_fill(torch.ones(x.shape[-2:]).tril() == 0, lowest),
+    "chosen": lambda x: x.where(ones(x.shape[-2:]).tril(), float("-inf")),
+    "added": lambda x: x + x.new_full(x.shape[-2:], float("-inf")).triu(1),
+}
+
+
+def masked(mask: Callable[..., torch.Tensor], q: Any, k: Any, v: Any) -> torch.Tensor:
+    return attention(q, k, v, mask(q, k))
+
+
+def spelt(mask: Callable[..., torch.Tensor], q: Any, k: Any, v: Any) -> torch.Tensor:
+    return mask(q @ k.transpose(-1, -2) / 4).softmax(-1) @ v
+
+
+@cache
+def kernels_without_mask(*sizes: int) -> dict[str, str]:
+    """Return kernels none of which reads or writes an element for each query and key."""
+    return compiled(partial(attention, is_causal=True), *operands(*sizes)).report["kernels"]
+
+
+@pytest.mark.parametrize("mask", CAUSAL)
+def test_causal_masks_are_no_tensors(mask: str):
+    artifact = check(partial(masked, CAUSAL[mask]), *operands(1200))
+    assert artifact.report["kernels"] == kernels_without_mask(1200)
+
+
+@pytest.mark.parametrize("sizes", [(2048,), (4096,), (1100, 1300), (1300, 1100)], ids=str)
+def test_causal_masks_of_other_sizes(sizes: tuple[int, ...]):
+    artifact = check(partial(masked, compared), *operands(*sizes))
+    assert artifact.report["kernels"] == kernels_without_mask(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("mask", "length"), [(mask, 1200) for mask in SPELT] + [("filled", 60), ("filled", 2048)]
+)
+def test_spelt_attention_with_causal_masks_has_no_scores(mask: str, length: int):
+    artifact = check(partial(spelt, SPELT[mask]), *operands(length))
+    assert artifact.report["kernels"] == kernels_without_mask(length)
+
+
+@pytest.mark.parametrize("mask", [ones, torch.zeros], ids=["true", "zero"])
+def test_large_masks_that_hide_nothing_cost_nothing(mask: Callable[..., torch.Tensor]):
+    qkv = operands(1100, 1300)
+    artifact = compiled(lambda q, k, v: attention(q, k, v, mask(1100, 1300)), *qkv)
+    assert artifact.report["kernels"] == kernels_without_mask(1100, 1300)
+
+
+GENERAL: dict[str, Callable[..., torch.Tensor]] = {
+    "window": windowed,
+    "upper": lambda q, k: ones(q.shape[-2], k.shape[-2]).triu(),
+    "ends together": lambda q, k: ones(q.shape[-2], k.shape[-2]).tril(k.shape[-2] - q.shape[-2]),
+    "one more": lambda q, k: compared(q, k) | (places(q, k)[0] == places(q, k)[1] - 1000),
+    "a bias": lambda q, k: compared(q, k).to(q.dtype),
+}
+
+
+@pytest.mark.parametrize("mask", GENERAL)
+def test_other_masks_stay(mask: str):
+    artifact = check(partial(masked, GENERAL[mask]), *operands(1100, 1300))
+    assert artifact.report["kernels"] != kernels_without_mask(1100, 1300)
+    assert len(artifact.library) < 1 << 20
+
+
+@pytest.mark.parametrize("sizes", [(8, 10), (2, 1100), (1200,)], ids=str)
+def test_padding_beside_a_causal_mask(sizes: tuple[int, ...]):
+    def padded(q: Any, k: Any, v: Any, padding: Any) -> torch.Tensor:
+        return attention(q, k, v, padding[:, None, None, :])
+
+    def program(q: Any, k: Any, v: Any, padding: Any) -> torch.Tensor:
+        return attention(q, k, v, compared(q, k) & padding[:, None, None, :])
+
+    qkv = operands(*sizes)
+    padding = torch.rand(2, qkv[1].shape[-2]) > 0.3
+    padding[0, :3] = False  # of the first batch, the first queries see nothing
+    artifact = check(program, *qkv, padding)
+    assert artifact.report["kernels"] == compiled(padded, *qkv, padding).report["kernels"]
+
+
+FILLS = [float("-inf"), lowest, -1e9, -1e4]
+
+
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize("queries", [12, 2])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 12), (2, 1, 0, 12), (0, 12)], ids=str)
+def test_scores_that_are_filled_have_no_tensor(queries: int, shape: tuple[int, ...], fill: float):
+    """A NaN among what is hidden would stay one if minus infinity were added."""
+    hidden = torch.rand([extent or queries for extent in shape]) > 0.7
+    hidden[..., 3] = True
+    hidden[0] = True  # a query that sees no key yields NaN, or sees all
+    q, k, v = operands(queries, 12)
+    k[1, ..., 3, :] = float("nan")
+    for fills in (
+        lambda x, hidden: x.masked_fill(hidden, fill),
+        lambda x, hidden: torch.where(hidden, fill, x),
+        lambda x, hidden: x.where(~hidden, fill),
+    ):
+
+        def program(
+            q: Any, k: Any, v: Any, hidden: Any, fills: Callable[..., torch.Tensor] = fills
+        ) -> torch.Tensor:
+            return spelt(lambda x: fills(x, hidden), q, k, v)
+
+        assert is_fused(check(program, q, k, v, hidden))
+
+
+@pytest.mark.parametrize("causal_first", [True, False])
+@pytest.mark.parametrize("fill", [float("-inf"), lowest])
+def test_scores_that_are_filled_twice(fill: float, causal_first: bool):
+    def program(q: Any, k: Any, v: Any, padding: Any) -> torch.Tensor:
+        hidden = [~compared(q, k), padding]
+
+        def fills(x: torch.Tensor) -> torch.Tensor:
+            for mask in hidden if causal_first else reversed(hidden):
+                x = x.masked_fill(mask, fill)
+            return x
+
+        return spelt(fills, q, k, v)
+
+    padding = torch.rand(2, 1, 1, 12) > 0.7
+    padding[0, ..., :2] = True  # with the least number, the first queries see all keys
+    artifact = check(program, *operands(12), padding)
+    assert is_fused(artifact) == (fill == float("-inf"))
+
+
+def test_a_fill_for_each_head_is_no_mask():
+    def program(q: Any, k: Any, v: Any, hidden: Any) -> torch.Tensor:
+        fill = torch.tensor([-1.0, -2.0]).reshape(2, 1, 1)
+        return spelt(lambda x: torch.where(hidden, fill, x), q, k, v)
+
+    assert not is_fused(check(program, *operands(12), torch.rand(12, 12) > 0.7))
+
+
+@pytest.mark.parametrize("value", [-1e4, float("-inf")])
+def test_fills_that_weigh_something_and_factors_after_fills(value: float):
+    def program(q: Any, k: Any, v: Any) -> torch.Tensor:
+        return spelt(lambda x: x.masked_fill(~compared(q, k), value) * 1e-4, q, k, v)
+
+    check(program, *operands(12))
+
+
+class Buffered(nn.Module):
+    """The mask in a buffer, as in nanoGPT."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(1, 1, length, length).tril())
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        shown = self.mask[:, :, : q.shape[-2], : k.shape[-2]]  # type: ignore[index]
+        return spelt(lambda x: x.masked_fill(shown == 0, float("-inf")), q, k, v)
+
+
+def test_a_mask_in_a_buffer_may_change():
+    module, qkv = Buffered(40).eval(), operands(30)
+    artifact = check(module, *qkv)
+    assert is_fused(artifact)
+    module.mask.copy_(torch.ones(40, 40).tril(3))  # type: ignore[operator]
+    assert_close_to_reference(executed(artifact, module, *qkv), module, qkv)
+
+
+def computed(function: Callable[..., torch.Tensor], *args: Any) -> tuple[ExportedProgram, fx.Node]:
+    """Decompose a program that computes a mask; return it and the mask's node."""
+    with silenced():  # torch's own deprecations
+        program = decompose(torch.export.export(Program(function), args, strict=False)).program
+    (output,) = program.graph.find_nodes(op="output")
+    return program, output.args[0][0]
+
+
+@pytest.mark.parametrize("mask", CAUSAL)
+def test_long_masks_are_never_all_in_memory(mask: str):
+    q = torch.empty(1, 1, 4096, 1)
+    program, node = computed(CAUSAL[mask], q, q)
+    with Largest() as largest:
+        assert masks.is_causal(program, node, 4096, 4096)
+    assert 0 < largest.elements <= 1 << 17
+    with Largest() as again:  # the next layer asks for the same mask
+        assert masks.is_causal(program, node, 4096, 4096)
+    assert again.elements == 0
+
+
+class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes how many elements the largest result of an operator has that is no view."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not func.is_view:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_what_depends_on_arguments_is_not_known():
+    x = torch.ones(6, 6)
+    for function in (
+        lambda x: x.tril() == 1,
+        lambda x: torch.rand(6, 6) >= 0,
+        lambda x: x.topk(6).values.bool(),
+    ):
+        program, node = computed(function, x)
+        assert not masks.is_causal(program, node, 6, 6)
+        assert not masks.is_neutral(program, node)
+
+
+def test_a_bool_mask_may_say_what_is_hidden():
+    program, node = computed(lambda x: ~compared(x, x), torch.ones(6, 6))
+    assert masks.is_causal(program, node, 6, 6, hides=True)
+    assert not masks.is_causal(program, node, 6, 6)

@@ -1,0 +1,60 @@
+"""The names of axes: found wherever they are, and an error where they are not."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm import s_tir, te, tirx
+
+from tests.compiler.kernels.kernels import build, random
+from tvmify.compiler.kernels.common.axes import Axes, AxisError, forget_axes, named
+
+
+def _sums(*names: str) -> tirx.PrimFunc:
+    x = te.placeholder((3, 5, 7), name="x")
+    k = te.reduce_axis((0, 7), "k")
+    attributes = named(*names) if names else {}
+    total = te.compute((3, 5), lambda i, j: te.sum(x[i, j, k], k), name="sums", attrs=attributes)
+    function = te.create_prim_func([x, total])
+    assert isinstance(function, tirx.PrimFunc)
+    return function
+
+
+def _axes(function: tirx.PrimFunc) -> Axes:
+    sch = s_tir.Schedule(function)
+    return Axes.of(sch.get(sch.get_sblock("sums")))
+
+
+def test_axes_are_found_by_name():
+    axes = _axes(_sums("row", "lane", "k"))
+    assert axes.extents("k", "row") == (7, 3)
+    assert axes.position("lane") == 1
+    assert "k" in axes
+    assert "block" not in axes
+
+
+def test_an_error_tells_which_names_there_are():
+    with pytest.raises(AxisError, match="'sums' has no axis 'block', but: row, lane, k"):
+        _axes(_sums("row", "lane", "k")).extent("block")
+
+
+@pytest.mark.parametrize("names", [(), ("row", "lane"), ("row", "row", "k"), tuple("abcd")])
+def test_an_axis_without_a_name_of_its_own_is_an_error(names: tuple[str, ...]):
+    with pytest.raises(AxisError, match="'sums' has 3 axes"):
+        _axes(_sums(*names))
+
+
+def test_names_are_forgotten_and_nothing_else():
+    plain, with_names = _sums(), _sums("row", "lane", "k")
+    assert not tvm_ffi.structural_equal(with_names, plain)
+    tvm.ir.assert_structural_equal(forget_axes(with_names), plain)
+
+
+def test_scheduled_functions_have_none():
+    def product(_: object, x: tvm.relax.Var, y: tvm.relax.Var) -> tvm.relax.Expr:
+        return tvm.relax.op.matmul(x, y)
+
+    kernel = build(product, [random(8, 16)], [random(16, 32)]).kernel()
+    assert "matmul_tile" in kernel.script()
+    assert "tvmify.axes" not in kernel.script()

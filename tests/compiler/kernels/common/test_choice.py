@@ -1,0 +1,49 @@
+import pytest
+
+from tvmify.compiler.kernels.common.choice import (
+    Choices,
+    choose,
+    choosing,
+    is_asking,
+    is_measured,
+    is_strict,
+)
+
+
+def test_the_first_candidate_is_the_choice_of_the_rule():
+    assert choose("work", [3, 1, 2]) == 3
+
+
+def test_a_measured_winner_is_chosen():
+    with choosing(Choices(measured={"work": "1"})):
+        assert choose("work", [3, 1, 2]) == 1
+        assert choose("other work", [3, 1, 2]) == 3
+
+
+def test_a_winner_that_is_no_candidate_any_more_is_ignored():
+    with choosing(Choices(measured={"work": "9"})):
+        assert choose("work", [3, 1, 2]) == 3
+
+
+def test_choices_note_what_they_were_asked():
+    with choosing(Choices()) as choices:
+        choose("work", [3, 1])
+    assert choices.asked == {"work": ["3", "1"]}
+
+
+@pytest.mark.parametrize("accuracy", ["default", "strict"])
+def test_accuracy_holds_inside_only(accuracy):
+    with choosing(Choices(accuracy=accuracy)):
+        assert is_strict() == (accuracy == "strict")
+    assert not is_strict()
+
+
+def test_whoever_takes_time_to_name_a_workload_knows_whether_it_is_in_vain():
+    assert not is_asking()
+    assert not is_measured()
+    with choosing(Choices(asks=True)):
+        assert is_asking()
+        assert not is_measured()
+    with choosing(Choices(measured={"work": "1"})):
+        assert not is_asking()
+        assert is_measured()

@@ -1,0 +1,145 @@
+"""How rules take turns: who had a function, who failed, and what is not even tried."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, s_tir, tirx
+
+from tests.compiler.kernels.kernels import build, random, use_rules
+from tvmify.compiler.kernels.common.guards import names_of
+from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure
+from tvmify.compiler.kernels.elementwise.rule import Elementwise
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+
+class Noting(Rule):
+    """Has no business with any function; notes which it was offered."""
+
+    name = "noting"
+
+    def __init__(self) -> None:
+        self.seen: list[tirx.PrimFunc] = []
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Take nothing."""
+        self.seen.append(sch.mod["main"])
+        return None
+
+
+class Failing(Rule):
+    """Takes every function, and spoils it before it fails."""
+
+    def __init__(self, name: str = "failing") -> None:
+        self.name = name
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Raise an error of more than one line."""
+        for loop in sch.get_loops(sch.get_child_blocks(sch.get_sblock("root"))[0]):
+            sch.unroll(loop)
+        raise ValueError("what a rule draws\nno such loop")
+
+
+class Undecided(Failing):
+    """Spoils every function, and then has no business with it."""
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Take nothing."""
+        with contextlib.suppress(ValueError):
+            super().schedule(sch, machine)
+        return None
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let rules fail as for users."""
+    monkeypatch.delenv(STRICT)
+
+
+def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    return relax.op.add(x, x)
+
+
+def test_a_rule_that_fails_is_an_error_here(monkeypatch: pytest.MonkeyPatch):
+    use_rules(monkeypatch, Failing(), Elementwise())
+    with pytest.raises(RuleFailure, match="'add': failing failed: ValueError: no such loop"):
+        build(doubled, [random(6, 40)])
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_rule_that_fails_is_a_warning_for_users(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    use_rules(monkeypatch, Failing(), Elementwise())
+    build(doubled, [random(6, 40)])
+    (line,) = caplog.records
+    assert line.name == "tvmify.compiler.kernels.common.rule"
+    assert line.levelname == "WARNING"
+    assert "'add': failing failed: ValueError: no such loop" in line.getMessage()
+
+
+@pytest.mark.usefixtures("lenient")
+def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
+    x = random(6, 40)
+    plain = build(doubled, [x])
+    use_rules(monkeypatch, Failing(), Noting(), Elementwise())
+    built = build(doubled, [x])
+    assert built.rules == {"elementwise (failing failed: ValueError: no such loop)"}
+    tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
+    np.testing.assert_array_equal(built.run([x]), x + x)
+
+
+def test_the_next_rule_sees_nothing_of_what_one_did_that_took_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    x = random(6, 40)
+    plain = build(doubled, [x])
+    use_rules(monkeypatch, Undecided("undecided"), Noting(), Elementwise())
+    built = build(doubled, [x])
+    assert built.rules == {"elementwise"}
+    tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
+
+
+def test_a_function_is_analysed_once_for_all_rules_that_only_look(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made = []
+    original = s_tir.Schedule.__init__
+
+    def noted(self: s_tir.Schedule, *args: Any, **kwargs: Any) -> None:
+        made.append(self)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(s_tir.Schedule, "__init__", noted)
+    use_rules(monkeypatch, Noting(), Noting(), Elementwise())
+    build(doubled, [random(6, 40)])
+    assert len(made) == 1
+
+
+@pytest.mark.usefixtures("lenient")
+def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
+    use_rules(monkeypatch, Failing("one"), Noting(), Failing("two"))
+    built = build(doubled, [random(6, 40)])
+    assert built.rules == {
+        "unscheduled (one failed: ValueError: no such loop; two failed: ValueError: no such loop)"
+    }
+    assert "tirx.is_scheduled" not in built.kernel().attrs
+
+
+def test_what_is_scheduled_says_so():
+    assert build(doubled, [random(6, 40)]).kernel().attrs["tirx.is_scheduled"]
+
+
+def test_a_rule_is_asked_about_functions_with_its_anchors_alone(monkeypatch: pytest.MonkeyPatch):
+    plain = build(doubled, [random(6, 40)]).kernel()
+    (block,) = names_of(plain.body.block.body)
+    anchored, other = Noting(), Noting()
+    anchored.anchors, other.anchors = frozenset({block}), frozenset({block, "another"})
+    other.name = "other"
+    use_rules(monkeypatch, anchored, other, Elementwise())
+    assert build(doubled, [random(6, 40)]).rules == {"elementwise"}
+    assert (len(anchored.seen), len(other.seen)) == (1, 0)

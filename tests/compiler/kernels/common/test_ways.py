@@ -1,0 +1,149 @@
+"""Functions that can be scheduled in several ways, and what is asked of whoever measures them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.compiler.kernels.kernels import NATIVE, build, check, has_parallel_loop, random
+from tvmify.compiler.kernels.common import ways
+from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.common.ways import Way
+from tvmify.compiler.tune.samples import lower_sample
+
+op = relax.op
+
+
+def softmax(x, axis):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+#: A function of each rule, none of whose lengths is a number of vectors, and what it computes.
+KERNELS = {
+    "reduction": (lambda builder, x: op.nn.softmax(x, -1), lambda x: softmax(x, -1), (90, 403)),
+    "column reduction": (
+        lambda builder, x: op.sum(x, 1),
+        lambda x: x.sum(1),
+        (20, 70, 100),
+    ),
+    "elementwise": (
+        lambda builder, x: op.multiply(
+            op.strided_slice(x, [1], [3], [901]), relax.const(np.float32(2))
+        ),
+        lambda x: 2 * x[:, 3:901],
+        (64, 1000),
+    ),
+}
+
+
+def asked(describe, *shapes):
+    """Return what a function asks: candidates and a sample for each workload."""
+    with choosing(Choices(asks=True)) as choices:
+        build(describe, [random(*shape) for shape in shapes])
+    return choices
+
+
+@pytest.mark.parametrize("rule", KERNELS)
+def test_every_way_is_right(rule):
+    describe, expected, shape = KERNELS[rule]
+    choices = asked(describe, shape)
+    ((workload, names),) = choices.asked.items()
+    assert workload.startswith(f"{rule} {'x'.join(map(str, expected(random(*shape)).shape))} ")
+    assert len(names) > 2
+    bodies = []
+    for name in names:
+        with choosing(Choices(measured={workload: name})):
+            built = check(describe, expected, [random(*shape)], rule=rule)
+        assert has_parallel_loop(built.kernel()) == name.endswith("threads")
+        bodies.append(built.kernel().script())
+    assert len(set(bodies)) == len(bodies)
+    # The rule's own comes first.
+    assert build(describe, [random(*shape)]).kernel().script() == bodies[0]
+
+
+def test_only_ways_that_differ_are_candidates():
+    # No row is longer than a vector; a few rows are worth no threads, many are worth some.
+    choices = asked(lambda builder, x: op.sum(x, [1]), (2000, 16))
+    (names,) = choices.asked.values()
+    assert names == [str(Way(4)), str(Way(4, threads=True))]
+    assert not asked(lambda builder, x: op.add(x, x), (4000, 1024)).asked
+
+
+def test_a_workload_is_the_function_whatever_its_names():
+    def named(name):
+        def describe(builder, x):
+            scaled = builder.emit(op.multiply(x, relax.const(np.float32(3))), name)
+            return builder.emit(op.nn.softmax(scaled, -1), name + "2")
+
+        return describe
+
+    first, second = (list(asked(named(name), (90, 203)).asked) for name in ("a", "other"))
+    assert first == second
+    assert first != list(asked(named("a"), (90, 204)).asked)
+
+
+def test_a_workload_is_the_same_in_every_process():
+    program = """
+        from tests.compiler.kernels.common.test_ways import KERNELS, asked
+        describe, _, shape = KERNELS["reduction"]
+        print(*asked(describe, shape).asked)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    there = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    describe, _, shape = KERNELS["reduction"]
+    (here,) = asked(describe, shape).asked
+    assert here == there.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("describe", "shapes"),
+    [
+        pytest.param(lambda builder, x: op.nn.softmax(x, -1), [(4, 64)], id="short"),
+        pytest.param(
+            lambda builder, x: op.multiply(
+                op.zeros((90, 203), "float32"), op.ones((1,), "float32")
+            ),
+            [(4,)],
+            id="without inputs",
+        ),
+        pytest.param(
+            lambda builder, x, i: op.take(x, op.astype(i, "int64"), 0, mode="fast"),
+            [(400, 203), (300,)],
+            id="looked up",
+        ),
+        pytest.param(
+            lambda builder, x, y: op.floor_divide(op.astype(x, "int32"), op.astype(y, "int32")),
+            [(90, 203)] * 2,
+            id="divided",
+        ),
+    ],
+)
+def test_what_need_not_or_cannot_be_measured_is_not_asked(describe, shapes):
+    assert not asked(describe, *shapes).asked
+
+
+def test_functions_of_several_results_are_measured():
+    choices = asked(lambda builder, x: op.split(x, 2, 1), (128, 1802))
+    (sample,) = choices.samples.values()
+    (function,) = (
+        f for _, f in sample.ir_mod().functions_items() if f.attrs and "s_tir" in f.attrs
+    )
+    assert len(function.params) == 3
+    assert lower_sample(sample, NATIVE, Choices())().library
+    assert [int(size) for size in sample.types[-1].shape] == [128, 901]
+
+
+def test_nothing_is_named_unless_somebody_measures(monkeypatch):
+    named = []
+    monkeypatch.setattr(ways, "_workload", lambda *about: named.append(about) or "work")
+    describe, _, shape = KERNELS["reduction"]
+    build(describe, [random(*shape)])
+    assert not named
+    asked(describe, shape)
+    assert named

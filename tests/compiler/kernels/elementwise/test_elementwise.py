@@ -1,0 +1,214 @@
+"""What has no sums: chains, broadcasts, permutations, gathers, concatenations."""
+
+# pyright: reportInvalidTypeForm=false
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+from tvm.script import tirx as T
+
+from tests.compiler.kernels.kernels import (
+    NATIVE,
+    NEON,
+    TARGETS,
+    build,
+    check,
+    has_parallel_loop,
+    loops,
+    random,
+    widest_vector,
+)
+from tvmify.compiler.kernels.common.rule import STRICT
+from tvmify.compiler.pipeline import schedule
+
+op = relax.op
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(1,), (3,), (1, 1, 5), (7, 9), (2, 3, 37), (4, 64), (130, 1)])
+def test_chain_with_broadcast(target, shape):
+    check(
+        lambda builder, x, y: op.multiply(
+            builder.emit(op.add(x, y)), builder.emit(op.sigmoid(builder.emit(op.negative(x))))
+        ),
+        lambda x, y: (x + y) / (1 + np.exp(x)),
+        [random(*shape), random(shape[-1], seed=1)],
+        rule="elementwise",
+        target=target,
+    )
+
+
+def test_a_chain_that_reads_everything_twice_is_not_written_out():
+    """Thirty lines of it would be an expression of a thousand million terms."""
+
+    def doubled(builder, x):
+        for _ in range(30):
+            x = builder.emit(op.subtract(builder.emit(op.add(x, x)), x))
+        return x
+
+    check(doubled, lambda x: x, [random(3, 8)], rule="elementwise")
+
+
+def test_functions_of_long_expressions_are_not_written_out():
+    def each(builder, x):
+        for _ in range(4):
+            x = builder.emit(op.subtract(builder.emit(op.multiply(x, x)), x))
+        return op.log(builder.emit(op.add(builder.emit(op.exp(x)), relax.const(1.0))))
+
+    def expected(x):
+        for _ in range(4):
+            x = x * x - x
+        return np.log(np.exp(x) + 1)
+
+    check(each, expected, [random(3)], rule="elementwise")
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((2, 5, 3, 16), [0, 2, 1, 3]), ((3, 20, 33), [0, 2, 1]), ((1, 3, 10, 10), [0, 2, 3, 1])],
+)
+def test_permutation(shape, axes):
+    check(
+        lambda builder, x: op.permute_dims(x, axes),
+        lambda x: x.transpose(axes),
+        [random(*shape)],
+        rule="elementwise",
+    )
+
+
+def test_concatenation_and_split():
+    check(
+        lambda builder, x, y: op.concat([x, y], 1),
+        lambda x, y: np.concatenate([x, y], 1),
+        [random(2, 5, 33), random(2, 4, 33, seed=1)],
+        rule="elementwise",
+    )
+
+
+def test_gather_of_rows():
+    table, index = random(30, 24), np.array([3, 0, 29, 7, 7], "int64")
+    built = build(lambda builder, t, i: op.take(t, i, 0), [table, index])
+    assert built.rules == {"elementwise"}
+    np.testing.assert_array_equal(built.run([table, index]), table[index])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float64", "float16"])
+def test_types(dtype):
+    x = (random(5, 13) * 8).astype(dtype)
+    y = (random(5, 13, seed=1) * 8).astype(dtype)
+    built = build(lambda builder, a, b: op.where(op.equal(a, b), a, b), [x, y])
+    assert built.rules == {"elementwise"}
+    np.testing.assert_array_equal(built.run([x, y]), np.where(x == y, x, y))
+
+
+def test_one_vector_per_iteration_and_one_pass():
+    x = random(8, 512)
+    built = build(lambda builder, v: op.exp(builder.emit(op.add(v, v))), [x])
+    lanes = widest_vector(built.kernel())
+    assert lanes == 16 if "+avx512f" in str(NATIVE) else 8
+
+
+def test_parallel_only_when_worth_it():
+    def of(*shape):
+        return build(lambda builder, x: op.add(x, x), [random(*shape)]).kernel()
+
+    assert has_parallel_loop(of(1024, 1024))
+    assert not has_parallel_loop(of(16, 64))
+
+
+def test_expensive_broadcast_is_computed_once():
+    def describe(builder, image, gate):
+        return op.multiply(image, builder.emit(op.sigmoid(gate)))
+
+    inputs = [random(1, 20, 20, 16), random(1, 1, 1, 16, seed=1)]
+    built = build(describe, inputs)
+    np.testing.assert_allclose(
+        built.run(inputs), inputs[0] / (1 + np.exp(-inputs[1])), rtol=1e-5, atol=1e-6
+    )
+
+
+@T.prim_func(private=True, s_tir=True)
+def _one_after_the_other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+    """Loops within a block: no rule knows what may be done with them."""
+    with T.sblock("root"), T.sblock("all"):
+        T.reads(a[0:4])
+        T.writes(b[0:4])
+        for i in range(4):
+            b[i] = a[i] + 1.0
+
+
+def test_what_no_rule_can_do_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(STRICT)
+    claims = _one_after_the_other.with_attr("tirx.is_scheduled", True)
+    before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims})
+    after, outcomes = schedule(tvm.IRModule(before.functions), NATIVE)
+    for outcome in (outcomes["plain"], outcomes["claims"]):
+        assert outcome.rule is None
+        assert [failure.rule for failure in outcome.failures] == ["elementwise"]
+        assert "'all' has 0 loops" in str(outcome)
+    tvm.ir.assert_structural_equal(after, before)
+
+
+def test_one_element_needs_no_loop():
+    built = check(lambda builder, x: op.exp(x), np.exp, [random()], rule="elementwise")
+    assert not loops(built.kernel())
+
+
+@pytest.mark.parametrize("size", [5, 33])
+def test_diagonals(size):
+    def describe(builder, x):
+        return builder.call_te(lambda t: te.compute((size,), lambda i: t[i, i]), x)
+
+    check(describe, np.diagonal, [random(size, size)], rule="elementwise")
+
+
+#: The second axis of the latter, `ax1`, is neither the eleventh nor the twelfth: `ax10`, `ax11`.
+THREE_AXES, TWELVE_AXES = (2, 3, 40), (2, *[1] * 9, 3, 40)
+
+
+def test_parts_side_by_side_are_loops_of_their_own_however_many_axes():
+    def kernel(*shape):
+        return check(
+            lambda builder, x, y: op.concat([x, y], -1),
+            lambda x, y: np.concatenate([x, y], -1),
+            [random(*shape), random(*shape, seed=1)],
+            rule="elementwise",
+        ).kernel()
+
+    assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
+
+
+def test_what_turns_back_is_one_pass_however_many_axes():
+    def kernel(*shape):
+        *others, a, b = range(len(shape))
+
+        def describe(builder, x):
+            turned = builder.emit(op.permute_dims(x, [*others, b, a]))
+            return op.permute_dims(builder.emit(op.flip(turned, a)), [*others, b, a])
+
+        return check(
+            describe, lambda x: np.flip(x, -1), [random(*shape)], rule="elementwise"
+        ).kernel()
+
+    assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(64, 48), (40, 33), (9, 70)])
+def test_transposes_read_whole_vectors(target, shape):
+    built = check(
+        lambda builder, x, y: op.add(builder.emit(op.permute_dims(x)), y),
+        lambda x, y: x.T + y,
+        [random(*shape), random(*shape[::-1], seed=1)],
+        rule="elementwise",
+        target=target,
+    )
+    assert "local" in str(built.kernel())
+
+
+def test_neon_transposes_tile_by_tile():
+    built = build(lambda builder, x: op.permute_dims(x), [random(64, 64)], target=NEON)
+    assert widest_vector(built.kernel()) == 4
+    assert "ldr\tq" in built.assembly() or "ldp\tq" in built.assembly()

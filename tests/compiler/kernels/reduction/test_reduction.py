@@ -1,0 +1,159 @@
+"""Reductions along rows and across them, with every kind of tail."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax, tirx
+
+from tests.compiler.kernels.kernels import (
+    TARGETS,
+    build,
+    check,
+    has_parallel_loop,
+    loops,
+    random,
+    widest_vector,
+)
+
+op = relax.op
+
+
+def _softmax(x, axis):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 64), (7, 200), (128, 5), (1, 1000), (3, 16)])
+def test_softmax_of_rows(target, shape):
+    built = check(
+        lambda builder, x: op.nn.softmax(x, -1),
+        lambda x: _softmax(x, -1),
+        [random(*shape)],
+        rule="reduction",
+        target=target,
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 33, 34, 100, 130, 200, 403, 1000])
+@pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.sum, op.max])
+def test_a_row_alone_is_scheduled_as_a_row(describe, length):
+    """TVM reorders the loops of partial sums with a tail only when there is a loop around them."""
+
+    def vectors(*shape):
+        built = build(lambda builder, x: describe(x, -1), [random(*shape)])
+        assert built.rules == {"reduction"}
+        kinds = [(loop.kind, int(loop.extent)) for loop in loops(built.kernel())]
+        return [lanes for kind, lanes in kinds if kind == tirx.ForKind.VECTORIZED]
+
+    assert vectors(length) == vectors(1, length)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", [17, 33, 34, 100, 130, 200, 403])
+def test_softmax_of_everything(target, length):
+    built = check(
+        lambda builder, x: op.nn.softmax(x, 0),
+        lambda x: _softmax(x, 0),
+        [random(length)],
+        rule="reduction",
+        target=target,
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+def test_softmax_across_rows():
+    check(
+        lambda builder, x: op.nn.softmax(x, 1),
+        lambda x: _softmax(x, 1),
+        [random(2, 9, 5, 8)],
+        rule="column reduction",
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "rule"),
+    [
+        ((6, 300), [1], "reduction"),
+        ((4, 5, 6, 7), [2, 3], "reduction"),
+        ((2, 33, 50), [1], "column reduction"),
+        ((1, 7, 7, 40), [1, 2], "column reduction"),
+        ((40, 7), [0], "column reduction"),
+        ((3, 70), [0, 1], "reduction"),
+    ],
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_sums(shape, axes, rule, keep):
+    built = build(lambda builder, x: op.sum(x, axes, keep), [random(*shape)])
+    (used,) = built.rules
+    assert used.startswith(rule)
+    x = random(*shape)
+    expected = x.astype(np.float64).sum(tuple(axes), keepdims=keep)
+    np.testing.assert_allclose(built.run([x]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_mean_of_everything_is_vectorised():
+    built = check(
+        lambda builder, x: op.mean(x),
+        lambda x: np.array(x.mean()),
+        [random(30, 100) + 1],
+        rule="reduction",
+    )
+    assert widest_vector(built.kernel()) > 1
+
+
+def test_overlapping_windows_are_not_rows():
+    """A convolution that no template took: its lanes are neighbouring results."""
+    built = build(
+        lambda builder, x, w: op.nn.conv3d(x, w, padding=1),
+        [random(1, 4, 5, 6, 20), random(8, 4, 3, 3, 3, seed=1)],
+    )
+    assert built.rules == {"column reduction"}
+    assert widest_vector(built.kernel()) > 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((2, 11, 100), 1), ((8, 5), 2), ((3, 7), 2), ((1, 17), 2), ((17, 1), 2), ((2, 13, 5), 3)],
+)
+def test_layer_norm(shape, count):
+    axes = list(range(-count, 0))
+
+    def describe(builder, x, scale, shift):
+        return op.nn.layer_norm(x, scale, shift, axes)
+
+    def reference(x, scale, shift):
+        centred = x - x.mean(tuple(axes), keepdims=True)
+        deviation = np.sqrt((centred**2).mean(tuple(axes), keepdims=True) + 1e-5)
+        return centred / deviation * scale + shift
+
+    own = shape[-count:]
+    inputs = [random(*shape) + 30, random(*own, seed=1), random(*own, seed=2)]
+    check(describe, reference, inputs, rule="reduction", tolerance=2e-5)
+
+
+def test_argmax_takes_the_first():
+    x = np.random.default_rng(0).integers(0, 5, (7, 50)).astype(np.float32)
+    built = build(lambda builder, v: op.argmax(v, 1), [x])
+    assert "unscheduled" not in built.report.values()
+    np.testing.assert_array_equal(built.run([x]), x.argmax(1))
+
+
+def test_one_number_of_what_is_read_again_and_again():
+    """It has no columns that could be lanes instead."""
+    check(
+        lambda builder, x: op.sum(builder.emit(op.broadcast_to(x, (7, 33, 65)))),
+        lambda x: 7 * x.sum(),
+        [random(33, 65) + 1],
+        rule="reduction",
+    )
+
+
+def test_parallel_only_when_worth_it():
+    def of(*shape):
+        return build(lambda builder, x: op.nn.softmax(x, -1), [random(*shape)]).kernel()
+
+    assert has_parallel_loop(of(512, 512))
+    assert not has_parallel_loop(of(8, 40))

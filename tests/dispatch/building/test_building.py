@@ -1,0 +1,157 @@
+"""The process that compiles what no call waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import textwrap
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import TvmifyWarning, UnsupportedOperator, compiler
+from tvmify.dispatch import building
+from tvmify.dispatch.building import Builder, crossing
+from tvmify.target import Target
+
+
+class Pair(NamedTuple):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.large = nn.Embedding(10000, 4)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        return Pair(self.second(torch.relu(self.first(x))), x + self.large.weight[0])
+
+
+@pytest.fixture
+def program(inference: None) -> Any:
+    return torch.export.export(Net().eval(), (torch.ones(3, 4),))
+
+
+def test_a_program_crosses_without_weights_and_without_classes_of_this_process(
+    program: Any,
+) -> None:
+    content = crossing.pack(program)
+    assert len(content) < 100_000  # the embedding alone has more
+    read = crossing.unpack(content)
+    assert read.call_spec.out_spec is not None
+    assert read.call_spec.out_spec.type is tuple
+    assert read.graph_module.code == program.graph_module.code
+    weights = read.state_dict
+    assert weights["first.weight"] is weights["second.weight"]
+    assert weights["large.weight"].stride() == (4, 1)
+    here = compiler.compile(program, Target.parse('{"kind": "llvm"}'), threads=1)
+    there = compiler.compile(read, Target.parse('{"kind": "llvm"}'), threads=1)
+    fields = here.description() | {"report": None}
+    assert fields == there.description() | {"report": None} | crossing.output_structure(program)
+
+
+def test_messages_that_are_cut_off(tmp_path: Any) -> None:
+    path = tmp_path / "pipe"
+    with path.open("wb") as pipe:
+        crossing.send(pipe, {"a": 1}, b"content")
+    content = path.read_bytes()
+    with path.open("rb") as pipe:
+        assert crossing.receive(pipe) == ({"a": 1}, b"content")
+    path.write_bytes(content[:-1])
+    with path.open("rb") as pipe, pytest.raises(EOFError):
+        crossing.receive(pipe)
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/nowhere/python", ""])
+def test_without_the_process_there_is_one_warning(
+    executable: str, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    builder = Builder()
+    target = Target.parse('{"kind": "llvm"}')
+    with pytest.warns(TvmifyWarning, match="compiled in a thread of this process"):
+        assert builder.build(program, target, "default", ()) is None
+    assert builder.build(program, target, "default", ()) is None  # without a warning
+    assert not builder.is_running
+
+
+def test_refusals_come_back_as_they_were(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = {"refused": ["UnsupportedOperator", [["aten.foo.default"], "a detail"]]}
+    monkeypatch.setattr(Builder, "_ask", lambda *_: (refused, b""))
+    with pytest.raises(UnsupportedOperator, match=r"aten\.foo\.default: a detail"):
+        Builder().build(program, Target.parse('{"kind": "llvm"}'), "default", ())
+
+
+def test_the_life_of_the_process() -> None:
+    script = """
+    import os, signal, sys, time, torch
+    from torch import nn
+    from tvmify.dispatch import background
+    from tvmify import tvmify
+    signal.alarm(250)
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    net = tvmify(net, on_miss="background", cache=False)
+    builder = background.worker.builder
+
+    def compiled(rows):
+        before = net.cache_info().entries
+        while net.cache_info().entries == before:
+            net(torch.ones(rows, 4))
+            background.worker.wait(60)
+        assert "tvm" not in sys.modules
+        return builder.pid
+
+    first = compiled(1)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, first) >= min(own + 10, 19)
+    assert os.getpgid(first) == first
+    child = os.fork()
+    if not child:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.killpg(os.getpgid(0), signal.SIGINT)
+    assert compiled(2) == first
+    os.kill(first, signal.SIGKILL)
+    second = compiled(3)
+    assert second != first
+    background._IDLE = 0.05
+    third = compiled(4)
+    while builder.pid or os.path.exists(f"/proc/{second}") or os.path.exists(f"/proc/{third}"):
+        time.sleep(0.05)  # at most until the alarm
+    background._IDLE = 60
+    print(compiled(5), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        start_new_session=True,
+        env=os.environ | {"TVMIFY_COMPARE": "0"},
+    )
+    assert (result.returncode, result.stderr[-2000:]) == (-9, "")
+    last = int(result.stdout)
+    while os.path.exists(f"/proc/{last}"):  # noqa: PTH110, ends by the time limit of the tests
+        with open(f"/proc/{last}/stat") as stat:  # noqa: PTH123
+            if stat.read().rpartition(")")[2].split()[0] == "Z":
+                break
+
+
+def test_targets_that_stay_here() -> None:
+    target = Target.parse('{"kind": "llvm"}')
+    assert building.can_cross(target)
+    assert not building.can_cross(dataclasses.replace(target, kind="cuda"))

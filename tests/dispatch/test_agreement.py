@@ -1,0 +1,136 @@
+"""Whether compiled code computes what eager PyTorch does; what becomes of code that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+from tvmify import BuildError
+from tvmify.dispatch import entry
+from tvmify.dispatch.agreement import computes_the_same
+from tvmify.dispatch.entry import Entry
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_is_the_same_and_another_branch_is_not(dtype: torch.dtype):
+    want = torch.randn(64, dtype=torch.float64)
+    got = want.to(dtype)
+    assert computes_the_same(lambda: [got.clone()], lambda: [want.to(torch.float16).to(dtype)])
+    assert not computes_the_same(lambda: [got.flip(0)], lambda: [got])
+    assert not computes_the_same(lambda: [got * 1.2], lambda: [got])
+
+
+def test_shape_dtype_number_and_errors_count():
+    ones = torch.ones(4)
+    assert not computes_the_same(lambda: ones, ones.double)
+    assert not computes_the_same(lambda: ones, lambda: ones[None])
+    assert not computes_the_same(lambda: ones, lambda: (ones, ones))
+    assert not computes_the_same(lambda: 1 / 0, lambda: ones)
+    nans = ones * float("nan")
+    assert computes_the_same(lambda: nans, lambda: nans) and not computes_the_same(
+        lambda: ones, lambda: nans
+    )
+
+
+def test_integers_and_bools_are_compared():
+    least = torch.tensor([torch.iinfo(torch.int32).min, 0], dtype=torch.int32)
+    assert computes_the_same(least.clone, lambda: least)
+    mask = torch.tensor([True, False])
+    assert computes_the_same(mask.clone, lambda: mask)
+    assert not computes_the_same(mask.logical_not, lambda: mask)
+
+
+def test_both_sides_draw_the_same_and_nobody_else_is_given_it():
+    torch.manual_seed(1)
+    assert computes_the_same(lambda: torch.rand(8), lambda: torch.rand(8))
+    after = torch.rand(8)
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(8))
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the dispatcher believe that tensors are on a GPU."""
+    monkeypatch.setattr(Entry, "gpu_of", lambda *_: 0)
+    compare = lambda run, eager, _: computes_the_same(run, eager)  # noqa: E731
+    monkeypatch.setattr(entry, "computes_the_same", compare)
+
+
+def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = Entry.start
+
+    class Wrong:
+        def __init__(self, call: Any) -> None:
+            self._call, self.obstacle = call, call.obstacle
+
+        def __call__(self, leaves: Any) -> Any:
+            return self._call(leaves) + 1
+
+    def start_wrong(self: Entry, *arguments: Any) -> Any:
+        self.run = Wrong(start(self, *arguments))  # type: ignore[assignment]
+        return self.run
+
+    monkeypatch.setattr(Entry, "start", start_wrong)
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_code_for_a_gpu_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    wrong(monkeypatch)
+    net = tvmify.tvmify(Doubled().eval())
+    with pytest.warns(tvmify.TvmifyWarning, match="does not compute what eager .* Please report"):
+        assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
+    assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
+    assert "does not compute" in net.explain()
+    with pytest.raises(BuildError, match="Please report"):
+        tvmify.tvmify(Doubled().eval(), strict=True)(torch.ones(3))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_code_for_a_gpu_that_computes_the_same_is_used():
+    net = tvmify.tvmify(Doubled().eval(), strict=True)
+    assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
+    assert "runs compiled" in net.explain()
+
+
+def test_code_for_the_cpu_is_not_compared_for_that(monkeypatch: pytest.MonkeyPatch):
+    wrong(monkeypatch)
+    net = tvmify.tvmify(Doubled().eval())
+    assert torch.equal(net(torch.ones(3)), torch.full((3,), 3.0))
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_gpu_without_room_for_both_runs_eager_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(entry, "computes_the_same", full)
+    net = tvmify.tvmify(Doubled().eval())
+    with pytest.warns(tvmify.TvmifyWarning, match="not enough memory"):
+        assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_calls_that_a_graph_captures_wait_for_nothing(monkeypatch: pytest.MonkeyPatch):
+    net = tvmify.tvmify(nn.Linear(4, 4).eval())
+    x = torch.randn(2, 4)
+    monkeypatch.setattr(entry, "is_capturing", lambda: True)
+    with torch.no_grad(), pytest.warns(tvmify.TvmifyWarning, match="CUDA graph is captured"):
+        net(x)
+    assert net.cache_info().builds == net.cache_info().disk_hits == 0
+    monkeypatch.setattr(entry, "is_capturing", lambda: False)
+    with torch.no_grad():
+        net(x)
+        assert net.cache_info().entries == 1
+        net.bias.zero_()
+        monkeypatch.setattr(entry, "is_capturing", lambda: True)
+        torch.testing.assert_close(net(x), x @ net.weight.T)  # in eager: nothing is packed again
+        monkeypatch.setattr(entry, "is_capturing", lambda: False)
+        torch.testing.assert_close(net(x), x @ net.weight.T)

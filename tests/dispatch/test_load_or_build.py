@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cache.programs import artifact_of, key_of
+from tests.cache.test_locks import holder
+from tvmify import TvmifyWarning, tvmify
+from tvmify.artifact import Artifact
+from tvmify.cache import DiskCache, Key
+from tvmify.dispatch import load_or_build
+from tvmify.dispatch.load_or_build import BUILT, LOADED, build_once
+from tvmify.dispatch.progress import Stages
+from tvmify.options import CompileOptions
+from tvmify.runtime import Executor
+
+KEY = key_of(0)
+
+
+def find(disk: DiskCache) -> Executor | None:
+    artifact = disk.load(KEY)
+    return None if artifact is None else Executor(artifact)
+
+
+def only_entry(disk: DiskCache) -> tuple[Key, Artifact]:
+    (stored,) = disk.entries()
+    manifest, content = disk.read(stored.digest)
+    return manifest.key, manifest.artifact_of(content)
+
+
+def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
+    disk = DiskCache(tmp_path)
+
+    def build() -> Artifact:
+        assert disk.load(KEY) is None
+        assert (tmp_path / "locks" / f"{KEY.digest[:3]}.lock").exists()
+        return artifact_of(0)
+
+    executor, source = build_once(KEY, disk, find, build, Stages("", False))
+    assert (executor.artifact, source) == (artifact_of(0), BUILT)
+    executor, source = build_once(KEY, disk, find, pytest.fail, Stages("", False))
+    assert (executor.artifact, source) == (artifact_of(0), LOADED)
+
+
+def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
+    disk, looks = DiskCache(tmp_path), []
+
+    def find_late(disk: DiskCache) -> Executor | None:
+        looks.append(find(disk))
+        disk.store(KEY, artifact_of(0))
+        return looks[-1]
+
+    assert find_late(disk) is None
+    _, source = build_once(KEY, disk, find_late, pytest.fail, Stages("", False))
+    assert source == LOADED
+    assert looks[0] is None
+
+
+def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_or_build, "_LONGEST_WAIT", 1)
+    (tmp_path / "locks").mkdir(mode=0o700)
+    with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
+        stages = Stages("", False)
+        _, source = build_once(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
+        assert source == BUILT
+        assert stages.seconds["wait"] >= 0.9
+        process.kill()
+
+
+def test_a_build_that_fails_leaves_nothing_and_no_lock(tmp_path: Path) -> None:
+    def fail() -> Artifact:
+        raise ValueError("of the build")
+
+    disk = DiskCache(tmp_path)
+    with pytest.raises(ValueError, match="of the build"):
+        build_once(KEY, disk, find, fail, Stages("", False))
+    with disk.building(KEY.digest, 0) as is_mine:
+        assert is_mine
+    assert disk.entries() == []
+
+
+@pytest.mark.parametrize("library", [b"", b"no library"])
+def test_code_that_cannot_be_loaded_is_built_again(
+    cache_directory: Path, monkeypatch: pytest.MonkeyPatch, inference: None, library: bytes
+) -> None:
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net), target="llvm")(x)
+    disk = DiskCache(cache_directory)
+    key, artifact = only_entry(disk)
+    artifact = dataclasses.replace(artifact, library=library)
+    disk.clear()
+    disk.store(key, artifact)
+    load_or_build._LOADED.clear()
+    again = tvmify(copy.deepcopy(net), target="llvm")
+    with pytest.warns(TvmifyWarning, match="built again"):
+        assert torch.equal(again(x), expected)
+    assert again.cache_info().builds == 1
+    assert len(disk.entries()) == 1
+
+
+def test_a_full_gpu_is_no_fault_of_a_program(tmp_path: Path) -> None:
+    disk, options = DiskCache(tmp_path), CompileOptions(cache=tmp_path)
+    disk.store(KEY, artifact_of(0))
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        load_or_build.reject(KEY, artifact_of(0), full, options)
+    assert disk.load(KEY) == artifact_of(0)
+    with pytest.warns(TvmifyWarning, match="other outputs"):
+        load_or_build.reject(KEY, artifact_of(0), RuntimeError("other outputs"), options)
+    assert disk.load(KEY) is None
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_after_a_rejection_only_other_code_is_loaded(
+    cache_directory: Path, inference: None, repaired: bool
+) -> None:
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net), target="llvm")(x)
+    disk = DiskCache(cache_directory)
+    key, artifact = only_entry(disk)
+    with pytest.warns(TvmifyWarning, match="it failed"):
+        load_or_build.reject(key, artifact, RuntimeError("it failed"), CompileOptions.of({}))
+    # A remote cache may go on serving it, or another process have built it again.
+    other = dataclasses.replace(artifact, library=artifact.library + b"\0")
+    disk.store(key, other if repaired else artifact)
+    again = tvmify(copy.deepcopy(net), target="llvm")
+    assert torch.equal(again(x), expected)
+    assert again.cache_info().builds == (0 if repaired else 1)
+    load_or_build._LOADED.clear()
+    once_more = tvmify(copy.deepcopy(net), target="llvm")
+    assert torch.equal(once_more(x), expected)
+    assert once_more.cache_info().builds == 0
+
+
+def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:
+    net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net), target="llvm")(x)
+    load_or_build._LOADED.clear()
+    found = []
+
+    def call() -> None:
+        with torch.inference_mode():
+            found.append(tvmify(copy.deepcopy(net), target="llvm")(x))
+
+    with load_or_build._BUILDING:  # as this thread does while it builds something else
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join(60)
+    assert torch.equal(found[0], expected)

@@ -1,0 +1,298 @@
+"""Python numbers among the arguments: of any value, where they only feed arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+from tvmify import tvmify as decorate
+from tvmify.dispatch import numbers
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+VALUES = [0.1, 1 / 3, -0.0, 1e-50, 1e300, math.inf, -math.inf, math.nan, 16777217.0]
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return x * scale
+
+
+def same(ours: torch.Tensor, eager: torch.Tensor) -> bool:
+    known = ~eager.isnan()
+    return (
+        ours.dtype == eager.dtype
+        and torch.equal(ours.isnan(), eager.isnan())
+        and torch.equal(ours[known], eager[known])
+        and torch.equal(ours[known].signbit(), eager[known].signbit())
+    )
+
+
+ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
+    "x * f": lambda x, f: x * f,
+    "f * x": lambda x, f: f * x,
+    "x + f": lambda x, f: x + f,
+    "f - x": lambda x, f: f - x,
+    "x - f": torch.sub,
+    "x / f": lambda x, f: x / f,
+    "f / x": lambda x, f: f / x,
+    "x * (1 - f)": lambda x, f: x * (1 - f),
+    "-f + 0.5": lambda x, f: x * (-f + 0.5),
+    "x * (f * 3)": lambda x, f: x * (f * 3),
+    "f / 7": lambda x, f: x + f / 7,
+    "a tensor": lambda x, f: x + torch.tensor(f),
+    "a list": lambda x, f: x * torch.as_tensor([f, 1.0, f, 2]),
+}
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_one_program_serves_all_values(name: str, inference: None) -> None:
+    function = ARITHMETIC[name]
+    fast: Any = decorate(function, strict=True)
+    for value in VALUES:
+        assert same(fast(X, value), function(X, value)), value
+    info = fast.cache_info()
+    assert (info.builds, info.entries, info.misses) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8])
+def test_the_result_has_the_dtype_and_the_bits_of_eager(
+    dtype: torch.dtype, inference: None
+) -> None:
+    def function(x: torch.Tensor, f: float, g: float) -> tuple[torch.Tensor, ...]:
+        return x * f, g - x, x[0, 0] / f, x[0, 1] + g
+
+    fast: Any = decorate(function, strict=True)
+    x = (X * 100).abs().to(dtype)
+    for f, g in itertools.product(VALUES[:4], VALUES[2:]):
+        for ours, eager in zip(fast(x, f, g), function(x, f, g), strict=True):
+            assert same(ours, eager), (f, g)
+    assert fast.cache_info().builds == 1
+
+
+CONTROL: dict[str, Callable[[Any, float], Any]] = {
+    "branch": lambda x, f: x * 2 if f > 0.15 else x + 1,
+    "truth": lambda x, f: x * 2 if f else x + 1,
+    "equality": lambda x, f: x * 2 if f == 0.1 else x + 1,
+    "membership": lambda x, f: x * 2 if f in (0.1, 0.3) else x + 1,
+    "shape": lambda x, f: x.repeat(int(f * 10), 1) + 1,
+    "power": lambda x, f: (x + 1) ** f,
+    "rounding": lambda x, f: x + round(f),
+    "text": lambda x, f: x * len(f"{f}"),
+    "an operator's attribute": nn.functional.leaky_relu,
+    "an int tensor": lambda x, f: x + torch.tensor(f, dtype=torch.int64),
+    "math": lambda x, f: x * math.exp(f),
+    "product and sum of numbers": lambda x, f: x * (f * 3 + 1),
+    "product added in float64": lambda x, f: (x.double() + f * 3).float(),
+    "a full tensor": lambda x, f: x - torch.full((3, 1), f),
+    "quotient of a number": lambda x, f: x * (1 / f),
+    "result": lambda x, f: (x * 2, f)[0] + f // 1,
+    "swallowed": lambda x, f: x * _safely(f),
+}
+
+
+def _safely(value: float) -> int:
+    try:
+        return int(value * 10)
+    except Exception:
+        return 100
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_other_uses_make_the_value_part_of_the_key(name: str, inference: None) -> None:
+    function = CONTROL[name]
+    fast: Any = decorate(function, strict=True)
+    for value in (0.1, 0.2, 0.3):
+        torch.testing.assert_close(fast(X, value), function(X, value))
+    assert fast.cache_info().entries == 3
+
+
+def test_floats_in_containers_and_keywords(inference: None) -> None:
+    def function(x: torch.Tensor, pair: Any, *, more: Any) -> torch.Tensor:
+        return (x * pair[0] + more["b"]) * pair[1]
+
+    fast: Any = decorate(function, strict=True)
+    for a, b in ((0.5, 1.5), (2.5, -1.0)):
+        for n in (1, 2):
+            args, kwargs = (X, (a, n)), {"more": {"b": b}}
+            torch.testing.assert_close(fast(*args, **kwargs), function(*args, **kwargs))
+    assert (fast.cache_info().entries, fast.cache_info().builds) == (1, 1)
+
+
+def test_a_float_that_is_returned(inference: None) -> None:
+    fast: Any = decorate(lambda x, f: (x * f, f, [f + 1]), strict=True)
+    for value in (0.5, 1.5):
+        result, same_value, (other,) = fast(X, value)
+        assert torch.equal(result, X * value)
+        assert (type(same_value), same_value, other) == (float, value, value + 1)
+
+
+def test_a_scripted_module_with_a_default(inference: None) -> None:
+    fast: Any = decorate(Scaled().eval(), strict=True)
+    assert torch.equal(fast(X), X * 2)
+    for value in VALUES[:3]:
+        assert torch.equal(fast(X, value), X * value)
+        assert torch.equal(fast(X, scale=value), X * value)
+    assert fast.cache_info().entries == 3
+    assert torch.equal(fast(X, 3), X * 3)  # an int is another key, in eager another dtype too
+    assert fast.cache_info().entries == 4
+
+
+INTS = [10, 11, 0, -3, 2**31 - 1, -(2**31) + 1]
+INT_ARITHMETIC: dict[str, Callable[[Any, int], Any]] = {
+    "x * t": lambda x, t: x * t,
+    "t - x": lambda x, t: t - x,
+    "x + (2 * t - 1)": lambda x, t: x + (2 * t - 1),
+    "x * (t / 1000)": lambda x, t: x * (t / 1000),
+    "x / (t + 0.5)": lambda x, t: x / (t + 0.5),
+    "t / x": lambda x, t: t / (x.abs() + 1),
+    "x / -t": lambda x, t: x / -t,
+    "a step": lambda x, t: x * torch.tensor([t], dtype=torch.int64),
+    "a full tensor": lambda x, t: x * torch.full((4,), t, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", INT_ARITHMETIC)
+def test_one_program_serves_all_ints(name: str, inference: None) -> None:
+    function = INT_ARITHMETIC[name]
+    fast: Any = decorate(function, strict=True)
+    for value in INTS:
+        assert same(fast(X, value), function(X, value)), value
+    info = fast.cache_info()
+    assert (info.builds, info.entries, info.misses) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool])
+def test_an_int_leaves_the_dtype_to_the_tensor(dtype: torch.dtype, inference: None) -> None:
+    def function(x: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
+        return x * t, t + x, x[0] * (3 * t)
+
+    fast: Any = decorate(function, strict=True)
+    x = (X * 100).to(dtype)
+    for value in INTS:
+        for ours, eager in zip(fast(x, value), function(x, value), strict=True):
+            assert same(ours, eager), value
+    assert fast.cache_info().builds == 1
+
+
+INT_CONTROL: dict[str, Callable[[Any, int], Any]] = {
+    "branch": lambda x, t: x * 2 if t > 1 else x + 1,
+    "loop": lambda x, t: sum((x * i for i in range(t)), x),
+    "axis": lambda x, t: x.cumsum(t % 2) + 1,
+    "index": lambda x, t: x[t] * 2,
+    "slice": lambda x, t: x[:t] * 2,
+    "size": lambda x, t: x.repeat(t, 1) + 1,
+    "power": lambda x, t: x**t,
+    "floor": lambda x, t: x * (t // 2),
+    "a small type": lambda x, t: x.to(torch.int8) * t,
+    "large products": lambda x, t: x * (t * 2**40 * 2**20),
+    "result": lambda x, t: (x * 2, t + 1),
+    "a layer's attribute": lambda x, t: nn.functional.pad(x, (t, 0)),
+}
+
+
+@pytest.mark.parametrize("name", INT_CONTROL)
+def test_other_uses_make_an_int_part_of_the_key(name: str, inference: None) -> None:
+    function = INT_CONTROL[name]
+    fast: Any = decorate(function, strict=True)
+    for value in (1, 2):
+        torch.testing.assert_close(fast(X, value), function(X, value))
+    assert fast.cache_info().entries == 2
+
+
+def test_each_number_is_judged_by_itself(inference: None) -> None:
+    def function(x: torch.Tensor, dim: int, t: int, scale: float) -> torch.Tensor:
+        return x.cumsum(dim) * t + scale
+
+    fast: Any = decorate(function, strict=True)
+    for dim, t in ((0, 10), (0, 11), (1, 10), (1, 12)):
+        torch.testing.assert_close(fast(X, dim, t, t / 7), function(X, dim, t, t / 7))
+    assert (fast.cache_info().builds, fast.cache_info().entries) == (2, 2)
+
+
+def test_what_was_learnt_of_one_shape_holds_for_others(
+    inference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast: Any = decorate(lambda x, dim: x.cumsum(dim) + 1, strict=True)
+    fast(X, 0)
+    monkeypatch.setattr(numbers, "_stand_in", lambda _: pytest.fail("it was tried again"))
+    assert torch.equal(fast(X[:2], 1), X[:2].cumsum(1) + 1)
+
+
+def test_sizes_are_no_numbers(inference: None) -> None:
+    fast: Any = decorate(lambda x, size: x.reshape(size) + 1, strict=True)
+    assert fast(X, torch.Size([4, 3])).shape == (4, 3)
+    assert fast(X, torch.Size([2, 6])).shape == (2, 6)
+
+
+def test_ints_that_do_not_fit_are_part_of_the_key(inference: None) -> None:
+    fast: Any = decorate(lambda x, t: x * t, strict=True)
+    for value in (2**31, 2**62, 7):
+        assert torch.equal(fast(X, value), X * value)
+    assert fast.cache_info().entries == 3
+
+
+def test_it_is_followed_by_everything_else() -> None:
+    fast: Any = decorate(Scaled().eval(), strict=True)
+    with torch.no_grad():
+        fast(X, 0.5)
+        fast.refresh()
+        assert torch.equal(fast(X, 0.25), X * 0.25)
+        assert torch.equal(fast(X[:2], 0.25), X[:2] * 0.25)
+        assert fast.cache_info().entries == 2
+        assert "(float32[3, 4] cpu, float)" in fast.explain()
+    fast.train()
+    with pytest.raises(tvmify.TrainingMode):
+        fast(X, 0.125)
+    fast.eval()
+    with torch.no_grad():
+        assert torch.equal(fast(X, 0.75), X * 0.75)
+    assert fast.cache_info().builds <= 2
+
+
+def test_a_saved_file_has_the_value_of_the_first_call(tmp_path: Any, inference: None) -> None:
+    fast: Any = decorate(Scaled().eval(), strict=True)
+    fast(X, 0.5)
+    fast(X, 0.75)
+    tvmify.save(fast, tmp_path / "scaled.pt")
+    loaded = tvmify.load(tmp_path / "scaled.pt")
+    assert torch.equal(loaded(X, 0.5), X * 0.5)
+    with pytest.warns(UserWarning, match="holds no code for these arguments"):
+        assert torch.equal(loaded(X, 0.75), X * 0.75)
+
+
+def test_a_branch_on_the_type_of_a_float_is_noticed(inference: None) -> None:
+    """While it is recorded, ``type(scale)`` is something else."""
+
+    def function(x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * scale if type(scale) is float else x
+
+    fast: Any = decorate(function, strict=True)
+    for value in (2.0, 3.0):
+        assert torch.equal(fast(X, value), function(X, value))
+    assert fast.cache_info().entries == 2
+
+
+def test_what_writes_has_the_values_in_its_key(inference: None) -> None:
+    """It cannot be tried out."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(3, 4))
+
+        def forward(self, x: torch.Tensor, rate: float) -> torch.Tensor:
+            self.mean.mul_(1 - rate).add_(x * rate)
+            return self.mean + 1
+
+    fast, eager = decorate(Mean().eval(), strict=True), Mean().eval()
+    for value in (0.5, 0.25, 0.5):
+        torch.testing.assert_close(fast(X, value), eager(X, value))
+    assert fast.cache_info().entries == 2

@@ -1,0 +1,533 @@
+"""What a call does when no cache has its program."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, compiler
+from tvmify import tvmify as decorate
+from tvmify.dispatch import background, load_or_build, on_miss
+from tvmify.dispatch.background import Job, Worker
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+        return torch.relu(self.linear(x)) * self.scale * times
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_miss, "_jobs", weakref.WeakValueDictionary())
+
+
+class OnDemand(Worker):
+    """A worker that works when a test says so, in the thread of the test."""
+
+    def submit(self, job: Job) -> bool:
+        if self.has_room():
+            self._jobs.append(weakref.ref(job))
+            return True
+        return False
+
+    def work(self) -> int:
+        """Run what waits; return how many jobs that were."""
+        jobs = [job for job in (self._jobs.popleft()() for _ in range(len(self._jobs))) if job]
+        for job in jobs:
+            job.run(lambda: None)
+        return len(jobs)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, inference: None) -> OnDemand:
+    worker = OnDemand()
+    monkeypatch.setattr(background, "worker", worker)
+    return worker
+
+
+@pytest.fixture
+def real_worker(monkeypatch: pytest.MonkeyPatch, inference: None) -> Iterator[Worker]:
+    worker = Worker()
+    monkeypatch.setattr(background, "worker", worker)
+    yield worker
+    worker.stop()
+
+
+def assert_same(fast: Any, x: torch.Tensor = X, *args: Any) -> None:
+    assert torch.allclose(fast(x, *args), Net.forward(fast, x, *args), atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- background
+
+
+@pytest.mark.parametrize("on_miss", ["build", "background"])
+def test_only_a_build_that_a_call_waits_for_stops_collections(
+    on_miss: str, worker: OnDemand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def compile_and_see(*args: Any) -> Any:
+        seen.append(gc.isenabled())
+        return compiled(*args)
+
+    compiled = compiler.compile
+    monkeypatch.setattr(compiler, "compile", compile_and_see)
+    fast = decorate(Net().eval(), on_miss=on_miss, cache=False)
+    fast(X)
+    worker.work()
+    assert seen == [on_miss == "background"]
+    assert gc.isenabled()
+
+
+def test_a_call_runs_eager_until_the_program_is_there(worker: OnDemand) -> None:
+    net = Net().eval()
+    fast: Any = decorate(net, on_miss="background")
+    for _ in range(3):
+        assert torch.equal(fast(X), net(X))  # without a warning
+    assert "it is being built in the background" in fast.explain()
+    assert fast.cache_info().builds == fast.cache_info().entries == 0
+    assert worker.work() == 1
+    assert torch.allclose(fast(X), net(X))
+    info = fast.cache_info()
+    assert (info.builds, info.entries) == (1, 1)
+    assert "runs compiled" in fast.explain()
+    assert "being built" not in fast.explain()
+
+
+def test_the_next_process_loads_it(worker: OnDemand, monkeypatch: pytest.MonkeyPatch) -> None:
+    decorate(Net().eval(), on_miss="background")(X)
+    assert worker.work() == 0  # nobody waits for it any more
+    fast = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    worker.work()
+    del fast  # it was not called again
+    gc.collect()
+    monkeypatch.setattr(load_or_build, "_LOADED", weakref.WeakValueDictionary())
+    other: Any = decorate(Net().eval(), on_miss="background")
+    other(X)
+    assert other.cache_info().disk_hits == 1
+    assert worker.work() == 0
+
+
+def test_instances_wait_for_one_build(worker: OnDemand) -> None:
+    nets: list[Any] = [decorate(Net().eval(), on_miss="background", cache=False) for _ in range(3)]
+    for net in nets:
+        net(X)
+    assert worker.work() == 1
+    results = [net(X) for net in nets]
+    assert not torch.equal(results[0], results[1])
+    assert all(net.cache_info().entries == 1 for net in nets)
+    assert worker.work() == 0
+
+
+def test_a_failed_build_is_the_reason(
+    worker: OnDemand, monkeypatch: pytest.MonkeyPatch, cache_directory: Any
+) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    with monkeypatch.context() as patch:
+        patch.setattr("tvmify.compiler.compile", lambda *_: [].pop())
+        worker.work()
+    with pytest.warns(TvmifyWarning, match="background failed: IndexError: pop from empty"):
+        fast(X)
+    assert "IndexError" in fast.explain()
+    fast(X)
+    assert worker.work() == 0
+    fast.refresh()
+    fast(X)
+    worker.work()
+    fast(X)
+    assert fast.cache_info().entries == 1
+
+
+def test_what_cannot_be_compiled_says_so(worker: OnDemand) -> None:
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[: int(x.sum() > 0)]
+
+    fast: Any = decorate(Counted().eval(), on_miss="background")
+    with pytest.warns(TvmifyWarning, match="read from a tensor's values"):
+        for _ in range(3):
+            assert torch.equal(fast(X), X[: int(X.sum() > 0)])
+            worker.work()
+
+
+def test_refresh_drops_what_waits(worker: OnDemand) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    fast.refresh()
+    assert worker.work() == 0
+    assert_same(fast)
+    assert worker.work() == 1
+    assert_same(fast)
+    assert fast.cache_info().entries == 1
+
+
+def test_a_module_that_changes_meanwhile_gets_a_program_of_its_own(worker: OnDemand) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    fast.scale = 5.0
+    assert_same(fast)
+    assert worker.work() == 2
+    assert_same(fast)
+    fast.scale = 2.0
+    assert_same(fast)
+    assert fast.cache_info().builds == 2
+
+
+def test_new_weights_meanwhile_take_effect(worker: OnDemand) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    fast.load_state_dict(Net().state_dict())
+    assert worker.work() == 1
+    assert_same(fast)
+    assert fast.cache_info().entries == 1
+    fast.linear = nn.Linear(4, 6)
+    assert fast(X).shape == (3, 6)
+
+
+def test_training_meanwhile_runs_eager_and_back(worker: OnDemand) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    fast.train()
+    with pytest.warns(TvmifyWarning, match="in training mode"):
+        fast(X)
+    worker.work()
+    fast(X)
+    assert fast.cache_info().entries == 0
+    fast.eval()
+    assert_same(fast)
+    assert fast.cache_info().entries == 1
+
+
+def test_a_module_that_is_gone_leaves_nothing(worker: OnDemand) -> None:
+    net = Net().eval()
+    weight = weakref.ref(net.linear.weight)
+    fast: Any = decorate(net, on_miss="background")
+    fast(X)
+    gc.collect()
+    del net, fast
+    gc.collect()  # of torch.jit's
+    assert weight() is None
+    assert worker.work() == 0
+
+
+def test_other_modes_meanwhile_are_not_built_for(worker: OnDemand) -> None:
+    class Filled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ones(3, 1)
+
+    fast: Any = decorate(Filled().eval(), on_miss="background")
+    fast(X)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert worker.work() == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert fast(X).dtype == torch.float32
+    assert worker.work() == 1
+    assert fast(X).dtype == torch.float32
+    assert fast.cache_info().builds == 1
+
+
+def test_what_was_built_under_other_modes_is_not_stored(
+    worker: OnDemand, monkeypatch: pytest.MonkeyPatch, cache_directory: Any
+) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    build = load_or_build._build
+
+    def disturbed(*args: Any) -> Any:
+        artifact = build(*args)
+        torch.set_default_dtype(torch.float64)  # as another thread might
+        return artifact
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(load_or_build, "_build", disturbed)
+            assert worker.work() == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert not [path for path in cache_directory.glob("*") if len(path.name) == 64]
+    assert_same(fast)
+    assert worker.work() == 1
+    assert_same(fast)
+    assert fast.cache_info().entries == 1
+
+
+def test_autocast_holds_for_the_build(worker: OnDemand) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        fast: Any = decorate(Net().eval(), on_miss="background")
+        with torch.autocast("cpu", torch.bfloat16):
+            assert fast(X).dtype == torch.bfloat16
+        worker.work()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert fast(X).dtype == torch.bfloat16
+        assert fast(X).dtype == torch.float32
+    assert fast.cache_info().entries == 1
+
+
+def test_floats_become_arguments_all_the_same(worker: OnDemand) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background", cache=False)
+    for times in (2.0, 3.0):
+        assert_same(fast, X, times)
+    assert worker.work() == 1
+    for times in (2.0, 3.0, 4.0):
+        assert_same(fast, X, times)
+    assert fast.cache_info().builds == 1
+
+
+def test_a_float_that_decides_is_built_for_after_all(worker: OnDemand) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor, limit: float) -> torch.Tensor:
+            return x * 2 if limit > 1 else x + 3
+
+    fast: Any = decorate(Branching().eval(), on_miss="background", cache=False)
+    for _ in range(4):
+        assert torch.equal(fast(X, 2.0), X * 2)
+        assert torch.equal(fast(X, 0.5), X + 3)
+        worker.work()
+    assert fast.cache_info().entries == 2
+    assert fast.cache_info().builds == 2
+
+
+def test_regions_are_built_in_the_background_too(worker: OnDemand) -> None:
+    class Flow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.a(x)) * 2 + 1
+            if bool(x.sum() > 0):
+                x = torch.tanh(self.b(x)) * 3 + 2
+            return x
+
+    net = Flow().eval()
+    fast: Any = decorate(net, on_miss="background")
+    for _ in range(4):
+        assert torch.allclose(fast(X), net(X), atol=1e-5)
+        worker.work()
+    assert fast.cache_info().builds == fast.cache_info().entries == 2
+
+
+def test_buffers_that_change_meanwhile(worker: OnDemand) -> None:
+    class Counter(nn.Module):
+        calls: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return x * self.calls
+
+    with torch.inference_mode(False), torch.no_grad():
+        fast: Any = decorate(Counter().eval(), on_miss="background", cache=False)
+        for call in range(1, 8):
+            assert torch.equal(fast(X), X * call)
+            worker.work()
+    assert fast.cache_info().entries == 1
+
+
+def test_a_full_queue_makes_a_call_come_back(monkeypatch: pytest.MonkeyPatch, inference) -> None:
+    worker = OnDemand(most=1)
+    monkeypatch.setattr(background, "worker", worker)
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    with pytest.warns(TvmifyWarning, match="more programs are to be built"):
+        for _ in range(2):
+            assert_same(fast, X[:1])
+    assert "others wait to be built" in fast.explain()
+    assert worker.work() == 1
+    assert_same(fast, X[:1])
+    assert worker.work() == 1
+    assert_same(fast, X[:1])
+    assert fast.cache_info().entries == 1
+
+
+def test_warm_up_waits_whatever_the_option_says(worker: OnDemand) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="background")
+    fast(X)
+    fast.warmup([(3, 4)])
+    assert fast.cache_info().builds == 1
+    assert_same(fast)
+
+
+def test_threads_call_while_the_worker_builds(real_worker: Worker) -> None:
+    net = Net().eval()
+    want = net(X)
+    fast: Any = decorate(net, on_miss="background")
+    wrong: list[Any] = []
+
+    def call() -> None:
+        try:
+            with torch.inference_mode():
+                while not (wrong or fast.cache_info().entries):
+                    if not torch.allclose(fast(X), want, atol=1e-5):
+                        wrong.append("another result")
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert fast.cache_info().builds == 1
+
+
+# ---------------------------------------------------------------------------------- the worker
+
+
+def run_script(text: str) -> subprocess.CompletedProcess[str]:
+    start = """
+    import os, threading, torch
+    from torch import nn
+    from tvmify.dispatch import background
+    from tvmify import tvmify
+    from tvmify.dispatch.building import crossing
+
+    begun, send = threading.Event(), crossing.send
+
+    def noted(*args):
+        begun.set()
+        return send(*args)
+
+    crossing.send = noted
+    net = tvmify(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), on_miss="background")
+    x = torch.ones(3, 4)
+    torch.set_grad_enabled(False)
+    """
+    script = textwrap.dedent(start) + textwrap.dedent(text)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_process_ends_in_the_middle_of_a_build(cache_directory: Any) -> None:
+    result = run_script("""
+    net(x)
+    assert begun.wait(60)
+    print("bye")
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "bye\n", "")
+    assert not [path for path in cache_directory.glob("*") if len(path.name) == 64]
+
+
+def test_a_forked_child_builds_for_itself() -> None:
+    result = run_script("""
+    torch.set_num_threads(1)
+    net(x)
+    assert begun.wait(60)
+    child = os.fork()
+    while not net.cache_info().entries:
+        net(x)
+        background.worker.wait(60)
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print("both")
+    """)
+    assert (result.returncode, result.stdout) == (0, "both\n"), result.stderr
+
+
+def test_jobs_run_one_after_the_other_at_low_priority() -> None:
+    worker = Worker(most=2)
+    begun, go_on = threading.Event(), threading.Event()
+    seen: list[Any] = []
+
+    def first(_: Any) -> str:
+        begun.set()
+        go_on.wait(60)
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return "done"
+
+    jobs = [Job(first), *(Job(lambda _, i=i: seen.append(i)) for i in range(3))]
+    assert worker.submit(jobs[0])
+    assert begun.wait(60)
+    assert [worker.submit(job) for job in jobs[1:]] == [True, True, False]
+    assert not worker.wait(0)
+    go_on.set()
+    assert worker.wait(60)
+    assert seen == [os.getpriority(os.PRIO_PROCESS, 0) + background._NICENESS, 0, 1]
+    assert jobs[0].is_over
+    assert jobs[0].result == "done"
+    worker.stop()
+    assert not worker.submit(jobs[3])
+
+
+# -------------------------------------------------------------------------------- eager, error
+
+
+def test_eager_uses_what_is_on_disk_and_builds_nothing(inference: None) -> None:
+    net = Net().eval()
+    fast: Any = decorate(net, on_miss="eager")
+    with pytest.warns(TvmifyWarning, match="on_miss='eager'") as said:
+        for rows in (3, 2, 1, 3):
+            assert torch.equal(fast(X[:rows]), net(X[:rows]))
+    assert len(said) == 1 and len(str(said[0].message)) < 160
+    assert fast.explain().count("no cache has the program of this call (key ") == 3
+    decorate(net)(X)
+    fast.refresh()
+    assert_same(fast)
+    info = fast.cache_info()
+    assert (info.builds, info.entries) == (0, 1)
+
+
+def test_error_raises_until_the_program_is_there(inference: None) -> None:
+    fast: Any = decorate(Net().eval(), on_miss="error")
+    for _ in range(2):
+        with pytest.raises(CacheMiss, match="no cache has the program of this call") as caught:
+            fast(X)
+    assert isinstance(caught.value, NotCompiled)
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert type(copied) is CacheMiss
+    assert str(copied) == str(caught.value)
+    decorate(Net().eval())(X)
+    assert_same(fast)
+    assert fast.cache_info().builds == 0
+
+
+def test_error_names_what_differs_from_the_nearest_entry(inference: None) -> None:
+    decorate(Net().eval())(X)
+    fast = decorate(Net().eval(), on_miss="error", accuracy="strict")
+    with pytest.raises(CacheMiss, match=r"options\.accuracy: 'strict' → 'default'"):
+        fast(X)
+
+
+def test_error_is_about_misses_alone(inference: None) -> None:
+    fast = decorate(Net().train(), on_miss="error")
+    with pytest.warns(TvmifyWarning, match="training mode"):
+        fast(X)
+    other: Any = decorate(Net().eval(), on_miss="error")
+    other.warmup([(3, 4)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(other)
+
+
+def test_a_policy_that_does_not_exist() -> None:
+    with pytest.raises(OptionError, match="'build', 'background', 'eager', 'error'"):
+        decorate(Net(), on_miss="wait")

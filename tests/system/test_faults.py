@@ -1,0 +1,100 @@
+"""Errors of the environment are told as such, each with what to do about it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import BuildError, TvmifyWarning, tvmify
+from tvmify.system.faults import environment_fault, explained
+
+FAULTS = {
+    "no room on a disk": OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
+    "quota": OSError(errno.EDQUOT, "Disk quota exceeded"),
+    "the size of a file": OSError(errno.EFBIG, "File too large"),
+    "not permitted": PermissionError(errno.EACCES, "Permission denied", "/tmp"),
+    "Read-only": OSError(errno.EROFS, "Read-only file system"),
+    "open files": OSError(errno.EMFILE, "Too many open files"),
+    "ran out of memory": MemoryError(),
+    "of memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
+    "another thread": RuntimeError("can't start new thread"),
+    "process": BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    "import a package": ModuleNotFoundError("No module named 'tvm'"),
+    "reason of the system": OSError(errno.EIO, "Input/output error"),
+    "open files: Check failed": RuntimeError(
+        "Check failed: Cannot open file: x Too many open files"
+    ),
+    "noexec": RuntimeError(
+        "/proc/self/fd/4: failed to map segment from shared object: not permitted"
+    ),
+    "File too large": RuntimeError("writing a compiled library to memory: File too large"),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+@pytest.mark.parametrize("stage", ["capture", "build"])
+def test_a_fault_of_the_environment_is_not_to_be_reported(
+    words: str, stage: str, monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    def fail(*_: Any) -> None:
+        raise FAULTS[words]
+
+    place = "dispatch.dispatcher.capture" if stage == "capture" else "compiler._compile"
+    monkeypatch.setattr(f"tvmify.{place}", fail)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", cache=False)
+    with pytest.warns(TvmifyWarning) as said:
+        assert torch.equal(fast(x), net(x))
+    message = str(said[0].message)
+    assert words in message and "refresh()" in message and "eport" not in message
+
+
+@pytest.mark.parametrize("error", [KeyError("gv"), IndexError(), AssertionError("x")])
+@pytest.mark.parametrize("place", ["dispatch.dispatcher.capture", "compiler._compile"])
+def test_any_other_error_says_its_type_and_where(
+    error: Exception, place: str, monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(f"tvmify.{place}", fail)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    with pytest.warns(TvmifyWarning, match=f"(failed|stage).*: {type(error).__name__}.* [Rr]eport"):
+        assert torch.equal(tvmify(net, target="llvm", cache=False)(x), net(x))
+    with pytest.raises(BuildError) as raised:
+        tvmify(net, target="llvm", cache=False, strict=True)(x)
+    assert raised.value.__cause__ is error
+
+
+def test_errors_of_options_and_of_the_gpu_reach_the_caller() -> None:
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), BuildError("a", "b")):
+        with pytest.raises(type(error)) as raised, explained("compiling it"):
+            raise error
+        assert raised.value is error
+    assert environment_fault(BuildError("a", "b"), "compiling it") is None
+
+
+def test_weights_that_do_not_fit_into_memory_leave_the_entry_in_the_cache(
+    cache_directory: Path, monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    tvmify(net, target="llvm", compare=False)(x)
+    before = sorted(cache_directory.iterdir())
+
+    def fail(*_: Any) -> None:
+        raise FAULTS["of memory"]
+
+    fast: Any = tvmify(net, target="llvm", compare=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("tvmify.runtime.Executor.bind", fail)
+        with pytest.warns(TvmifyWarning, match="ran out of memory"):
+            assert torch.equal(fast(x), net(x))
+    assert sorted(cache_directory.iterdir()) == before
+    fast.refresh()
+    fast(x)
+    assert fast.cache_info().builds == 0 and fast.cache_info().entries == 1

@@ -1,0 +1,311 @@
+"""Forks while other threads compile, load or run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tvmify import NotCompiled
+from tvmify.cache import MemoryCache
+from tvmify.system import forks
+
+START = """
+import os, signal, sys, threading, time, torch
+from torch import nn
+from tvmify.dispatch import background
+from tvmify import compiler, tvmify
+from tvmify.system import forks
+
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+signal.alarm(100)
+stages, waiting = {}, threading.Condition()
+
+def reached(name):
+    with waiting:
+        stages[name] = stages.get(name, 0) + 1
+        waiting.notify_all()
+
+def wait_for(name):
+    with waiting:
+        assert waiting.wait_for(lambda: name in stages, 90)
+
+def make(**options):
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    return tvmify(net, progress=False, cache=False, **options)
+
+def in_thread(run, *args):
+    thread = threading.Thread(target=run, args=args)
+    thread.start()
+    return thread
+
+def in_child(run):
+    child = os.fork()
+    if not child:
+        signal.alarm(80)  # which a child does not inherit
+        code = 1
+        try:
+            code = 0 if run() in (None, True) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+def same(net, rows):
+    x = torch.randn(rows, 4)
+    with torch.no_grad():
+        want = torch.relu(x @ net[0].weight.T + net[0].bias)
+        assert torch.allclose(net(x), want, atol=1e-5)
+"""
+
+
+def run_script(text: str) -> str:
+    script = textwrap.dedent(START) + textwrap.dedent(text)
+    environment = os.environ | {"TVMIFY_COMPARE": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("stage", ["export", "schedule", "build"])
+def test_a_child_compiles_new_shapes_of_any_module(stage: str) -> None:
+    run_script(f"""
+    a, b = make(), make()
+
+    from tvmify.dispatch.progress import Stages
+    original = Stages.begin
+
+    def noted(self, name):
+        original(self, name)
+        reached(name)
+
+    Stages.begin = noted
+    thread = in_thread(same, a, 3)
+    wait_for({stage!r})
+
+    def child():
+        for net in (a, b):
+            same(net, 5)
+            assert net.cache_info().entries >= 1
+        assert not forks.is_torn()
+
+    in_child(child)
+    thread.join()
+    same(a, 3)
+    assert a.cache_info().builds == 1
+    """)
+
+
+def test_a_child_forked_within_a_stage_runs_what_there_is_and_compiles_nothing() -> None:
+    run_script("""
+    import warnings
+    net, other = make(), make()
+    same(net, 2)
+    forks.LONGEST_STAGE = 0.05
+    go_on = threading.Event()
+
+    def stuck(*args):
+        reached("compile")
+        go_on.wait(60)
+        raise RuntimeError("never mind")
+
+    compiler.compile, compile = stuck, compiler.compile
+    warnings.simplefilter("ignore")
+    thread = in_thread(net, torch.ones(7, 4))
+    wait_for("compile")
+
+    def child():
+        compiler.compile = compile
+        assert forks.is_torn()
+        same(net, 2)
+        assert net.cache_info().entries == 1
+        for rows in (7, 8):
+            same(net, rows)
+            same(other, rows)
+        assert "forked while another thread compiled" in other.explain()
+        assert other.cache_info().builds == 0
+
+    in_child(child)
+    assert not forks.is_torn()
+    go_on.set()
+    thread.join()
+    """)
+
+
+def test_forks_from_several_threads_while_others_call_and_compile() -> None:
+    run_script("""
+    net = make()
+    same(net, 1)
+    same(net, 2)
+    stop = threading.Event()
+
+    def call():
+        torch.set_grad_enabled(False)
+        while not stop.is_set():
+            for rows in (1, 2):
+                same(net, rows)
+
+    def fork():
+        for _ in range(4):
+            in_child(lambda: same(net, 1))
+            in_child(lambda: same(net, 2))
+
+    callers = [in_thread(call) for _ in range(2)]
+    forkers = [in_thread(fork) for _ in range(2)]
+    for thread in forkers:
+        thread.join()
+    stop.set()
+    for thread in callers:
+        thread.join()
+    """)
+
+
+def in_child(run: Callable[[], object]) -> int:
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        code = 1
+        try:
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def held_by_another(lock: Any) -> tuple[threading.Thread, threading.Event]:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    return thread, go_on
+
+
+@pytest.mark.parametrize("make", [forks.Lock, forks.short_lock])
+def test_a_lock_of_another_thread_is_free_in_a_child(make: Callable[[], Any]) -> None:
+    lock = make()
+    thread, go_on = held_by_another(lock)
+    try:
+        assert in_child(lock.__enter__) == 0
+    finally:
+        go_on.set()
+        thread.join()
+    with lock:
+        pass
+
+
+def test_a_lock_of_the_thread_that_forks_stays_its_own() -> None:
+    lock = forks.Lock()
+
+    def child() -> None:
+        lock.__exit__()
+        lock.__exit__()
+        with pytest.raises(RuntimeError):
+            lock.__exit__()
+
+    with lock, lock:
+        assert in_child(child) == 0
+
+
+def test_what_a_short_lock_guards_is_whole_in_a_child() -> None:
+    cache: MemoryCache[int] = MemoryCache(3)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            for key in range(5):
+                cache.put(key, key)
+                cache.discard(key - 1)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+
+    def child() -> None:
+        for key in range(20):
+            cache.put(key, key)
+        assert sorted(cache.values()) == [17, 18, 19]
+
+    try:
+        assert {in_child(child) for _ in range(30)} == {0}
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_thread_that_waits_for_a_lock_does_not_hold_up_a_fork(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forks, "LONGEST_STAGE", 60.0)
+    lock = forks.Lock()
+    begun = threading.Event()
+
+    def wait() -> None:
+        with forks.at_work():
+            begun.set()
+            with lock:
+                pass
+
+    thread = threading.Thread(target=wait)
+    with lock:
+        thread.start()
+        assert begun.wait(60)
+        assert in_child(lambda: None) == 0  # else this would deadlock for a minute
+        assert not forks.is_torn()
+    thread.join()
+
+
+def test_a_fork_waits_for_the_end_of_a_stage() -> None:
+    seen: list[str] = []
+    begun = threading.Event()
+
+    def work() -> None:
+        with forks.at_work():
+            begun.set()
+            time.sleep(0.2)
+            seen.append("end")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(60)
+    child = os.fork()
+    if not child:
+        os._exit(0 if seen == ["end"] and not forks.is_torn() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+
+
+def test_a_torn_process_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_is_torn", True)
+    with pytest.raises(NotCompiled, match=r"forked while another thread compiled.*spawn"):
+        forks.refuse_if_torn()
+
+
+def test_locks_that_are_gone_are_forgotten() -> None:
+    lock = forks.Lock()
+    reference = weakref.ref(lock)
+    before = len(forks._long_locks)
+    del lock
+    assert reference() is None
+    assert len(forks._long_locks) == before - 1

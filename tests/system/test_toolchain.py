@@ -1,0 +1,194 @@
+"""Compilers that are missing, hang, fail, or make something else than was asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import BuildError, TvmifyWarning, tvmify
+from tvmify.cache import DiskCache
+from tvmify.capture.scripted import program as torchscript
+from tvmify.dispatch import background, load_or_build
+from tvmify.system import toolchain
+
+OUTPUT = 'while [ "$1" != -o ]; do shift; done; '
+# What a linker does, and what the reason says of it.
+FAULTS = {
+    "prints junk": (OUTPUT + 'echo junk > "$2"', "made no shared library"),
+    "makes nothing": ("exit 0", "made no shared library"),
+    "makes a part": (
+        f'g++ "$@"; {OUTPUT} truncate -s 9000 "$2"',
+        "made no shared library",
+    ),
+    "makes another library": (
+        OUTPUT + 'echo "int f(){return 1;}" | g++ -x c++ -shared -fPIC -o "$2" -',
+        "cannot be run",
+    ),
+    "fails": ("echo ld: cannot find -lm >&2; exit 1", "failed with status 1: ld: cannot find -lm"),
+    "is killed": ("kill -9 $$", "was killed by SIGKILL"),
+    "meets a limit": ('ulimit -f 1; exec g++ "$@"', "File size limit exceeded"),
+    "hangs": ("sleep 600", "did not end within 1 seconds, and was stopped"),
+}
+
+
+@pytest.fixture
+def linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def make(program: str) -> Path:
+        path = tmp_path / "linker"
+        path.write_text(f"#!/bin/sh\n{program}\n")
+        path.chmod(0o700)
+        monkeypatch.setenv("CXX", str(path))
+        return path
+
+    monkeypatch.setattr(toolchain, "_stopped", {})
+    return make
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_bad_linker_makes_is_neither_used_nor_stored(
+    fault: str,
+    linker: Any,
+    cache_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inference: None,
+) -> None:
+    program, reason = FAULTS[fault]
+    path = linker(program)
+    run = toolchain.run
+    limit = 1 if fault == "hangs" else 60
+    monkeypatch.setattr(toolchain, "run", lambda *args: run(*args, limit))
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm")
+    with pytest.warns(TvmifyWarning, match="refresh") as said:
+        assert torch.equal(fast(x), net(x))
+    assert reason in str(said[0].message) and "report" not in str(said[0].message)
+    assert reason in fast.explain()
+    assert fast.cache_info().builds == 0
+    assert DiskCache(cache_directory).entries() == []
+    path.write_text('#!/bin/sh\necho "ld: warning: something" >&2; exec g++ "$@"\n')
+    fast.refresh()
+    assert torch.allclose(fast(x), net(x), atol=1e-5)
+    assert fast.cache_info().builds == 1
+    assert len(DiskCache(cache_directory).entries()) == 1
+
+
+@pytest.mark.parametrize("fault", ["prints junk", "makes another library"])
+def test_in_the_background_too(
+    fault: str, linker: Any, cache_directory: Path, inference: None
+) -> None:
+    program, reason = FAULTS[fault]
+    linker(program)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", on_miss="background")
+    assert torch.equal(fast(x), net(x))
+    assert background.worker.wait(120)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert torch.equal(fast(x), net(x))
+    assert any(reason in str(warning.message) for warning in said)
+    assert "runs in eager PyTorch" in fast.explain()
+    assert DiskCache(cache_directory).entries() == []
+
+
+def test_a_linker_that_hangs_is_stopped_with_its_children_and_not_tried_again(
+    linker: Any, tmp_path: Path
+) -> None:
+    path = linker(f"sleep 600 & echo $! > {tmp_path}/child; wait")
+    with pytest.raises(BuildError, match="was stopped"):
+        toolchain.run([str(path)], tmp_path, 1)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            break
+        if state == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("what the linker started goes on")
+    path.with_name("child").unlink()
+    with pytest.raises(BuildError, match="a short while ago"):
+        toolchain.run([str(path)], tmp_path, 1)
+    assert not (tmp_path / "child").exists()
+
+
+def test_a_command_of_several_words(monkeypatch: pytest.MonkeyPatch, inference: None) -> None:
+    monkeypatch.setenv("CXX", "env LANG=C g++")
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", cache=False)
+    assert torch.allclose(fast(x), net(x), atol=1e-5)
+    assert fast.cache_info().builds == 1
+
+
+@pytest.mark.parametrize("cache", ["none", "empty", "with other entries"])
+def test_without_a_compiler_nothing_is_captured_that_no_cache_can_have(
+    cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    monkeypatch.setattr(load_or_build, "_LOADED", {})
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    captured, script = [], torchscript.script
+    monkeypatch.setattr(
+        "tvmify.capture.script", lambda module: (captured.append(module), script(module))[1]
+    )
+    if cache == "with other entries":
+        (tmp_path / "cache").mkdir(mode=0o700)
+        (tmp_path / "cache" / ("0" * 64)).mkdir(mode=0o700)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", cache=tmp_path / "cache" if cache != "none" else False)
+    with pytest.warns(TvmifyWarning, match=r"no C\+\+ compiler on PATH.*apt-get install g\+\+"):
+        assert torch.equal(fast(x), net(x))
+    assert "report" not in fast.explain()
+    assert bool(captured) == (cache == "with other entries")
+
+
+def test_what_is_in_the_cache_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    expected = tvmify(net, target="llvm", compare=False)(x)
+    load_or_build._LOADED.clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fast: Any = tvmify(net, target="llvm", compare=False)
+    assert torch.equal(fast(x), expected)
+    assert fast.cache_info().disk_hits == 1
+
+
+@pytest.mark.parametrize("limit", [0, 8192])
+def test_a_limit_for_files_ends_in_eager_in_all_threads(limit: int, cache_directory: Path) -> None:
+    program = f"""
+import resource, threading, warnings
+import torch
+from torch import nn
+from tvmify import tvmify
+warnings.simplefilter("always")
+nets = [nn.Linear(3 + i, 2).eval() for i in range(2)]
+fasts = [tvmify(net, target="llvm") for net in nets]
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+def call(i):
+    with torch.inference_mode():
+        x = torch.randn(4, 3 + i)
+        assert torch.equal(fasts[i](x), nets[i](x))
+        print("as eager")
+threads = [threading.Thread(target=call, args=(i,)) for i in range(2)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.count("as eager")) == (0, 2), done.stderr
+    assert "report" not in done.stderr.lower() and "runs in eager" in done.stderr

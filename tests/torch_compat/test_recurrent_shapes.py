@@ -1,0 +1,81 @@
+"""Recurrent layers are recorded by their shapes, and torch's rule is there for everybody else."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._decomp import decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
+
+OPTIONS = [
+    {"num_layers": layers, "bidirectional": both, "batch_first": first, "bias": bias}
+    for layers, both, first, bias in itertools.product((1, 2), *[(False, True)] * 3)
+]
+
+
+def _described(results: Any) -> list[tuple[Any, ...]]:
+    return [(x.shape, x.stride(), x.dtype, x.device) for x in tree_leaves(results)]
+
+
+def _of_fakes(layer: nn.Module, *shape: int) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        return _described(layer(torch.empty(shape)))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_shapes_and_strides_are_those_of_torch(kind: Any, options: dict[str, Any]):
+    layer = kind(6, 8, **options).eval()
+    usual = _of_fakes(layer, 5, 3, 6)
+    with recurrent_shapes():
+        assert _of_fakes(layer, 5, 3, 6) == usual
+    assert usual == _described(layer(torch.randn(5, 3, 6)))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_projected_states_and_wrong_shapes_are_torchs_own():
+    layer = nn.LSTM(6, 8, proj_size=4).eval()
+    usual = _of_fakes(layer, 5, 3, 6)
+    with recurrent_shapes():
+        assert _of_fakes(layer, 5, 3, 6) == usual
+        with pytest.raises(RuntimeError):
+            _of_fakes(layer, 5, 3, 7)
+
+
+def test_what_is_real_is_computed():
+    layer, x = nn.LSTM(6, 8).eval(), torch.randn(5, 3, 6)
+    with torch.no_grad():
+        expected = layer(x)[0]
+        with recurrent_shapes():
+            assert torch.equal(layer(x)[0], expected)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                assert layer(torch.empty(5, 3, 6))[0].shape == expected.shape
+
+
+def test_other_threads_break_layers_up_meanwhile():
+    layer = nn.GRU(6, 8).eval()
+    found: list[int] = []
+
+    def trace() -> None:
+        graph = make_fx(
+            lambda x: layer(x)[0],
+            decomposition_table=dict(decomposition_table),
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,
+        )(torch.randn(5, 3, 6))
+        found.append(len(graph.graph.nodes))
+
+    with recurrent_shapes():
+        thread = threading.Thread(target=trace)
+        thread.start()
+        thread.join()
+    assert found[0] > 5 * 4  # so many operators for each of the steps

@@ -1,0 +1,198 @@
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import tvmify
+from tvmify.errors import NotCompiled, TracedElsewhere, TvmifyWarning
+from tvmify.torch_compat import tracing
+
+
+class Exported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # TorchScript has no such
+        return torch.relu(self.linear(x))
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.linear(x))
+
+
+def compiled(module: nn.Module, **options: object) -> nn.Module:
+    options = {"cache": False, "compare": False, "strict": True} | options
+    return tvmify(module.eval(), **options)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Be in the middle of an export of the user, in another thread, in this context."""
+    inside, leave = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inside.set()
+            leave.wait(60)
+            return x + 1
+
+    thread = threading.Thread(target=torch.export.export, args=(Slow(), (torch.ones(2),)))
+    thread.start()
+    assert inside.wait(60)
+    try:
+        yield
+    finally:
+        leave.set()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def flags() -> Iterator[None]:
+    tracing._has_warned = False
+    yield
+    tracing._owed.clear()
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = False
+
+
+@torch.inference_mode()
+def test_threads_that_compile_different_modules_all_do() -> None:
+    nets = [compiled(kind()) for kind in (Exported, Scripted, Exported)]
+    errors: list[BaseException] = []
+
+    def serve(net: nn.Module, first: int) -> None:
+        try:
+            with torch.inference_mode():
+                for rows in range(first, first + 9, 3):
+                    net(torch.ones(rows, 4))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve, args=(net, i + 1)) for i, net in enumerate(nets)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert not torch.compiler.is_compiling()
+    assert [net.cache_info().builds for net in nets] == [3, 3, 3]
+
+
+@torch.inference_mode()
+def test_a_miss_beside_an_export_of_the_user_runs_in_eager_until_that_is_done() -> None:
+    net = compiled(Exported(), strict=False)
+    x = torch.ones(3, 4)
+    with exporting():
+        with pytest.warns(TvmifyWarning, match="another thread is in torch.export"):
+            net(x)
+        net(x)
+        assert "another thread is in" in net.explain()
+        with pytest.raises(TracedElsewhere):
+            compiled(Scripted())(x)
+    net(x)
+    assert net.cache_info().entries == 1
+
+
+@torch.inference_mode()
+def test_a_hit_beside_an_export_of_the_user_runs_compiled() -> None:
+    net = compiled(Scripted())
+    x = torch.ones(3, 4)
+    net(x)
+    with exporting():
+        before = net.cache_info().hits
+        assert torch.equal(net(x), net(x))
+        assert net.cache_info().hits == before + 2
+    assert not torch.compiler.is_compiling()
+
+
+@torch.inference_mode()
+def test_an_export_of_the_user_that_began_during_ours_leaves_nothing_behind() -> None:
+    net = compiled(Scripted())
+    x = torch.ones(3, 4)
+    with contextlib.ExitStack() as users:
+        ours = contextlib.ExitStack()
+        ours.enter_context(tracing.tracing())
+        torch.compiler._is_compiling_flag = True  # as torch does meanwhile
+        users.enter_context(exporting())
+        torch.compiler._is_compiling_flag = False
+        ours.close()
+    assert torch.compiler.is_compiling()
+    net(x)
+    assert not torch.compiler.is_compiling()
+    assert net.cache_info().builds == 1
+
+
+@torch.inference_mode()
+def test_a_flag_that_nobody_who_compiles_has_set_is_named_and_nothing_runs_in_eager() -> None:
+    net = compiled(Scripted())
+    torch.compiler._is_compiling_flag = True
+    with pytest.warns(TvmifyWarning, match="no thread compiles"):
+        net(torch.ones(3, 4))
+    net(torch.ones(3, 4))
+    info = net.cache_info()
+    assert (info.hits, info.misses, info.builds) == (1, 1, 1)
+
+
+def test_an_error_that_another_tracer_may_have_caused_is_not_for_good() -> None:
+    users = contextlib.ExitStack()
+    with users, pytest.raises(TracedElsewhere) as raised, tracing.tracing():
+        users.enter_context(exporting())
+        raise KeyError("custom")
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_tracing_lets_in_its_own_thread_again() -> None:
+    with tracing.tracing(), tracing.tracing():
+        assert tracing.tracer_elsewhere() is None
+    with exporting(), pytest.raises(NotCompiled), tracing.tracing():
+        pass
+    with exporting(), tracing.tracing(beside_others=True):
+        pass
+
+
+def test_seeding_is_no_annotation_of_the_graph_of_another_thread() -> None:
+    net = compiled(Exported())
+    done, errors = threading.Event(), []
+
+    def seed() -> None:
+        try:
+            while not done.is_set():
+                torch.manual_seed(0)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=seed)
+    thread.start()
+    try:
+        with torch.inference_mode():
+            for rows in (1, 2):
+                net(torch.ones(rows, 4))
+    finally:
+        done.set()
+        thread.join()
+    assert errors == []
+    assert net.cache_info().entries == 2
+
+
+@pytest.mark.parametrize("kind", [Exported, Scripted])
+def test_torch_may_swap_the_weights_of_what_was_compiled(kind: type[nn.Module]) -> None:
+    net = compiled(kind())
+    with torch.inference_mode():
+        net(torch.ones(2, 4))
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        net.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    with torch.inference_mode():
+        assert net(torch.ones(2, 4, dtype=torch.float64)).dtype == torch.float64
+    assert net.cache_info().entries == 2

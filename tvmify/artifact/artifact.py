@@ -1,0 +1,130 @@
+"""What the compiler makes, the disk cache keeps and the executor runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tvmify.artifact import validation
+from tvmify.artifact.results import Result, StateTensor, Write
+
+#: Raised whenever the meaning of a field, or the calling convention of the library, changes.
+FORMAT_VERSION = 6
+
+
+class Seconds(NamedTuple):
+    """The shortest time of a call on each side."""
+
+    compiled: float
+    eager: float
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One compiled program: a shared library and the description of how to call it.
+
+    The library exports two functions of TVM's Relax virtual machine. ``main`` takes the tensors of
+    ``inputs``, those of ``state`` and the packed weights; it returns the tensors of the program, in
+    order. ``pack`` takes the tensors of ``weights`` and returns the packed weights; it exists only
+    when ``packed`` is not empty.
+
+    Attributes
+    ----------
+    library
+        The bytes of the shared library.
+    target
+        What it was built for, as the text of a `tvmify.target.Target`.
+    inputs
+        For each tensor that ``main`` takes first: the index of its leaf among the flattened
+        arguments of the call.
+    weights
+        Dotted names of the parameters, buffers and tensor attributes that ``pack`` takes.
+    packed
+        For each packed weight a text that is equal for two artifacts exactly when they pack the
+        same weights in the same way, so that one copy serves both.
+    outputs
+        What each leaf of the result is.
+    output_structure
+        The pytree of the result, as `tvmify.artifact.structure.structure_text` writes it.
+    state
+        Dotted names of the tensors of the module that a call takes as they are at that moment,
+        because the program writes to them or returns them.
+    writes
+        Which tensors that ``main`` computes are copied into arguments or ``state`` when it has run.
+    needs_contiguous
+        Which memory results share, or what is written to, is so only for contiguous arguments.
+    verdicts
+        For each number of threads, as text, the times of a call, where compiled code and eager
+        PyTorch were compared (see `tvmify.dispatch.verdict`).
+    report
+        What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
+        operators, seconds per stage.
+    """
+
+    library: bytes
+    target: str
+    inputs: tuple[int, ...]
+    weights: tuple[str, ...]
+    packed: tuple[str, ...]
+    outputs: tuple[Result, ...]
+    output_structure: str
+    state: tuple[str, ...] = ()
+    writes: tuple[Write, ...] = ()
+    needs_contiguous: bool = False
+    verdicts: dict[str, Seconds] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+
+    def written_names(self) -> str:
+        """Return what a call writes to, for messages; empty if it only computes."""
+        targets = (write.target for write in self.writes)
+        return ", ".join(
+            repr(self.state[target.index]) if isinstance(target, StateTensor) else str(target)
+            for target in targets
+        )
+
+    def written_state(self) -> set[str]:
+        """Return the names of the tensors of the module that a call writes to."""
+        targets = (write.target for write in self.writes)
+        return {self.state[t.index] for t in targets if isinstance(t, StateTensor)}
+
+    def effects(self) -> str:
+        """Return what a file cannot do for a call yet, as a text; empty if there is nothing."""
+        if self.writes:
+            return f"forward writes to {self.written_names()}"
+        if self.state:
+            return f"forward returns {', '.join(map(repr, self.state))}, or a view of it"
+        return ""
+
+    def description(self) -> dict[str, Any]:
+        """Return every field but the library as values that JSON can hold."""
+        names = (f.name for f in dataclasses.fields(self) if f.name != "library")
+        return {name: getattr(self, name) for name in names} | {
+            "outputs": [result.to_json() for result in self.outputs],
+            "writes": [write.to_json() for write in self.writes],
+        }
+
+    @classmethod
+    def from_description(cls, library: bytes, description: dict[str, Any]) -> Artifact:
+        """Rebuild an artifact; the inverse of `description`.
+
+        Raises
+        ------
+        AttributeError, KeyError, TypeError, ValueError
+            A field is missing, unknown or of the wrong kind, or counts further than another has.
+        """
+        fields = dict(description)
+        for name in ("inputs", "weights", "packed", "state"):
+            fields[name] = tuple(fields[name])
+        fields["outputs"] = tuple(map(Result.from_json, fields["outputs"]))
+        fields["writes"] = tuple(map(Write.from_json, fields["writes"]))
+        verdicts = fields["verdicts"].items()
+        fields["verdicts"] = {threads: Seconds(*seconds) for threads, seconds in verdicts}
+        artifact = cls(library=library, **fields)
+        validation.check(artifact)
+        return artifact
+
+    def metadata(self) -> str:
+        """Return `description` with the format version, as canonical JSON."""
+        return json.dumps({"format": FORMAT_VERSION} | self.description(), sort_keys=True)

@@ -1,0 +1,1 @@
+"""Programs captured by ``torch.export``, where scripting fails."""

@@ -1,0 +1,153 @@
+"""Programs of modules that cannot be scripted: recorded by ``torch.export`` for one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact.objects import describe_objects, reachable
+from tvmify.capture.draws import may_draw
+from tvmify.capture.exported.fingerprint import fingerprint
+from tvmify.capture.exported.recorded_call import RecordedCall
+from tvmify.capture.exporting import (
+    FunctionModule,
+    NoRealWrites,
+    TensorIdentity,
+    export,
+    name_attributes,
+    tensor_identity,
+)
+from tvmify.capture.nested import refuse_nested_tensors
+from tvmify.capture.program import Program
+from tvmify.capture.questions import asks_for_layout
+from tvmify.capture.state import resolve, tensor_names
+from tvmify.capture.twin import changed_attribute, make_buffers, twin
+from tvmify.errors import UnsupportedInput, UnsupportedOperator
+
+
+class TracedProgram(Program):
+    """A module or function that ``torch.export`` understands, for one signature.
+
+    Parameters
+    ----------
+    callable_
+        The plain module or function.
+    args, kwargs
+        Of the signature that it is recorded for.
+    reason
+        Why it was not scripted.
+
+    Raises
+    ------
+    CaptureError
+        ``torch.export`` cannot record it either.
+    UnsupportedOperator
+        Its forward sets an attribute.
+    """
+
+    method = "export"
+
+    def __init__(
+        self,
+        callable_: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reason: str,
+    ) -> None:
+        self.reason = reason
+        self._owner = callable_
+        names: dict[TensorIdentity, str] = {}
+        if isinstance(callable_, torch.nn.Module):
+            module = twin(callable_)
+            for name, tensor in tensor_names(callable_):
+                names.setdefault(tensor_identity(tensor), name)
+            for part in module.modules():
+                make_buffers(part)  # else recording would write to them for real
+            refuse_nested_tensors(module)
+            watch = partial(_watched, callable_)
+        else:
+            module, watch = FunctionModule(callable_), _unwatched
+        module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
+        call = RecordedCall(args, kwargs)
+        call.attach(module, watch)
+        exported = export(module, call.args, call.kwargs)
+        self._exported, constants = name_attributes(exported, names)
+        self._call = _call_key(args, kwargs)
+        used = {
+            node.name: bool(node.users)
+            for node in self._exported.graph.nodes
+            if node.op == "placeholder"
+        }
+        self.weights = tuple(
+            spec.target
+            for spec in self._exported.graph_signature.input_specs
+            if spec.target in self._exported.state_dict and used[spec.arg.name]
+        )
+        self.constants = tuple(constants)
+        self.fingerprint = fingerprint(self._exported, self.weights)
+        self.may_draw = may_draw(callable_, self.fingerprint)
+        self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
+
+    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether these arguments have the signature that was recorded."""
+        return _call_key(args, kwargs) == self._call
+
+    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+        """Return the program that was recorded."""
+        if not self.accepts(args, kwargs):
+            raise UnsupportedInput(
+                "The program was recorded for arguments of other shapes or values",
+                "Capture the module again with these arguments.",
+            )
+        return self._exported
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the present tensors of the module."""
+        return [resolve(self._owner, name) for name in self.weights]
+
+
+def _watched(original: torch.nn.Module, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    """Refuse what a recorded forward may not do.
+
+    Looked at inside of the call: ``torch.export`` puts the attributes back afterwards.
+    """
+    buffers = dict(module.named_buffers())
+    with NoRealWrites():
+        result = run()
+    _refuse_changes(original, module, buffers)
+    return result
+
+
+def _unwatched(_: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    return run()
+
+
+def _refuse_changes(
+    original: torch.nn.Module, module: torch.nn.Module, buffers: dict[str, Any]
+) -> None:
+    name = changed_attribute(module, original)
+    for other, buffer in module.named_buffers():
+        # one in its place, which torch.export would take for a write to it
+        if name is None and buffers[other] is not buffer:
+            name = other
+    if name is not None:
+        raise UnsupportedOperator(["prim::SetAttr"], f"forward sets the attribute {name}")
+
+
+def _describe_objects(before: list[Any], module: torch.nn.Module, _: Any, result: Any) -> Any:
+    return describe_objects(result, lambda: reachable([*before, module]))
+
+
+def _call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    return structure, tuple(
+        (leaf.dtype, leaf.shape, leaf.device)
+        if isinstance(leaf, torch.Tensor)
+        else (type(leaf), leaf)
+        for leaf in leaves
+    )

@@ -1,0 +1,118 @@
+"""The call that ``torch.export`` records: what it must not see of it, and must not lose."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact.objects import is_size
+from tvmify.capture.exported.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
+from tvmify.errors import CaptureError, NumberNeeded
+from tvmify.signature import NumberArgument
+
+#: Values that ``torch.export`` takes for no arguments, although they are ones of operators.
+_HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class RecordedCall:
+    """Arguments of a call, some of them hidden from ``torch.export``.
+
+    Parameters
+    ----------
+    args, kwargs
+        A `NumberArgument` stands for a number of any value.
+
+    Attributes
+    ----------
+    args, kwargs
+        For ``torch.export``, with None in place of each value that it does not take, and a tensor
+        for each `NumberArgument`.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._leaves, self._structure = pytree.tree_flatten((args, kwargs), is_leaf=is_size)
+        self._has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
+        self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs), is_leaf=is_size)
+
+    def attach(
+        self, module: torch.nn.Module, around: Callable[[torch.nn.Module, Callable[[], Any]], Any]
+    ) -> None:
+        """Let a module have what is hidden, and see to it that it changes none of its arguments.
+
+        Parameters
+        ----------
+        module
+            Is given another class.
+        around
+            Takes the module and a function that runs the call, and returns its result.
+        """
+        cls = type(module)
+        # Of a method that was put in place of forward: whoever calls the module means the latter.
+        own_forward = getattr(cls, "__tvmify_forward__", None)
+        is_running = False
+
+        @functools.wraps(cls.forward)
+        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_running
+            if is_running:
+                return (own_forward or cls.forward)(module, *args, **kwargs)
+            is_running = True
+            try:
+                return around(module, lambda: self._run(cls.forward, module, args, kwargs))
+            finally:
+                is_running = False
+
+        module.__class__ = type(cls.__name__, (cls,), {"forward": forward})
+
+    def _run(
+        self,
+        forward: Callable[..., Any],
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        # torch.export may have put keyword arguments into another order.
+        found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
+        places = enumerate(found)
+        leaves = [_given(places, hidden) for hidden in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        try:
+            with TensorsOfNumbers() if self._has_numbers else nullcontext():
+                result = forward(module, *args, **kwargs)
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, Number):
+                    raise ValueNeeded(leaf.places)
+        except ValueNeeded as needed:
+            raise NumberNeeded(needed.places) from None
+        now = pytree.tree_leaves((args, kwargs), is_leaf=is_size)
+        if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
+            raise CaptureError(
+                "forward changes a list, dict or object that is one of its arguments",
+                "Return what is new instead.",
+            )
+        return result
+
+
+def _shown(leaf: Any) -> Any:
+    if isinstance(leaf, NumberArgument):
+        dtype = torch.float64 if leaf.kind is float else torch.int64
+        return torch.zeros((), dtype=dtype, device="cpu")
+    if isinstance(leaf, torch.Size):
+        return (None,) * len(leaf)  # as many leaves as it has in a call
+    return None if isinstance(leaf, _HIDDEN) else leaf
+
+
+def _given(found: Iterator[tuple[int, Any]], hidden: Any) -> Any:
+    if isinstance(hidden, torch.Size):
+        for _ in hidden:
+            next(found)
+        return hidden
+    place, leaf = next(found)
+    if isinstance(hidden, NumberArgument):
+        return (Float if hidden.kind is float else Int)(leaf, frozenset({place}))
+    return hidden if isinstance(hidden, _HIDDEN) else leaf

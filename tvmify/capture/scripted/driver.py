@@ -1,0 +1,340 @@
+"""A program that calls compiled regions; its control flow is TorchScript's, or Python's."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tvmify.capture.carrier import Carrier
+from tvmify.capture.questions import ASKING
+from tvmify.capture.scripted.arguments import bind, defaults_of
+from tvmify.capture.scripted.effects import is_tensor
+from tvmify.capture.scripted.program import Scripted, ScriptedProgram
+from tvmify.capture.scripted.regions import Region, Regions, operands
+from tvmify.capture.scripted.simplifying import simplify
+from tvmify.capture.scripted.transcribing import Transcript
+from tvmify.capture.state import resolve
+from tvmify.errors import CaptureError, UnsupportedOperator
+
+#: What a driver calls for a region, with the number of the region.
+REGION = "tvmify::region"
+REGION_SCHEMA = "region(int number, Tensor[] tensors, int[] integers, float[] floats) -> Tensor[]"
+
+
+class RegionProgram(ScriptedProgram):
+    """A region as a program of its own, whose weights a `Carrier` holds."""
+
+    def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier, is_python: bool) -> None:
+        self.scripted: Any = torch._C._create_function_from_graph("region", graph)
+        self._original = self._defaults = None
+        self._is_python = is_python
+        self._read_graph(graph, self.scripted.schema, root)
+        self._asks = self._grad_mode = False  # the driver runs it without gradients
+        for name, tensor in self._state.tensors.items():
+            carrier.carry(name, tensor)
+        self._keep_only(carrier)
+
+
+@dataclass
+class Part:
+    """A region, cut out of the graph.
+
+    Attributes
+    ----------
+    program
+        Takes the tensors that enter, then the integers, then the floats.
+    carrier
+        The module of this program: weights, under their names.
+    operators
+        What it computes, with how often it is written.
+    booleans
+        Places of bools among the integers.
+    in_eager
+        Computes the same in PyTorch, with the present weights.
+    """
+
+    program: RegionProgram
+    carrier: Carrier
+    operators: Counter[str]
+    booleans: tuple[int, ...]
+    in_eager: Callable[..., list[torch.Tensor]]
+
+
+class Driver:
+    """A module or function whose control flow is interpreted, and whose regions are compiled.
+
+    Parameters
+    ----------
+    scripted
+        What was scripted; attributes that its forward sets are set on this.
+    original
+        The module or function before it was scripted; None when there is only ``scripted``.
+    number
+        Returns a new number for a region.
+    call
+        Calls a region, as `REGION` does.
+
+    Attributes
+    ----------
+    parts
+        The regions by their numbers, in the order of the code.
+    has_effects, is_random
+        See `Regions`.
+    asks
+        Whether it asks for grad mode, or which tensors require gradients.
+
+    Raises
+    ------
+    CaptureError
+        There is no region worth compiling, or the control flow of plain code cannot be written in
+        Python again.
+    UnsupportedOperator
+        It is plain code with effects, which its scripted copy would not pass on.
+    """
+
+    def __init__(
+        self,
+        scripted: Scripted,
+        original: Any,
+        number: Callable[[], int],
+        call: Callable[..., list[torch.Tensor]],
+    ) -> None:
+        self._scripted: Any = scripted
+        self._is_plain = original is not None
+        self._attributes: dict[str, Any] = {}
+        self._names: set[str] = set()
+        self._defaults = defaults_of(original) if self._is_plain else None
+        self._is_module = isinstance(scripted, torch.jit.ScriptModule)
+        forward = self._scripted.forward if self._is_module else self._scripted
+        self._parameters = list(forward.schema.arguments)[self._is_module :]
+        self._graph: Any = forward.inlined_graph
+        root = self._scripted._c if self._is_module else None
+        simplify(self._graph, root)
+        self.asks = any(self._graph.findNode(kind, True) for kind in ASKING)
+        regions = Regions(self._graph, root, _attributes_set(self._scripted))
+        self.has_effects, self.is_random = regions.has_effects, regions.is_random
+        if self._is_plain and self.has_effects:
+            raise UnsupportedOperator(
+                ["prim::SetAttr"], "forward changes attributes, buffers or arguments"
+            )
+        self._movable = regions.movable
+        self._tensors = regions.tensors
+        self.parts: dict[int, Part] = {}
+        for region in regions.found:
+            key = number()
+            self.parts[key] = self._cut_out(region, key)
+        if not self.parts:
+            raise CaptureError(
+                "no stretch of code between the branches is long enough to compile",
+                "Write them with torch.where, or decorate the submodules around them.",
+            )
+        torch._C._jit_pass_dce(self._graph)
+        if self._is_plain:
+            self._function: Any = self._transcript(self._graph, {REGION: call})
+            self._check_names(original)
+            self._scripted = None  # whose tensors may be replaced
+        else:
+            self._function = torch._C._create_function_from_graph("driver", self._graph)
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return what `run` takes for the arguments of a call.
+
+        Raises
+        ------
+        UnsupportedInput
+            The annotations of forward exclude these arguments.
+        """
+        values = bind(self._parameters, args, kwargs, self._defaults, as_given=self._is_plain)
+        if self._is_plain:
+            return values
+        return [self._scripted, *values] if self._is_module else values
+
+    def run(self, values: list[Any]) -> Any:
+        """Run one call."""
+        return self._function(*values)
+
+    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+        """Take the present tensors of the module, in place of which others may have come.
+
+        Returns
+        -------
+        names, tensors
+            All that the program reads as attributes.
+        """
+        self._attributes.update((name, resolve(module, name)) for name in self._names)
+        tensors = {name: resolve(module, name) for name in self._tensors}
+        for part in self.parts.values():
+            for name in part.program.weights:
+                part.carrier.carry(name, tensors[name])
+        return tuple(tensors), list(tensors.values())
+
+    def _transcript(
+        self, graph: Any, functions: dict[str, Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """Write a graph of plain code in Python, whose rules for numbers it has to follow."""
+        transcript = Transcript(graph, self._is_module, self._attributes, functions)
+        self._names |= transcript.names
+        return transcript.function
+
+    def _check_names(self, original: Any) -> None:
+        for name in self._names:
+            try:
+                resolve(original, name)
+            except (AttributeError, LookupError, ValueError) as error:
+                raise CaptureError(
+                    f"{name} is an attribute of the scripted module alone", "Assign it in __init__."
+                ) from error
+
+    # ----------------------------------------------------------------------- cutting the graph
+
+    def _cut_out(self, region: Region, key: int) -> Part:
+        defined = {v.debugName() for node in region.nodes for v in _inner_values(node)}
+        tensors, numbers, moved = self._entering(region.nodes, defined)
+        numbers.sort(key=lambda value: value.type().kind() == "FloatType")  # integers first
+        inner = self._region_graph(region, [*tensors, *numbers], moved)
+        integers = [value for value in numbers if value.type().kind() != "FloatType"]
+        self._replace(region, key, tensors, integers, numbers[len(integers) :])
+        carrier = Carrier().eval()
+        root = self._scripted._c if self._is_module else None
+        places = enumerate(value.type().kind() for value in integers)
+        booleans = tuple(place for place, kind in places if kind == "BoolType")
+        program = RegionProgram(inner, root, carrier, self._is_plain)
+        if self._is_plain:
+            in_eager = self._transcript(inner, {})
+        else:
+            in_eager = functools.partial(
+                program.scripted, *((self._scripted,) if self._is_module else ())
+            )
+        return Part(program, carrier, region.operators, booleans, in_eager)
+
+    def _entering(
+        self, nodes: list[torch._C.Node], defined: set[str]
+    ) -> tuple[list[torch._C.Value], list[torch._C.Value], list[torch._C.Node]]:
+        """Return tensors and numbers that a region takes, and nodes to copy to its beginning."""
+        seen = set(defined)
+        if self._is_module:
+            seen.add(next(self._graph.inputs()).debugName())
+        tensors: list[torch._C.Value] = []
+        numbers: list[torch._C.Value] = []
+        moved: list[torch._C.Node] = []
+
+        def enter(value: torch._C.Value) -> None:
+            if value.debugName() in seen:
+                return
+            if value.debugName() in self._movable:
+                node = value.node()
+                own = [v.debugName() for v in _inner_values(node)]
+                for operand in operands(node):
+                    if operand.debugName() not in own:
+                        enter(operand)
+                moved.append(node)
+                seen.update(own)
+                return
+            seen.add(value.debugName())
+            (tensors if is_tensor(value) else numbers).append(value)
+
+        for node in nodes:
+            for operand in operands(node):
+                enter(operand)
+        return tensors, numbers, moved
+
+    def _region_graph(
+        self, region: Region, entering: list[torch._C.Value], moved: list[torch._C.Node]
+    ) -> torch._C.Graph:
+        inner: Any = torch._C.Graph()
+        values: dict[str, Any] = {}
+        if self._is_module:
+            root = next(self._graph.inputs())
+            values[root.debugName()] = inner.addInput("self").setType(root.type())
+        for i, value in enumerate(entering):
+            # a traced graph knows the shapes of one call
+            type_ = torch._C.TensorType.get() if is_tensor(value) else value.type()
+            values[value.debugName()] = inner.addInput(f"input_{i}").setType(type_)
+        for node in [*moved, *region.nodes]:
+            copied = inner.createClone(node, lambda value: values[value.debugName()])
+            inner.appendNode(copied)
+            for old, new in zip(node.outputs(), copied.outputs(), strict=True):
+                values[old.debugName()] = new
+        results = inner.create("prim::ListConstruct", [values[o] for o in region.outputs], 1)
+        inner.appendNode(results)
+        inner.registerOutput(results.output().setType(torch._C.ListType.ofTensors()))
+        return inner
+
+    def _replace(
+        self,
+        region: Region,
+        key: int,
+        tensors: list[torch._C.Value],
+        integers: list[torch._C.Value],
+        floats: list[torch._C.Value],
+    ) -> None:
+        """Put a call in the place of a region, and after it what later nodes want besides."""
+        graph, last = self._graph, region.nodes[-1]
+
+        def add(kind: str, inputs: list[Any], types: list[Any]) -> list[Any]:
+            nonlocal last
+            node = graph.create(kind, inputs, len(types))
+            node.insertAfter(last)
+            last = node
+            outputs = list(node.outputs())
+            for output, type_ in zip(outputs, types, strict=True):
+                output.setType(type_)
+            return outputs
+
+        constant = graph.insertConstant(key)
+        constant.node().moveBefore(region.nodes[0])
+        lists = []
+        whole = [
+            add("aten::Int", [value], [torch._C.IntType.get()])[0]
+            if value.type().kind() == "BoolType"
+            else value
+            for value in integers
+        ]
+        of_tensors = torch._C.ListType.ofTensors()
+        types = (of_tensors, torch._C.ListType.ofInts(), torch._C.ListType.ofFloats())
+        for items, type_ in zip((tensors, whole, floats), types, strict=True):
+            lists += add("prim::ListConstruct", items, [type_])
+        (results,) = add(REGION, [constant, *lists], [of_tensors])
+        tensor = torch._C.TensorType.get()
+        unpacked = add("prim::ListUnpack", [results], [tensor] * len(region.outputs))
+        values = dict(zip(region.outputs, unpacked, strict=True))
+        for node in region.replayed:
+            copied = graph.createClone(node, lambda v: values.get(v.debugName(), v))
+            copied.insertAfter(last)
+            last = copied
+            for old, new in zip(node.outputs(), copied.outputs(), strict=True):
+                values[old.debugName()] = new
+                if old.debugName() in self._movable:
+                    self._movable.add(new.debugName())
+        for node in region.nodes:
+            for old in node.outputs():
+                if old.debugName() in values:
+                    old.replaceAllUsesWith(values[old.debugName()])
+        for node in reversed(region.nodes):
+            node.destroy()
+
+
+def _inner_values(node: torch._C.Node) -> list[torch._C.Value]:
+    """Return what a node and the nodes of its blocks define."""
+    values = list(node.outputs())
+    for block in node.blocks():
+        for inner in block.nodes():
+            values += _inner_values(inner)
+    return values
+
+
+def _attributes_set(scripted: Any) -> frozenset[tuple[str, str]]:
+    """Return class and name of each attribute that a method of the module sets."""
+    modules = scripted.modules() if isinstance(scripted, torch.jit.ScriptModule) else ()
+    return frozenset(
+        (node.inputsAt(0).type().annotation_str, node.s("name"))
+        for module in modules
+        if isinstance(module, torch.jit.ScriptModule)
+        for method in module._c._method_names()
+        for node in module._c._get_method(method).graph.findAllNodes("prim::SetAttr", True)
+    )

@@ -1,0 +1,115 @@
+"""What eager PyTorch would return: the types that TorchScript does not have, and a check."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact.objects import describe_size, is_size
+from tvmify.capture.autocast import uncached_autocast
+from tvmify.capture.exporting import NoRealWrites, examples, quiet
+from tvmify.capture.twin import twin
+from tvmify.errors import CaptureError
+from tvmify.signature import map_only
+from tvmify.torch_compat.tracing import forget_tensors, tracing
+
+
+class EagerResult:
+    """What eager PyTorch returns for the example arguments, without elements.
+
+    TorchScript has fewer types than Python, and returns a list for a ``torch.Size`` and another
+    class for a NamedTuple.
+
+    Parameters
+    ----------
+    result
+        Holds fake tensors and Python values.
+    """
+
+    def __init__(self, result: Any) -> None:
+        self._leaves = pytree.tree_leaves(result)
+        self._items, self._structure = pytree.tree_flatten(result, is_leaf=is_size)
+
+    def restore(self, result: Any) -> Any:
+        """Return TorchScript's result as eager would have, whose shapes and dtypes it must have.
+
+        A `Described` stands for each ``torch.Size``.
+
+        Raises
+        ------
+        CaptureError
+            TorchScript computes something else than eager.
+        """
+        leaves = pytree.tree_leaves(result)
+        if len(leaves) != len(self._leaves):
+            raise _different(f"{len(leaves)} values", f"{len(self._leaves)}")
+        restored = iter([_restored(*pair) for pair in zip(leaves, self._leaves, strict=True)])
+        items = []
+        for item in self._items:
+            if isinstance(item, torch.Size):
+                items.append(describe_size(torch.Size(itertools.islice(restored, len(item)))))
+            else:
+                items.append(next(restored))
+        return pytree.tree_unflatten(items, self._structure)
+
+
+def _restored(ours: Any, eager: Any) -> Any:
+    if isinstance(ours, torch.Tensor) and isinstance(eager, torch.Tensor):
+        if (ours.dtype, ours.shape) != (eager.dtype, eager.shape):
+            raise _different(
+                f"{ours.dtype} {list(ours.shape)}", f"{eager.dtype} {list(eager.shape)}"
+            )
+        return ours
+    if isinstance(ours, torch.Tensor) or isinstance(eager, torch.Tensor):
+        raise _different(type(ours).__name__, type(eager).__name__)
+    return eager
+
+
+def _different(ours: str, eager: str) -> CaptureError:
+    return CaptureError(
+        f"TorchScript returns {ours} where eager PyTorch returns {eager}",
+        "Look for torch.jit.is_scripting() and for annotations that the arguments do not fit.",
+    )
+
+
+def eager_result(
+    callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> EagerResult | None:
+    """Run the module on fake tensors; None where that is not possible."""
+    inputs = examples((args, kwargs))
+    with (
+        tracing(),
+        quiet(),
+        uncached_autocast(),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
+        try:
+            if isinstance(callable_, torch.nn.Module):
+                callable_ = twin(callable_)  # a forward may set attributes
+                _take_elements(callable_, mode)
+            fake = map_only(torch.Tensor, mode.from_tensor, inputs)
+            with NoRealWrites():
+                result = callable_(*fake[0], **fake[1])
+        except Exception:
+            # such as reading a number from a constant, or a nested tensor, of which there is no
+            # fake one: no reason to refuse what was recorded
+            return None
+        finally:
+            forget_tensors(mode)
+    return EagerResult(result)
+
+
+def _take_elements(module: torch.nn.Module, mode: FakeTensorMode) -> None:
+    """Put tensors without elements in the place of a twin's own: its forward may write to them."""
+    for part in module.modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            held: list[dict[str, Any]] = [part._parameters, part._buffers, vars(part)]  # type: ignore
+            for tensors in held:
+                for name, tensor in list(tensors.items()):
+                    if isinstance(tensor, torch.Tensor):
+                        tensors[name] = mode.from_tensor(tensor)

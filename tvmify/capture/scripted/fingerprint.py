@@ -1,0 +1,275 @@
+"""Canonical text of a TorchScript program: equal texts mean equal programs, in any process.
+
+One line for each operation, with its operands written into it: values by number in order of their
+definition, constants and plain attributes by value, weights by name. What says nothing about the
+result (source lines, mangled class names, the names of values, where constants stand, branches
+that an attribute rules out) does not appear.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import operator
+from typing import Any
+
+import torch
+
+from tvmify.capture.scripted.interpreter import interprets, where
+from tvmify.capture.scripted.meaning import meaning_text, python_meaning, torchscript_meaning
+from tvmify.capture.scripted.named_tuples import demangled, field_names
+from tvmify.capture.scripted.operators import qualified_name
+from tvmify.capture.state import ModulePath, State, WeightName
+from tvmify.errors import CaptureError, UnsupportedOperator
+from tvmify.torch_compat.memory import has_memory
+
+_UNKNOWN = object()
+#: What a condition may be decided on; a comparison of tensors is an operation like others.
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def tensor_digest(tensor: torch.Tensor) -> str:
+    """Return dtype, shape and sha256 of a tensor's elements.
+
+    Raises
+    ------
+    CaptureError
+        The tensor is not a plain strided one, or has no memory.
+    """
+    is_strided = tensor.layout is torch.strided and not tensor.is_quantized
+    if not (is_strided and has_memory(tensor)):
+        raise CaptureError(
+            f"The program holds a constant tensor of layout {tensor.layout}, dtype {tensor.dtype} "
+            f"on {tensor.device}" + (", which has no memory" if is_strided else ""),
+            "Keep it as a dense tensor, or decorate the submodules around it.",
+        )
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # ctypes and not NumPy: it has no bfloat16, and need not be there
+    count = plain.numel() * plain.element_size()
+    elements = (ctypes.c_char * count).from_address(plain.data_ptr()) if count else b""
+    dtype = str(plain.dtype).removeprefix("torch.")
+    shape = ", ".join(map(str, plain.shape))
+    return f"tensor({dtype}, [{shape}], sha256 {hashlib.sha256(elements).hexdigest()})"
+
+
+def literal_text(value: Any) -> str:
+    """Return canonical text of a constant or of an attribute's value.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The value is an object whose content is unknown.
+    """
+    if isinstance(value, torch.Tensor):
+        return tensor_digest(value)
+    if isinstance(value, WeightName):
+        return f"weight({value.name})"
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    if isinstance(value, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal_text, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal_text, value))})"
+    if isinstance(value, dict):
+        items = (f"{literal_text(key)}: {literal_text(item)}" for key, item in value.items())
+        return f"{{{', '.join(items)}}}"
+    raise UnsupportedOperator(
+        ["prim::Constant"], f"the program holds an object of type {type(value).__qualname__}"
+    )
+
+
+def type_text(type_: torch._C.JitType) -> str:
+    """Return the canonical name of a TorchScript type."""
+    fields = field_names(type_)
+    name = demangled(type_.annotation_str)
+    return name if fields is None else f"{name}({', '.join(fields)})"
+
+
+def fingerprint(
+    graph: torch._C.Graph,
+    schema: torch._C.FunctionSchema,
+    state: State,
+    is_python: bool = False,
+) -> str:
+    """Return the canonical text of an inlined graph, and fill ``state`` with what it reads.
+
+    Parameters
+    ----------
+    graph
+        The inlined graph of forward.
+    schema
+        Of the same forward: names and defaults of the arguments.
+    state
+        Its root is the module; an empty one for a function.
+    is_python
+        Whether numbers and strings follow Python's rules, or TorchScript's.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The graph has operators or effects which the interpreter does not know, in a branch that
+        could be taken.
+    """
+    return _Walk(state, is_python).describe(graph, schema)
+
+
+class _Walk:
+    """One pass over a graph.
+
+    ``_texts`` has what stands for a value in the lines; ``_known`` has the values of constants and
+    plain attributes, and of conditions on them.
+    """
+
+    def __init__(self, state: State, is_python: bool) -> None:
+        self._state = state
+        self._is_python = is_python
+        self._texts: dict[str, str] = {}
+        self._known: dict[str, Any] = {}
+        self._lines: list[str] = []
+        self._unsupported: list[tuple[str, str]] = []
+        self._count = 0
+
+    def describe(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema) -> str:
+        inputs = list(graph.inputs())
+        arguments = list(schema.arguments)
+        if self._state.root is not None:
+            self._known[inputs.pop(0).debugName()] = ModulePath("")
+            arguments = arguments[1:]
+        for value, argument in zip(inputs, arguments, strict=True):
+            number = self._number(value)
+            keyword = "*, " if argument.kwarg_only else ""
+            line = f"argument {number} {keyword}{argument.name}: {type_text(argument.type)}"
+            if argument.has_default_value():
+                line += f" = {literal_text(argument.default_value)}"
+            self._lines.append(line)
+        results = self._block(graph, "")
+        self._lines.append(f"return {results}")
+        if self._unsupported:
+            names, places = zip(*self._unsupported, strict=True)
+            raise UnsupportedOperator(names, places[0])
+        return "\n".join([*self._lines, *self._weights()])
+
+    def _weights(self) -> list[str]:
+        """Name the tensors; two names of one tensor are a fact about the program."""
+        first: dict[int, str] = {}
+        lines = []
+        for name, tensor in self._state.tensors.items():
+            same = first.setdefault(id(tensor), name)
+            lines.append(f"weight {name}" + ("" if same == name else f" is {same}"))
+        return lines
+
+    def _block(self, block: Any, indent: str) -> str:
+        for node in block.nodes():
+            self._node(node, indent)
+        return ", ".join(self._text(value) for value in block.outputs())
+
+    def _node(self, node: torch._C.Node, indent: str) -> None:
+        kind = node.kind()
+        outputs = list(node.outputs())
+        if kind == "prim::Constant":
+            if outputs[0].type().kind() != "FunctionType":  # of calls that are inlined by now
+                self._known[outputs[0].debugName()] = outputs[0].toIValue()
+            return
+        names = [value.debugName() for value in node.inputs()]
+        known = [self._known.get(name, _UNKNOWN) for name in names]
+        if kind == "prim::GetAttr" and isinstance(known[0], ModulePath):
+            path = known[0].attribute(node.s("name"))
+            self._known[outputs[0].debugName()] = value = self._state.find(path)
+            if not isinstance(value, (ModulePath, WeightName)):
+                self._texts[outputs[0].debugName()] = f"{path}={literal_text(value)}"
+            return
+        if kind in _CONDITIONS and all(isinstance(value, _PLAIN) for value in known):
+            self._known[outputs[0].debugName()] = _CONDITIONS[kind](*known)
+            return
+        if kind in ("aten::__is__", "aten::__isnot__") and _is_weight_and_none(known):
+            self._known[outputs[0].debugName()] = kind == "aten::__isnot__"
+            return
+        if kind == "prim::If" and isinstance(known[0], bool):
+            self._taken(list(node.blocks())[0 if known[0] else 1], outputs, indent)
+            return
+        if kind == "prim::SetAttr" and _is_written_in_place(node, known):
+            return
+        operation = qualified_name(node)
+        if not interprets(node):
+            place = where(node)
+            if kind == "prim::SetAttr" and isinstance(known[0], ModulePath):
+                place = f"forward sets the attribute {known[0].attribute(node.s('name'))}"
+            self._unsupported.append((operation, place))
+            return
+        operation += self._rules(node)
+        operands = ", ".join(self._text(value) for value in node.inputs())
+        extra = "".join(f" {name}={_node_attribute(node, name)}" for name in node.attributeNames())
+        position = len(self._lines)
+        self._lines.append("")
+        for block in node.blocks():
+            parameters = ", ".join(self._number(value) for value in block.inputs())
+            self._lines.append(f"{indent}  block({parameters})")
+            results = self._block(block, indent + "    ")
+            self._lines.append(f"{indent}    yield {results}")
+        results = ", ".join(f"{self._number(o)}: {type_text(o.type())}" for o in outputs)
+        self._lines[position] = f"{indent}{results} = {operation}({operands}){extra}"
+        if kind.endswith("_") and not kind.endswith("__") and isinstance(known[0], WeightName):
+            self._known[outputs[0].debugName()] = known[0]  # itself, written to
+
+    def _rules(self, node: torch._C.Node) -> str:
+        """Say by whose rules a node computes, if these are not known by its name."""
+        if not self._is_python:
+            return " by TorchScript" if torchscript_meaning(node) is not None else ""
+        try:
+            meant = python_meaning(node)
+        except LookupError as error:
+            raise UnsupportedOperator([node.kind()], f"{error} ({where(node)})") from error
+        return "" if meant is None else f" as {meaning_text(meant)}"
+
+    def _taken(self, block: Any, outputs: list[Any], indent: str) -> None:
+        """Describe the branch that an attribute selects as if there were no condition."""
+        for node in block.nodes():
+            self._node(node, indent)
+        for inner, outer in zip(block.outputs(), outputs, strict=True):
+            for table in (self._known, self._texts):
+                if inner.debugName() in table:
+                    table[outer.debugName()] = table[inner.debugName()]
+
+    def _number(self, value: Any) -> str:
+        self._count += 1
+        text = self._texts[value.debugName()] = f"%{self._count - 1}"
+        return text
+
+    def _text(self, value: Any) -> str:
+        name = value.debugName()
+        if name not in self._texts:
+            # a value that is never defined (after an operator that is not supported) has no text
+            self._texts[name] = literal_text(self._known.get(name, "?"))
+        return self._texts[name]
+
+
+#: Conditions on attributes (``training``, a bias that is None, a mode) are decided right away.
+_CONDITIONS = {
+    "aten::__is__": operator.is_,
+    "aten::__isnot__": operator.is_not,
+    "aten::__not__": operator.not_,
+    "aten::eq": operator.eq,
+    "aten::ne": operator.ne,
+    "prim::unchecked_cast": lambda value: value,
+}
+
+
+def _is_weight_and_none(known: list[Any]) -> bool:
+    return isinstance(known[0], WeightName) and known[1] is None
+
+
+def _is_written_in_place(node: torch._C.Node, known: list[Any]) -> bool:
+    """Tell ``self.calls += 1``, after which the attribute is the same tensor, from assignments."""
+    owner, value = known
+    if not isinstance(owner, ModulePath) or not isinstance(value, WeightName):
+        return False
+    return value.name == owner.attribute(node.s("name"))
+
+
+def _node_attribute(node: torch._C.Node, name: str) -> str:
+    kind = node.kindOf(name)
+    if kind not in ("i", "f", "s", "is", "fs", "ss"):
+        raise UnsupportedOperator([node.kind()], f"its attribute {name} ({where(node)})")
+    return literal_text(getattr(node, kind)(name))

@@ -1,0 +1,140 @@
+"""What a TorchScript operator of numbers or strings was in the Python that it was compiled from.
+
+TorchScript has one operator where Python has two (``aten::pow`` is ``**`` and ``math.pow``), and
+defaults that are not Python's. Which of them a node was, its place in the source tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.capture.scripted.primitives import PRIMITIVES
+
+#: Methods of strings with defaults of their own, and the number of arguments that have none.
+_WITH_DEFAULTS: dict[str, tuple[int, tuple[Any, ...]]] = {
+    **dict.fromkeys(("aten::find", "aten::rfind", "aten::index", "aten::count"), (1, (0, -1))),
+    **dict.fromkeys(("aten::startswith", "aten::endswith"), (1, (0, -1))),
+    **dict.fromkeys(("aten::strip", "aten::lstrip", "aten::rstrip"), (0, (" \n\t\f\v",))),
+    "aten::rsplit": (0, (" ", -1)),
+}
+
+_SCALARS = ("IntType", "FloatType", "BoolType")
+_TEXTS = ("aten::format", "aten::percentFormat", "aten::str")
+#: Operators that end the process where Python raises an error.
+_TRAPPING = (
+    "aten::remainder",
+    "aten::floordiv",
+    "aten::divmod",
+    "aten::__round_to_zero_floordiv",
+)
+#: Conversions that TorchScript also inserts: of an ``x.item()`` to an int, where a bool is wanted.
+_CONVERSIONS = {"aten::Int": "int", "aten::Float": "float"}
+
+
+def python_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
+    """Return the function of Python that a node stands for, if that is not known by its kind.
+
+    Raises
+    ------
+    LookupError
+        The source does not tell.
+    """
+    kind = node.kind()
+    inputs = list(node.inputs())
+    if kind == "aten::pow" and not any(v.type().kind() == "TensorType" for v in inputs):
+        return _power(node)
+    if kind in _CONVERSIONS and inputs[0].type().kind() != "TensorType":
+        is_explicit = _highlighted(str(node.sourceRange())).startswith(_CONVERSIONS[kind])
+        return None if is_explicit else _unchanged
+    if kind in _WITH_DEFAULTS and inputs[0].type().kind() == "StringType":
+        return _method(node, inputs)
+    return None
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def torchscript_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
+    """Return TorchScript's own operator of numbers; None for any other node."""
+    if node.kind() in _TEXTS:
+        return functools.partial(_written, node.kind())
+    values = [*node.inputs(), *node.outputs()]
+    if not values or any(value.type().kind() not in _SCALARS for value in values):
+        return None
+    name = node.schema().partition("(")[0] or node.kind()
+    kind, _, overload = name.partition(".")
+    namespace, _, operator_ = kind.partition("::")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), operator_), overload or "default")
+    except (AttributeError, RuntimeError):
+        return None
+    return _checked(found) if kind in _TRAPPING else found
+
+
+def _written(kind: str, *values: Any) -> str:
+    if any(isinstance(leaf, (float, torch.Tensor)) for leaf in pytree.tree_leaves(values)):
+        raise ValueError("TorchScript writes floats in its own way")
+    return str(PRIMITIVES[kind](*values))
+
+
+def _checked(divide: Callable[..., Any]) -> Callable[..., Any]:
+    def divided(left: Any, right: Any) -> Any:
+        if isinstance(right, int) and right in (0, -1):
+            raise ZeroDivisionError("TorchScript may end the process here")
+        return divide(left, right)
+
+    return divided
+
+
+def _power(node: torch._C.Node) -> Callable[..., Any]:
+    text = _highlighted(str(node.sourceRange()))
+    if text.endswith(".pow"):
+        return math.pow
+    if "**" in text or text == "pow":
+        return operator.pow
+    raise LookupError(f"whether it is ** or math.pow: {text!r}")
+
+
+def _method(node: torch._C.Node, inputs: list[Any]) -> Callable[..., Any]:
+    required, defaults = _WITH_DEFAULTS[node.kind()]
+    count = len(inputs) - 1
+    for value, default in reversed(list(zip(inputs[1 + required :], defaults, strict=False))):
+        if value.node().kind() != "prim::Constant" or value.toIValue() != default:
+            break
+        count -= 1
+    return _Method(node.kind().removeprefix("aten::"), count)
+
+
+class _Method(NamedTuple):
+    """A method of strings, called with so many of the arguments."""
+
+    name: str
+    count: int
+
+    def __call__(self, text: str, *args: Any) -> Any:
+        return getattr(text, self.name)(*args[: self.count])
+
+
+def meaning_text(meant: Callable[..., Any]) -> str:
+    """Return canonical text of what `python_meaning` returned."""
+    if isinstance(meant, _Method):
+        return f"{meant.name} of {meant.count}"
+    return f"{meant.__module__}.{meant.__qualname__}"
+
+
+def _highlighted(text: str) -> str:
+    """Return what TorchScript underlines in its description of a place."""
+    rows = text.splitlines()
+    for row, marks in itertools.pairwise(rows):
+        if marks.rstrip().endswith("~ <--- HERE"):
+            return row[marks.index("~") : marks.rindex("~") + 1]
+    return ""

@@ -1,0 +1,297 @@
+"""TorchScript programs: scripting, and recording the scripted graph as an ATen program."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.jit import _recursive
+from torch.utils import _pytree as pytree
+
+from tvmify.capture.carrier import Carrier
+from tvmify.capture.draws import may_draw
+from tvmify.capture.loading import import_recorder
+from tvmify.capture.program import Program
+from tvmify.capture.questions import asks_for_layout, asks_in, question_of
+from tvmify.capture.scripted.arguments import bind, defaults_of
+from tvmify.capture.scripted.fingerprint import fingerprint
+from tvmify.capture.scripted.interpreter import Interpreter, source_line
+from tvmify.capture.scripted.script_types import distinguish
+from tvmify.capture.scripted.unfolding import constant_attributes, unfolded
+from tvmify.capture.state import ModulePath, State, resolve
+from tvmify.capture.twin import twin
+from tvmify.errors import CaptureError, UnsupportedInput, described
+from tvmify.system.faults import check_temporary_directory
+from tvmify.torch_compat.parts import hidden_names
+from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.tracing import tracing
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+#: Has a graph and a schema itself, or its forward has.
+Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
+
+
+#: Where ``nn.TransformerEncoder`` looks whether a mask allows of a nested tensor.
+_NESTING = "aten::_nested_tensor_from_mask_left_aligned("
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Keep TorchScript from writing casts into its graphs, by rules that are not those of eager."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+#: What runs when a module is called, before its forward.
+_CALLS = ("__call__", "_call_impl")
+
+
+class CannotScript(Exception):
+    """Why ``torch.jit.script`` refused a module, as one line."""
+
+
+def script(callable_: Any) -> Scripted:
+    """Script a module or function, which stays as it was.
+
+    Raises
+    ------
+    CannotScript
+        With the reason as one line that names the place.
+    """
+    if (question := question_of(callable_)) is not None:
+        raise CannotScript(f"it asks for {question}, which TorchScript answers by its own rules")
+    source, constants = callable_, frozenset[str]()
+    if isinstance(callable_, torch.nn.Module):
+        _refuse_what_is_overlooked(callable_)
+        source, constants = twin(callable_), constant_attributes(callable_)
+        distinguish(source)
+    # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
+    # warnings are about annotations; eager and torch.export do not read those.
+    with tracing(), without_autocast(), silenced(), unfolded(constants):
+        types = _types_of(source)
+        try:
+            scripted = torch.jit.script(source)
+        except Exception as error:
+            _types_of(source, types)
+            raise CannotScript(_one_line(error)) from error
+    if not isinstance(scripted, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        # of a callable object, TorchScript makes an object too, and no graph of its call
+        raise CannotScript(f"a {type(callable_).__qualname__} is no function")
+    if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
+        raise CannotScript("forward is overloaded: TorchScript has one method for each variant")
+    return scripted
+
+
+def _refuse_what_is_overlooked(module: torch.nn.Module) -> None:
+    """Refuse what TorchScript does not look at, and Python does.
+
+    A call of a module is its forward to TorchScript, and an attribute what is registered.
+    """
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            continue
+        where = f" of {path!r}" if path else ""
+        if names := hidden_names(part):
+            raise CannotScript(f"an attribute{where} hides the registered {min(names)!r}")
+        if not isinstance(part, torch.fx.GraphModule) and (name := _own_call(part)):
+            raise CannotScript(f"a class{where} has a {name} of its own")
+
+
+def _own_call(module: torch.nn.Module) -> str | None:
+    bases = type(module).__mro__[: type(module).__mro__.index(torch.nn.Module)]
+    held = (vars(module), *map(vars, bases))
+    return next((name for name in _CALLS if any(name in members for members in held)), None)
+
+
+def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[type, Any]:
+    """Return, or put back, the TorchScript types of a module's classes.
+
+    After a failure torch keeps the half-made types, and says of the next module of that class only
+    that it cannot redefine its methods.
+    """
+    store = _recursive.concrete_type_store.type_store
+    classes = {type(m) for m in source.modules()} if isinstance(source, torch.nn.Module) else set()
+    present = {class_: list(store.get(class_, ())) for class_ in classes}
+    if replacement is not None:
+        store.update(replacement)
+    return present
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    message = text.partition("\n")[0].rstrip(":. ") or type(error).__name__
+    if isinstance(error, (LookupError, AttributeError, AssertionError)):
+        message = described(error)  # of torch itself: a name, or nothing that says what of
+    message = re.sub(r" at 0x[0-9a-f]+", "", message)
+    place = source_line(text)
+    return message if place == "no source known" else f"{message} ({place})"
+
+
+class ScriptedProgram(Program):
+    """A module or function that TorchScript understands; it serves every signature.
+
+    Parameters
+    ----------
+    scripted
+        What `script` returned, or what the user scripted, traced or loaded.
+    original
+        The module or function before it was scripted; None when there is only ``scripted``. Its
+        tensors count (they may be replaced later), and so do the types of its results.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The graph has operators or effects that cannot be interpreted.
+    """
+
+    method = "torchscript"
+    reason = None
+
+    def __init__(self, scripted: Scripted, original: Callable[..., Any] | None = None) -> None:
+        is_module = isinstance(scripted, torch.jit.ScriptModule)
+        forward: Any = scripted.forward if is_module else scripted
+        self._original = original
+        self._is_python = original is not None
+        self._defaults = None if original is None else defaults_of(original)
+        root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
+        with without_autocast():
+            graph = forward.inlined_graph
+        self._read_graph(graph, forward.schema, root)
+        self.may_draw = may_draw(original, self.fingerprint)
+        self.asks_for_layout = asks_for_layout(original, self.fingerprint)
+        self._keep_only(scripted if original is None else original)
+
+    def _read_graph(
+        self, graph: torch._C.Graph, schema: Any, root: torch._C.ScriptModule | None
+    ) -> None:
+        self._graph = graph
+        self._schema = schema
+        self._is_module = root is not None
+        self._state = State(root)
+        self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
+        self.weights = tuple(self._state.tensors)
+        # A program that never asks is recorded in one way for all calls.
+        self._grad_mode = self._inference_mode = False
+        self._asks = asks_in(self.fingerprint)
+        if self._asks:
+            self._grad_mode = torch.is_grad_enabled()
+            self._inference_mode = torch.is_inference_mode_enabled()
+            tensors = self._state.tensors.items()
+            wanted = ", ".join(name for name, tensor in tensors if tensor.requires_grad)
+            self._needs_gradients = bool(wanted) and self._grad_mode
+            self.fingerprint += (
+                f"\ngrad mode {self._grad_mode}, inference mode {self._inference_mode}, "
+                f"gradients of [{wanted}]"
+            )
+
+    def _keep_only(self, owner: Any) -> None:
+        """Read weights from their owner from now on."""
+        self._owner = owner
+        self._state.forget_root(owner)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it was scripted here, and Python has more types than it."""
+        return self._original is not None
+
+    def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Tell whether the annotations of forward admit these arguments."""
+        return self.refusal(args, kwargs) is None
+
+    def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return why the annotations exclude these arguments; None when they do not."""
+        try:
+            self._check_answers(args, kwargs)
+            self._bind(args, kwargs)
+        except UnsupportedInput as error:
+            return error.reason
+        return None
+
+    def _check_answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse calls in which a program that asks would hear something else."""
+        if not self._asks:
+            return
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        if modes != (self._grad_mode, self._inference_mode):
+            raise UnsupportedInput("It was captured in another grad mode", "Capture it again.")
+        tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        on_inference = "aten::is_inference(" in self.fingerprint
+        if any(x.requires_grad or (on_inference and x.is_inference()) for x in tensors):
+            raise UnsupportedInput(
+                "forward asks for gradients, and an argument requires one, or never can",
+                "Pass tensors that require no gradient, from outside of torch.inference_mode().",
+            )
+        if self._needs_gradients and _NESTING in self.fingerprint:
+            raise UnsupportedInput("TorchScript looks at the mask first", "Capture it otherwise.")
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the present tensors of the module before it was scripted."""
+        return list(self._tensors().values())
+
+    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+        """Record the interpretation of the graph for arguments of this signature."""
+        check_temporary_directory()
+        # imports sympy and much else, which a warm process never needs
+        import_recorder()
+        from tvmify.capture.exporting import export
+        from tvmify.capture.scripted.eager import eager_result
+
+        self._bind(args, kwargs)
+        expected = None
+        with contextlib.ExitStack() as modes:
+            if self._asks and self._inference_mode != torch.is_inference_mode_enabled():
+                modes.enter_context(torch.inference_mode(self._inference_mode))
+            modes.enter_context(torch.set_grad_enabled(self._grad_mode))
+            if self._original is not None:
+                expected = eager_result(self._original, args, kwargs)
+            return export(_Recorded(self, self._tensors(), expected), args, kwargs)
+
+    def run(self, args: Any, kwargs: Any, tensors: dict[str, torch.Tensor]) -> Any:
+        """Interpret the program with these tensors as its weights."""
+        inputs = self._bind(args, kwargs)
+        if self._is_module:
+            inputs.insert(0, ModulePath(""))
+        read = functools.partial(self._state.read, tensors=tensors)
+        return Interpreter(self._graph, read, self._is_python).run(inputs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        arguments = list(self._schema.arguments)[1 if self._is_module else 0 :]
+        return bind(arguments, args, kwargs, self._defaults)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {name: self._tensor(name) for name in self.weights}
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        scripted = self._state.tensors.get(name)
+        return resolve(self._owner, name) if scripted is None else scripted
+
+
+class _Recorded(Carrier):
+    """Runs a program with the tensors that it carries."""
+
+    def __init__(
+        self, program: ScriptedProgram, tensors: dict[str, torch.Tensor], expected: Any
+    ) -> None:
+        super().__init__()
+        self.__dict__["_tvmify"] = (program, tuple(tensors), expected)
+        for name, tensor in tensors.items():
+            self.carry(name, tensor)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        program, names, expected = self.__dict__["_tvmify"]
+        tensors = {name: self.carried(name) for name in names}
+        result = program.run(args, kwargs, tensors)
+        if expected is not None:
+            return expected.restore(result)
+        if program.is_plain and any(type(leaf) is int for leaf in pytree.tree_leaves(result)):
+            raise CaptureError(
+                "TorchScript returns integers, of which eager PyTorch may make a torch.Size",
+                "Return tensors.",
+            )
+        return result

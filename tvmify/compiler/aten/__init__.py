@@ -1,0 +1,1 @@
+"""Calls back into PyTorch from a compiled program."""

@@ -1,0 +1,1 @@
+"""Scheduled TIR to object code, and object code to a shared library."""

@@ -1,0 +1,159 @@
+"""Make one function of small kernels that follow each other and start no threads.
+
+The virtual machine takes half a microsecond to find memory for a kernel and to call it, as long as
+many a gather or copy runs. Kernels are scheduled before, and each keeps its own loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax, tirx
+
+from tvmify.compiler.kernels.common.guards import STORES_TWICE
+from tvmify.compiler.kernels.common.rewriting import rewrite_body
+from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
+from tvmify.compiler.kernels.matmul.pairs import PAIRS
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
+#: Functions of more parts would keep LLVM busy for longer than they save.
+_MOST = 128
+#: What a function says to `build` if one of its parts does.
+_SAID = ("tvmify.asserts", SHUFFLES, PAIRS)
+
+Kernels = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
+
+
+@compiler_pass
+class MergeSerial:
+    """Merge runs of calls of serial kernels in ``main``."""
+
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
+        """Rewrite ``main``, and let FuseTIR put the loops one after the other."""
+        main = ir_mod["main"]
+        kernels = {
+            variable: function
+            for variable, function in ir_mod.functions_items()
+            if isinstance(function, tirx.PrimFunc) and _is_mergeable(function)
+        }
+        builder = relax.BlockBuilder(ir_mod)
+        merging = _Merging(builder, kernels, main)
+        blocks = [type(block)(merging.rewritten(block)) for block in main.body.blocks]
+        if not merging.merged:
+            return ir_mod
+        ir_mod = builder.get()
+        body = relax.SeqExpr(blocks, main.body.body)
+        ir_mod["main"] = relax.Function(main.params, body, main.ret_ty, True, main.attrs)
+        # Vectors and their tails share variables (`split_tails`), which FuseTIR does not bear.
+        ir_mod = tirx.transform.ConvertSSA()(ir_mod)
+        ir_mod = relax.transform.FuseTIR()(ir_mod)
+        for name, said in merging.merged.items():
+            variable = ir_mod.get_global_var(name)
+            flags = dict.fromkeys(("tirx.is_scheduled", *said), True)
+            ir_mod[variable] = ir_mod[variable].with_attr(flags)
+        return relax.transform.DeadCodeElimination()(ir_mod)
+
+
+class _Merging:
+    """Goes through bindings and holds those of a run back until something needs them.
+
+    Attributes
+    ----------
+    merged
+        Names of the functions made, and which of `_SAID` their parts say.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, kernels: Kernels, main: relax.Function) -> None:
+        self.builder, self.kernels = builder, kernels
+        self.merged: dict[str, list[str]] = {}
+        self.readers: dict[relax.Var, int] = {}
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self._count(binding.value)
+        self._count(main.body.body)
+
+    def rewritten(self, block: relax.BindingBlock) -> list[relax.Binding]:
+        """Return the bindings of a block with its runs merged."""
+        done: list[relax.Binding] = []
+        run: list[relax.Binding] = []
+        for binding in block.bindings:
+            if _callee(binding) in self.kernels and len(run) < _MOST:
+                run.append(binding)
+                continue
+            held = {one.var for one in run}
+            if held & set(relax.analysis.free_vars(binding.value)):
+                done += self._merged(run)
+                run = []
+            done.append(binding)
+        return done + self._merged(run)
+
+    def _count(self, value: relax.Expr) -> None:
+        for variable in relax.analysis.free_vars(value):
+            self.readers[variable] = self.readers.get(variable, 0) + 1
+
+    def _merged(self, run: list[relax.Binding]) -> list[relax.Binding]:
+        if len(run) < 2:
+            return run
+        inside = {binding.var for binding in run}
+        read = [x for binding in run for x in binding.value.args[1].fields]
+        given = [x for x in dict.fromkeys(read) if x not in inside]
+        results = [binding.var for binding in run if self._is_read_outside(binding.var, run)]
+        places = {x: relax.Var(f"p{i}", x.ty) for i, x in enumerate(given)}
+        builder = self.builder
+        with builder.function("serial", list(places.values()), {"Primitive": True}, private=True):
+            with builder.dataflow():
+                for binding in run:
+                    call = binding.value
+                    arguments = relax.Tuple([places[x] for x in call.args[1].fields])
+                    part = relax.Call(call.op, [call.args[0], arguments], call.attrs, call.ty_args)
+                    places[binding.var] = builder.emit(part)
+                outputs = [builder.emit_output(places[x]) for x in results]
+            function = builder.emit_func_output(
+                outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
+            )
+        kernels = [self.kernels[_callee(binding)] for binding in run]
+        self.merged[function.name_hint] = [
+            flag for flag in _SAID if any(flag in kernel.attrs for kernel in kernels)
+        ]
+        call = relax.Call(function, given)
+        if len(results) == 1:
+            return [relax.VarBinding(results[0], call)]
+        every = relax.DataflowVar("serial", relax.TupleType([x.ty for x in results]))
+        fields = [relax.TupleGetItem(every, i) for i in range(len(results))]
+        return [
+            relax.VarBinding(every, call),
+            *(relax.VarBinding(x, field) for x, field in zip(results, fields, strict=True)),
+        ]
+
+    def _is_read_outside(self, variable: relax.Var, run: list[relax.Binding]) -> bool:
+        within = sum(variable in relax.analysis.free_vars(binding.value) for binding in run)
+        return self.readers.get(variable, 0) > within
+
+
+def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:
+    value = binding.value
+    is_kernel = isinstance(value, relax.Call) and value.op == tvm.ir.Op.get("relax.call_tir")
+    return value.args[0] if is_kernel else None
+
+
+def _is_mergeable(function: tirx.PrimFunc) -> bool:
+    """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR asks.
+
+    Nor may it store twice: in one function with others, its result could take an operand's memory.
+    """
+    if STORES_TWICE in function.attrs:
+        return False
+    extents = [extent for parameter in function.params for extent in parameter.ty.shape]
+    return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
+
+
+def _forks(function: tirx.PrimFunc) -> bool:
+    found = []
+
+    def visit(stmt: tirx.Stmt) -> None:
+        if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+            found.append(stmt)
+
+    rewrite_body(function, visit)
+    return bool(found)

@@ -1,0 +1,24 @@
+"""Make indices 32 bits wide, as TVM does, but not where `fetch_ahead` marked a loop.
+
+LLVM extends each to an address by itself, and runs out of registers for them: a product of
+512 × 768 × 768 took 6.7 ms instead of 3.3, one of 4 rows 36 µs instead of 33 (AVX2).
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import tirx
+
+from tvmify.compiler.kernels.common.prefetch import FETCHES
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
+
+@compiler_pass
+class NarrowIndices:
+    """Run ``NarrowDataType`` on a module of one function, unless that prefetches."""
+
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
+        """Rewrite the function."""
+        ((_, function),) = ir_mod.functions_items()
+        marked = FETCHES in (function.attrs or {})
+        return ir_mod if marked else tirx.transform.NarrowDataType(32)(ir_mod)

@@ -1,0 +1,1 @@
+"""ATen programs: decomposed, checked, and translated to Relax."""

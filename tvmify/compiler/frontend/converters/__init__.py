@@ -1,0 +1,19 @@
+"""Our converters from ATen operators to Relax, where TVM's importer is wrong or has none."""
+
+from __future__ import annotations
+
+from tvmify.compiler.frontend.converters import (  # noqa: F401  (importing them fills CONVERTERS)
+    attention,
+    convolution,
+    indexing,
+    matmul,
+    normalization,
+    pointwise,
+    pooling,
+    recurrent,
+    reduction,
+    shape,
+)
+from tvmify.compiler.frontend.converters.registry import CONVERTERS
+
+__all__ = ["CONVERTERS"]

@@ -1,0 +1,118 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from tvm import relax
+
+from tvmify.compiler.aten.operators import EMPTY, FILL
+from tvmify.compiler.frontend.converters.reduction import multiplier
+from tvmify.compiler.frontend.converters.registry import converts
+from tvmify.compiler.frontend.masks import is_causal, is_neutral
+from tvmify.compiler.kernels.attention.lower_attention import describe
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+
+@converts("scaled_dot_product_attention.default")
+def attention(importer: Importer, node: fx.Node) -> relax.Expr:
+    """``softmax(q kᵀ scale + mask) v``.
+
+    Rows that no key may attend to, and all if there are no keys, give zeros, as in eager's fused
+    CPU kernel and in its own softmax for attention; but NaN where the model spelt attention out.
+    """
+    query, key, value = node.args[:3]
+    mask = importer.argument(node, 3, "attn_mask")
+    causal = bool(importer.argument(node, 5, "is_causal", False))
+    scale = node.kwargs.get("scale")
+    if scale is None:
+        scale = 1.0 / math.sqrt(importer.shape(query)[-1])
+    shape = importer.shape(node)
+    # Of one axis the extent may be of batches or of heads; batches are found where they lie.
+    is_grouped = bool(node.kwargs.get("enable_gqa", False))
+    is_of_batches = len(shape) == 3 and not is_grouped
+    lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
+    batch, heads = (math.prod(lead[:-1]), lead[-1])
+    dtype = multiplier(node.meta["val"].dtype)
+    if importer.shape(key)[-2] == 0:
+        return relax.op.zeros(list(shape), dtype)
+
+    def operand(x: Any) -> relax.Expr:
+        tensor = importer.tensor(x, dtype)
+        *own, length, size = importer.shape(x)
+        shared = is_grouped and bool(own)
+        outer = [*shape[:-3], own[-1]] if shared else list(shape[:-2])
+        if own != outer:
+            tensor = importer.emit(relax.op.broadcast_to(tensor, [*outer, length, size]))
+        own_heads = own[-1] if shared else heads
+        return _reshaped(importer, tensor, [batch, own_heads, length, size])
+
+    q, k, v = (operand(x) for x in (query, key, value))
+    bias, fill = None, node.meta.get(FILL)
+    if mask is not None:
+        if fill in (None, -math.inf):  # with others, a query that sees no key sees all
+            mask, above = _reduced(
+                importer, mask, importer.shape(query)[-2], importer.shape(key)[-2]
+            )
+            causal = causal or above
+        bias = None if mask is None else _mask(importer, mask, dtype, lead, is_of_batches)
+    empty = node.meta.get(EMPTY, 0.0)
+    call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty, fill=fill)
+    return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
+
+
+def _reshaped(importer: Importer, x: relax.Expr, shape: list[int]) -> relax.Expr:
+    if [int(extent) for extent in x.ty.shape.values] == shape:
+        return x
+    return importer.emit(relax.op.reshape(x, shape))
+
+
+def _mask(
+    importer: Importer,
+    mask: fx.Node,
+    dtype: torch.dtype,
+    lead: tuple[int, ...],
+    is_of_batches: bool,
+) -> relax.Expr:
+    """Return a mask with four axes, each of which may be 1."""
+    is_bool = mask.meta["val"].dtype is torch.bool
+    tensor = importer.tensor(mask) if is_bool else importer.tensor(mask, dtype)
+    shape = importer.shape(mask)
+    *outer, queries, keys = [1] * (2 - len(shape)) + list(shape)
+    if is_of_batches:
+        outer.append(1)
+    outer = [1] * (len(lead) - len(outer)) + outer
+    if any(extent != 1 for extent in outer[:-1]) and len(lead) > 4:
+        full = [*lead[:-1], outer[-1], queries, keys]
+        tensor = importer.emit(relax.op.broadcast_to(tensor, full))
+        outer = full[:-2]
+    return _reshaped(importer, tensor, [math.prod(outer[:-1]), outer[-1], queries, keys])
+
+
+def _reduced(
+    importer: Importer, mask: fx.Node, queries: int, keys: int
+) -> tuple[fx.Node | None, bool]:
+    """Return what is left of a mask, and whether it was causal besides.
+
+    Taken off is what broadcasts it, and of an "and" the parts that are causal or hide nothing: a
+    padding of keys then needs no element for each query.
+    """
+    name = str(mask.target)
+    if name in ("aten.expand.default", "aten.clone.default"):
+        return _reduced(importer, mask.all_input_nodes[0], queries, keys)
+    parts = mask.all_input_nodes
+    is_and = name in ("aten.bitwise_and.Tensor", "aten.logical_and.default")
+    if is_and and all(part.meta["val"].dtype is torch.bool for part in parts):
+        found = [_reduced(importer, part, queries, keys) for part in parts]
+        left = [part for part, _ in found if part is not None]
+        if len(left) > 1:
+            return mask, False
+        return next(iter(left), None), any(causal for _, causal in found)
+    if is_causal(importer.program, mask, queries, keys):
+        return None, True
+    return None if is_neutral(importer.program, mask) else mask, False

@@ -1,0 +1,294 @@
+"""Reading and writing at computed positions.
+
+Positions are checked before they are used: eager raises an ``IndexError`` for one that lies
+outside, and compiled code would read or write memory that is not its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from tvm import relax, te, tirx
+
+from tvmify.compiler.frontend.constants import constant_of
+from tvmify.compiler.frontend.converters import loops, places
+from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+Indices = tuple[Any, ...]
+
+
+def positions(importer: Importer, index: fx.Node, extent: int, *, wrap: bool) -> relax.Expr:
+    """Return an index tensor whose values are known to lie inside, in ``[0, extent)``.
+
+    Parameters
+    ----------
+    index
+        A node with integer values.
+    extent
+        Of the axis that is indexed.
+    wrap
+        Whether negative positions count from the end.
+    """
+    x, shape = importer.tensor(index), importer.shape(index)
+    if not index.meta["val"].dtype.is_signed or index.meta["val"].dtype is torch.bool:
+        raise UnsupportedOperator(["aten.index.Tensor"], "a mask or unsigned numbers as index")
+    if prod(shape) == 0:
+        return x
+    constant = constant_of(importer.program, index)
+    if constant is not None and constant.min() >= 0 and constant.max() < extent:
+        return x
+    count = prod(shape)
+    check = loops.check_positions(count, extent, dtype_of(x), wrap)
+    flat = importer.emit(relax.op.reshape(x, [count]))
+    checked = call_loop(importer, check, "check_positions", [flat], count)
+    return importer.emit(relax.op.reshape(checked, list(shape)))
+
+
+@converts("embedding.default")
+def embedding(importer: Importer, node: fx.Node) -> relax.Expr:
+    table, index = node.args[:2]
+    at = positions(importer, index, importer.shape(table)[0], wrap=False)  # type: ignore[arg-type]
+    return importer.emit_te(take, importer.tensor(table), at, 0)
+
+
+@converts("index_select.default")
+def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, axis, index = node.args
+    shape = importer.shape(source)
+    axis = int(axis) % len(shape)  # type: ignore[arg-type]
+    at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
+    return importer.emit_te(take, importer.tensor(source), at, axis)
+
+
+@converts("gather.default")
+def gather(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, axis, index = node.args[:3]
+    shape = importer.shape(source)
+    if not shape:  # an axis of one element stands for the none that it has
+        at = positions(importer, index, 1, wrap=False)  # type: ignore[arg-type]
+        out = list(importer.shape(node))
+        at = importer.emit(relax.op.reshape(at, [prod(out)]))
+        line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
+        return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
+    axis = int(axis) % len(shape)  # type: ignore[arg-type]
+    at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
+
+    def gathered(x: te.Tensor, where: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return x(*i[:axis], where(*i), *i[axis + 1 :])
+
+        return te.compute(where.shape, element, name="gather")
+
+    return importer.emit_te(gathered, importer.tensor(source), at)
+
+
+@converts("index.Tensor")
+def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
+    """NumPy's advanced indexing by integers.
+
+    The index tensors are broadcast against each other; their axes stand where the first of them
+    stood, or in front if an axis that is not indexed lies between them.
+    """
+    source, indices = node.args
+    shape, out = importer.shape(source), importer.shape(node)
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    known = constant_of(importer.program, indices[indexed[0]])  # type: ignore[index]
+    if len(indexed) == 1 and known is not None:
+        found = places.formula_of(known, shape[indexed[0]])
+        if found is not None:
+            return importer.emit_te(reading({indexed[0]: found}, out), importer.tensor(source))
+    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    first = indexed[0] if adjacent else 0
+    rank = max(len(importer.shape(indices[a])) for a in indexed)  # type: ignore[index]
+
+    def taken(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            common, rest = i[first : first + rank], iter(i[:first] + i[first + rank :])
+            found = iter(_broadcast(w, common) for w in where)
+            return x(*(next(found) if a in indexed else next(rest) for a in range(len(shape))))
+
+        return te.compute(out, element, name="index")
+
+    return importer.emit_te(taken, importer.tensor(source), *at)
+
+
+@converts("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
+@converts("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
+def pad_with_own(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Padding by what lies at the border, or is mirrored there; a negative width crops."""
+    shape, out = importer.shape(node.args[0]), importer.shape(node)
+    widths = list(node.args[1])  # type: ignore[arg-type]
+    found = {}
+    for axis, before in zip(range(len(shape) - 1, -1, -1), widths[::2], strict=False):
+        at, last = torch.arange(out[axis]) - before, shape[axis] - 1
+        mirrored = "reflection" in str(node.target)
+        at = last - (last - at.abs()).abs() if mirrored else at.clamp(0, last)
+        found[axis] = places.formula(at.tolist())
+    return importer.emit_te(reading(found, out), importer.tensor(node.args[0]))
+
+
+@converts("one_hot.default")
+def one_hot(importer: Importer, node: fx.Node) -> relax.Expr:
+    shape = importer.shape(node)
+    at = positions(importer, node.args[0], shape[-1], wrap=False)  # type: ignore[arg-type]
+
+    def one_hot_of(where: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return tirx.Cast("int64", where(*i[:-1]) == i[-1])
+
+        return te.compute(shape, element, name="one_hot")
+
+    return importer.emit_te(one_hot_of, at)
+
+
+@converts("scatter.src", "scatter.value", "scatter_add.default")
+def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, axis, index, values = node.args[:4]
+    shape, dtype = importer.shape(source), node.meta["val"].dtype
+    if not shape:
+        raise UnsupportedOperator([str(node.target)], "a tensor without axes")
+    axis = int(axis) % len(shape)  # type: ignore[arg-type]
+    at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
+    extents = importer.shape(index)
+
+    def offsets(where: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return _flat(shape, (*i[:axis], where(*i), *i[axis + 1 :]))
+
+        return te.compute(extents, element, name="offsets")
+
+    if isinstance(values, fx.Node):
+        begin = [0] * len(extents)
+        part = relax.op.strided_slice(
+            importer.tensor(values, dtype), list(range(len(extents))), begin, list(extents)
+        )
+        part = importer.emit(part)
+    else:
+        part = importer.emit(relax.op.full(list(extents), importer.tensor(values, dtype)))
+    add = "add" in str(node.target)
+    return _write(importer, source, importer.emit_te(offsets, at), part, 1, add)
+
+
+@converts("index_put.default")
+def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, indices, values = node.args[:3]
+    add = bool(importer.argument(node, 3, "accumulate", False))
+    indexed = [axis for axis, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
+    first, last = indexed[0], indexed[-1] + 1
+    if indexed != list(range(first, last)):
+        raise UnsupportedOperator(
+            [str(node.target)], "an axis between two indexed ones is not indexed"
+        )
+    shape, dtype = importer.shape(source), node.meta["val"].dtype
+    chosen = [indices[axis] for axis in indexed]  # type: ignore[index]
+    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
+    common = list(torch.broadcast_shapes(*(importer.shape(index) for index in chosen)))
+
+    def offsets(*where: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            places = (_broadcast(w, i[first:]) for w in where)
+            return _flat(shape[:last], (*i[:first], *places))
+
+        return te.compute([*shape[:first], *common], element, name="offsets")
+
+    written = [*shape[:first], *common, *shape[last:]]
+    part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
+    inner = prod(shape[last:])
+    return _write(importer, source, importer.emit_te(offsets, *at), part, inner, add)
+
+
+@converts("select_scatter.default", "slice_scatter.default")
+def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, values = node.args[:2]
+    shape, dtype = importer.shape(source), node.meta["val"].dtype
+    axis = int(importer.argument(node, 2, "dim", 0)) % len(shape)
+    x, part = importer.tensor(source), importer.tensor(values, dtype)
+    if "select" in str(node.target):
+        start = int(importer.argument(node, 3, "index")) % shape[axis]
+        end, step = start + 1, 1
+        part = importer.emit(relax.op.expand_dims(part, axis))
+    else:
+        bounds = (importer.argument(node, i, n) for i, n in ((3, "start"), (4, "end"), (5, "step")))
+        start, end, step = slice(*bounds).indices(shape[axis])
+
+    def slice_written(old: te.Tensor, new: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            offset = i[axis] - start
+            inside = tirx.all(offset >= 0, i[axis] < end, tirx.floormod(offset, step) == 0)
+            place = tirx.floordiv(offset, step)
+            return tirx.if_then_else(inside, new(*i[:axis], place, *i[axis + 1 :]), old(*i))
+
+        return te.compute(shape, element, name="scatter_slice")
+
+    return importer.emit_te(slice_written, x, part)
+
+
+def _write(
+    importer: Importer,
+    source: Any,
+    offsets: relax.Expr,
+    values: relax.Expr,
+    inner: int,
+    add: bool,
+) -> relax.Expr:
+    """Copy a tensor and write runs of `inner` values at the given offsets, in order."""
+    shape = importer.shape(source)
+    count = prod(int(e) for e in offsets.ty.shape)
+    x = importer.tensor(source)
+    if count * inner == 0:
+        return x
+    function = loops.write_runs(prod(shape), count, inner, dtype_of(x), dtype_of(offsets), add)
+    flat = [
+        importer.emit(relax.op.reshape(t, [size]))
+        for t, size in ((x, prod(shape)), (offsets, count), (values, count * inner))
+    ]
+    return relax.op.reshape(
+        call_loop(importer, function, "write_runs", flat, prod(shape)), list(shape)
+    )
+
+
+def reading(
+    found: Mapping[int, places.Formula], shape: Sequence[int]
+) -> Callable[[te.Tensor], te.Tensor]:
+    """Return what reads a tensor; at some axes, where a formula says."""
+
+    def read(x: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return x(*(found[axis](at) if axis in found else at for axis, at in enumerate(i)))
+
+        return te.compute(shape, element, name="read")
+
+    return read
+
+
+def take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:
+    rank = len(index.shape)
+
+    def element(*i: Any) -> Any:
+        return x(*i[:axis], index(*i[axis : axis + rank]), *i[axis + rank :])
+
+    shape = [*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]]
+    return te.compute(shape, element, name="take")
+
+
+def _broadcast(x: te.Tensor, indices: Indices) -> Any:
+    """Read a tensor at indices of the shape that it is broadcast to."""
+    last = indices[len(indices) - len(x.shape) :]
+    return x(*(0 if int(e) == 1 else i for e, i in zip(x.shape, last, strict=True)))
+
+
+def _flat(shape: tuple[int, ...], indices: Indices) -> Any:
+    """Return the position of an element in row-major order."""
+    position: Any = tirx.const(0, "int64")
+    for extent, index in zip(shape, indices, strict=True):
+        position = position * extent + index.astype("int64")
+    return position

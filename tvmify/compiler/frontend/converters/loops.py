@@ -1,0 +1,73 @@
+"""Loops that tensor expressions cannot say: they raise errors, or write in order.
+
+They are scheduled as they stand, and ``tvmify.asserts`` keeps their assertions when `build` drops
+those that repeat what the executor has checked. Each is made once for its arguments: to read one,
+TVM's parser inspects the whole stack, for some 50 ms.
+"""
+
+# pyright: basic, reportInvalidTypeForm=false
+from __future__ import annotations
+
+import functools
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from tvmify.compiler.kernels.common.legalizing import OPAQUE
+
+
+@functools.cache
+def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
+    """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones."""
+    lowest = -extent if wrap else 0
+    shape = (tirx.const(count, "int64"),)  # as Relax has it: buffers must agree to be merged
+    attributes = OPAQUE | {"tvmify.asserts": True}
+
+    @T.prim_func(private=True, s_tir=True)
+    def check(index: T.Buffer(shape, dtype), result: T.Buffer(shape, dtype)):
+        T.func_attr(attributes)
+        with T.sblock("root"), T.sblock("bounds check"):
+            T.reads(index[0:count])
+            T.writes(result[0:count])
+            for at in range(count):
+                assert T.And(index[at] >= lowest, index[at] < extent), (
+                    "IndexError",
+                    ["index out of range in self"],
+                )
+                result[at] = T.Select(index[at] < 0, index[at] + extent, index[at])
+
+    return check
+
+
+@functools.cache
+def write_runs(
+    size: int, count: int, inner: int, dtype: str, offset_dtype: str, add: bool
+) -> tirx.PrimFunc:
+    """Copy `size` elements, then write `count` runs of `inner` values, the last one winning.
+
+    With `add` the values are added instead.
+    """
+    keep = 1 if add else 0
+
+    @T.prim_func(private=True, s_tir=True)
+    def write(
+        source: T.Buffer((size,), dtype),
+        offsets: T.Buffer((count,), offset_dtype),
+        values: T.Buffer((count * inner,), dtype),
+        result: T.Buffer((size,), dtype),
+    ):
+        T.func_attr(OPAQUE)
+        with T.sblock("root"), T.sblock("scatter"):
+            T.reads(source[0:size], offsets[0:count], values[0 : count * inner])
+            T.writes(result[0:size])
+            for i in range(size):
+                result[i] = source[i]
+            for i, j in T.grid(count, inner):
+                if keep == 1:
+                    result[offsets[i] * inner + j] = (
+                        result[offsets[i] * inner + j] + values[i * inner + j]
+                    )
+                else:
+                    result[offsets[i] * inner + j] = values[i * inner + j]
+
+    return write

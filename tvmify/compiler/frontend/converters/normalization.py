@@ -1,0 +1,287 @@
+"""Layer, group, instance and batch normalization."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from tvm import relax, te, tirx
+
+from tvmify.compiler.backend import is_for_gpu
+from tvmify.compiler.frontend.converters import volumes
+from tvmify.compiler.frontend.converters.reduction import accumulator, deviations
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.kernels.common import choice
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+#: Of more elements than this, where accuracy is to be strict, the sums of a layer norm are in
+#: float64. Behind ReLU, those in float32 kept 3136 elements within the limit, and not 12544.
+_LONG = 4096
+
+
+@converts("layer_norm.default", "native_layer_norm.default")
+def layer_norm(importer: Importer, node: fx.Node) -> Any:
+    shape, weight, bias, eps = (
+        importer.argument(node, index, name, default)
+        for index, name, default in (
+            (1, "normalized_shape", None),
+            (2, "weight", None),
+            (3, "bias", None),
+            (4, "eps", 1e-5),
+        )
+    )
+    dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(node.args[0], dtype)
+    gamma = _scale(importer, weight, list(shape), 1.0, dtype)
+    beta = _scale(importer, bias, list(shape), 0.0, dtype)
+    axes = list(range(-len(shape), 0))
+    long = choice.is_strict() and prod(shape) > _LONG
+    if dtype is torch.float64 or long:
+        result = _layer_norm_by_steps(importer, x, gamma, beta, axes, float(eps))
+    else:
+        result = importer.emit(relax.op.nn.layer_norm(x, gamma, beta, axes, epsilon=float(eps)))
+    return result if "native" not in str(node.target) else (result, None, None)
+
+
+def _layer_norm_by_steps(
+    importer: Importer,
+    x: relax.Expr,
+    gamma: relax.Expr,
+    beta: relax.Expr,
+    axes: list[int],
+    eps: float,
+) -> relax.Expr:
+    """Normalise in float64, for which TVM has no layer_norm, or with sums and means in it."""
+    *_, centred = deviations(importer, x, axes)
+    variance = importer.emit(relax.op.mean(importer.emit(centred * centred), axes, keepdims=True))
+    deviation = importer.emit(relax.op.sqrt(variance + relax.const(eps, str(x.ty.dtype))))
+    return importer.emit(centred / deviation * gamma + beta)
+
+
+@converts("native_group_norm.default")
+def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    source, weight, bias, _, _channels, _, groups, eps = node.args
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    return _normalized(importer, x, int(groups), weight, bias, float(eps), dtype), None, None  # type: ignore[arg-type]
+
+
+def _normalized(
+    importer: Importer,
+    x: relax.Expr,
+    groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    dtype: torch.dtype,
+) -> relax.Expr:
+    """Normalise each group of channels of each sample."""
+    rank, rest = len(x.ty.shape), (groups, weight, bias, eps, dtype)
+    if rank not in (4, 5) or is_for_gpu():  # a GPU would start ten kernels in place of one
+        return _normalized_rows(importer, x, *rest)
+    if rank == 4:
+        return _normalized_images(importer, x, 1, *rest)
+    batch, _, depth, *_ = (int(extent) for extent in x.ty.shape)
+    images = _normalized_images(importer, volumes.slices(importer, x), depth, *rest)
+    return volumes.as_volumes(importer, images, batch)
+
+
+def _normalized_images(
+    importer: Importer,
+    x: relax.Expr,
+    depth: int,
+    groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    dtype: torch.dtype,
+) -> relax.Expr:
+    """As `_normalized`, in operators that take the layout of the convolutions around them.
+
+    As in PyTorch's own kernel, each element is multiplied once and added to once. Lines are summed
+    first and then their sums, since one long sum loses more digits. As many images that follow
+    each other as `depth` says are one sample.
+    """
+    emit = importer.emit
+    count, channels = (int(extent) for extent in x.ty.shape.values[:2])
+    grouped = [count // depth, depth, groups, channels // groups]
+    shared = [axis for axis in (1, 3) if grouped[axis] > 1]
+
+    def mean(x: relax.Expr) -> relax.Expr:
+        """Return, for each channel, the mean of its group."""
+        for axis in (3, 2):
+            x = emit(relax.op.mean(x, [axis], keepdims=True))
+        if shared:
+            x = emit(relax.op.reshape(x, grouped))
+            x = emit(relax.op.mean(x, shared, keepdims=True))
+            x = emit(relax.op.broadcast_to(x, grouped))
+            x = emit(relax.op.reshape(x, [count, channels, 1, 1]))
+        return x
+
+    def per_channel(scale: Any, default: float) -> relax.Expr:
+        scale = _scale(importer, scale, [channels], default, dtype)
+        return emit(relax.op.reshape(scale, [1, channels, 1, 1]))
+
+    means = mean(x)
+    centred = emit(x - means)
+    variance = emit(mean(emit(centred * centred)) + relax.const(eps, str(x.ty.dtype)))
+    scale = emit(emit(relax.op.rsqrt(variance)) * per_channel(weight, 1.0))
+    shift = emit(per_channel(bias, 0.0) - emit(means * scale))
+    return emit(emit(x * scale) + shift)
+
+
+def _normalized_rows(
+    importer: Importer,
+    x: relax.Expr,
+    groups: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    dtype: torch.dtype,
+) -> relax.Expr:
+    """As `_normalized`, in one function.
+
+    The groups are rows in memory: the reduction rule makes one pass of three over each.
+    """
+    shape = [int(extent) for extent in x.ty.shape]
+    channels = shape[1] // groups
+    grouped = [shape[0], groups, channels, prod(shape[2:])]
+    count = channels * grouped[3]
+    scales = [importer.tensor(w, dtype) for w in (weight, bias) if w is not None]
+
+    def group_norm(x: te.Tensor, *scales: te.Tensor) -> te.Tensor:
+        def total(name: str, element: Any) -> te.Tensor:
+            axes = [
+                te.reduce_axis((0, extent), axis)
+                for extent, axis in zip(grouped[2:], "ks", strict=True)
+            ]
+            return te.compute(
+                grouped[:2], lambda n, g: te.sum(element(n, g, *axes), axis=axes), name=name
+            )
+
+        def centred(n: Any, g: Any, k: Any, i: Any) -> Any:
+            return x(n, g, k, i) - sums(n, g) / tirx.const(count, x.dtype)
+
+        sums = total("sums", x)
+        squares = total("squares", lambda *i: centred(*i) * centred(*i))
+
+        def element(n: Any, g: Any, k: Any, i: Any) -> Any:
+            variance = squares(n, g) / tirx.const(count, x.dtype) + tirx.const(eps, x.dtype)
+            result = centred(n, g, k, i) * tirx.rsqrt(variance)
+            per_channel = iter(scales)
+            if weight is not None:
+                result = result * next(per_channel)(g * channels + k)
+            return result + next(per_channel)(g * channels + k) if bias is not None else result
+
+        return te.compute(grouped, element, name="group_norm")
+
+    rows = importer.emit(relax.op.reshape(x, grouped))
+    normal = importer.emit_te(group_norm, rows, *scales)
+    return importer.emit(relax.op.reshape(normal, shape))
+
+
+@converts("_native_batch_norm_legit_no_training.default")
+def batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    """One multiplication and one addition per element, in terms of the weights alone.
+
+    They are lifted to the pack function, or folded into a convolution (see
+    `tvmify.compiler.passes.fold_batch_norm`).
+    """
+    source, weight, bias, mean, variance, _, eps = node.args
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    per_channel = [1, shape[1]] + [1] * (len(shape) - 2)
+    deviation = relax.op.sqrt(
+        relax.op.add(importer.tensor(variance, dtype), relax.const(float(eps), dtype_of(x)))
+    )
+    scale = relax.op.divide(_scale(importer, weight, [shape[1]], 1.0, dtype), deviation)
+    scale = importer.emit(scale)
+    shift = relax.op.negative(relax.op.multiply(importer.tensor(mean, dtype), scale))
+    if bias is not None:
+        shift = relax.op.add(importer.tensor(bias, dtype), shift)
+    scaled = relax.op.multiply(x, importer.emit(relax.op.reshape(scale, per_channel)))
+    shift = importer.emit(relax.op.reshape(importer.emit(shift), per_channel))
+    return importer.emit(relax.op.add(importer.emit(scaled), shift)), None, None
+
+
+@converts("_native_batch_norm_legit.no_stats")
+def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    """What instance norm becomes: the statistics of each channel over batch and space."""
+    source, weight, bias, _, _, eps = node.args
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    if shape[0] == 1:
+        each = _normalized(importer, x, shape[1], weight, bias, float(eps), dtype)
+        return each, None, None
+    axes = [0, *range(2, len(shape))]
+    *_, centred = deviations(importer, x, axes)
+    variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
+    deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))
+    result = importer.emit(relax.op.divide(centred, deviation))
+    return _per_channel(importer, result, weight, bias, dtype), None, None
+
+
+@converts("_native_batch_norm_legit_functional.default")
+def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr | None, ...]:
+    """By the statistics of the batch; returns the new running statistics as well."""
+    source, weight, bias, mean, variance, training, momentum, eps = node.args
+    if not training:
+        raise UnsupportedOperator([str(node.target)], "it is not training")
+    dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
+    x = importer.tensor(source, dtype)
+    shape = importer.shape(source)
+    axes = [0, *range(2, len(shape))]
+    count = prod(shape) // shape[1]
+    number = dtype_of(x)
+    first, offset, centred = deviations(importer, x, axes)
+    center = importer.emit(relax.op.add(first, offset))
+    spread = importer.emit(relax.op.mean(relax.op.multiply(centred, centred), axes, True))
+    deviation = relax.op.sqrt(relax.op.add(spread, relax.const(float(eps), number)))  # type: ignore[arg-type]
+    result = importer.emit(relax.op.divide(centred, deviation))
+
+    def moved(old: Any, new: relax.Expr, factor: float) -> relax.Expr:
+        # as ATen: the running variance is the unbiased one
+        new = importer.emit(relax.op.reshape(new, [shape[1]]))
+        rate = relax.const(float(momentum) * factor, number)  # type: ignore[arg-type]
+        rest = relax.const(1 - float(momentum), number)  # type: ignore[arg-type]
+        kept = importer.emit(relax.op.multiply(importer.tensor(old, dtype), rest))
+        return importer.emit(relax.op.add(kept, importer.emit(relax.op.multiply(new, rate))))
+
+    return (
+        _per_channel(importer, result, weight, bias, dtype),
+        None,
+        None,
+        moved(mean, center, 1.0),
+        moved(variance, spread, count / max(count - 1, 1)),
+    )
+
+
+def _per_channel(
+    importer: Importer, x: relax.Expr, weight: Any, bias: Any, dtype: torch.dtype
+) -> relax.Expr:
+    """Scale and shift each channel, by what there is of the two."""
+    shape = x.ty.shape
+    per_channel = [1, int(shape[1])] + [1] * (len(shape) - 2)
+    if weight is not None:
+        scale = relax.op.reshape(importer.tensor(weight, dtype), per_channel)
+        x = importer.emit(relax.op.multiply(x, scale))
+    if bias is not None:
+        shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
+        x = importer.emit(relax.op.add(x, shift))
+    return x
+
+
+def _scale(
+    importer: Importer, weight: Any, shape: list[int], default: float, dtype: torch.dtype
+) -> relax.Expr:
+    if weight is not None:
+        return importer.tensor(weight, dtype)
+    fill = relax.const(default, str(dtype).removeprefix("torch."))
+    return importer.emit(relax.op.full(relax.ShapeExpr(shape), fill))

@@ -1,0 +1,364 @@
+"""Element by element: arithmetic, comparison, logic, activations, casts.
+
+Each follows torch's type promotion: the arguments are cast to the dtype that torch computes in
+(float32 for half precision), then the result to the dtype that torch returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
+from torch._prims_common import elementwise_dtypes
+from tvm import relax, tirx
+
+from tvmify.compiler.frontend.constants import constant_of
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.kernels.elementwise import scalar
+from tvmify.compiler.kernels.elementwise.scalar import elementwise
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+Value = Any
+
+#: Computed in the dtype of their arguments; booleans as 8-bit integers.
+SAME = {
+    "abs.default": relax.op.abs,
+    "ceil.default": relax.op.ceil,
+    "floor.default": relax.op.floor,
+    "maximum.default": relax.op.maximum,
+    "minimum.default": relax.op.minimum,
+    "mul.Scalar": relax.op.multiply,
+    "mul.Tensor": relax.op.multiply,
+    "neg.default": relax.op.negative,
+    "relu.default": relax.op.nn.relu,
+    "trunc.default": relax.op.trunc,
+}
+#: Integers become the default float dtype.
+FLOAT = {
+    "acos.default": relax.op.acos,
+    "acosh.default": relax.op.acosh,
+    "asin.default": relax.op.asin,
+    "asinh.default": relax.op.asinh,
+    "atan.default": relax.op.atan,
+    "atanh.default": relax.op.atanh,
+    "cos.default": relax.op.cos,
+    "div.Scalar": relax.op.divide,
+    "div.Tensor": relax.op.divide,
+    "erf.default": relax.op.erf,
+    "exp.default": relax.op.exp,
+    "log.default": relax.op.log,
+    "rsqrt.default": relax.op.rsqrt,
+    "sigmoid.default": relax.op.sigmoid,
+    "sin.default": relax.op.sin,
+    "sqrt.default": relax.op.sqrt,
+    "tan.default": relax.op.tan,
+    "tanh.default": relax.op.tanh,
+}
+#: The result is a boolean.
+BOOLEAN = {
+    "eq.Scalar": relax.op.equal,
+    "eq.Tensor": relax.op.equal,
+    "ge.Scalar": relax.op.greater_equal,
+    "ge.Tensor": relax.op.greater_equal,
+    "gt.Scalar": relax.op.greater,
+    "gt.Tensor": relax.op.greater,
+    "isinf.default": relax.op.isinf,
+    "isnan.default": relax.op.isnan,
+    "le.Scalar": relax.op.less_equal,
+    "le.Tensor": relax.op.less_equal,
+    "lt.Scalar": relax.op.less,
+    "lt.Tensor": relax.op.less,
+    "ne.Scalar": relax.op.not_equal,
+    "ne.Tensor": relax.op.not_equal,
+}
+#: Every argument counts as its truth.
+LOGICAL = {
+    "logical_and.default": relax.op.logical_and,
+    "logical_not.default": relax.op.logical_not,
+    "logical_or.default": relax.op.logical_or,
+    "logical_xor.default": relax.op.logical_xor,
+}
+#: Bit by bit; on booleans the logical operator.
+BITWISE = {
+    "bitwise_and": (relax.op.bitwise_and, relax.op.logical_and),
+    "bitwise_not": (relax.op.bitwise_not, relax.op.logical_not),
+    "bitwise_or": (relax.op.bitwise_or, relax.op.logical_or),
+    "bitwise_xor": (relax.op.bitwise_xor, relax.op.logical_xor),
+}
+
+
+def promoted(
+    importer: Importer, node: fx.Node, arguments: tuple[Value, ...], kind: PROMOTION
+) -> list[relax.Expr]:
+    """Return the arguments as Relax tensors in the dtype that torch computes in."""
+    metas = [a.meta["val"] if isinstance(a, fx.Node) else a for a in arguments]
+    compute, _ = elementwise_dtypes(*metas, type_promotion_kind=kind)
+    if compute is torch.bool:
+        compute = torch.int8  # LLVM has no arithmetic on booleans; 8 bits hold what torch returns
+    return [importer.tensor(argument, compute) for argument in arguments]
+
+
+def _pointwise(function: Callable[..., relax.Expr], kind: PROMOTION) -> Callable[..., relax.Expr]:
+    def convert(importer: Importer, node: fx.Node) -> relax.Expr:
+        return function(*promoted(importer, node, node.args, kind))
+
+    return convert
+
+
+for _names, _kind in (
+    (SAME, PROMOTION.DEFAULT),
+    (FLOAT, PROMOTION.INT_TO_FLOAT),
+    (BOOLEAN, PROMOTION.ALWAYS_BOOL),
+):
+    for _name, _function in _names.items():
+        converts(_name)(_pointwise(_function, _kind))
+
+
+@converts("atan2.default")
+def arc_tangent(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, y = promoted(importer, node, node.args, PROMOTION.INT_TO_FLOAT)
+    return importer.emit_te(elementwise(tirx.atan2), x, y)
+
+
+def _logical(function: Callable[..., relax.Expr]) -> Callable[..., relax.Expr]:
+    def convert(importer: Importer, node: fx.Node) -> relax.Expr:
+        return function(*(importer.tensor(argument, torch.bool) for argument in node.args))
+
+    return convert
+
+
+for _name, _function in LOGICAL.items():
+    converts(_name)(_logical(_function))
+
+
+@converts(*(f"{name}.{kind}" for name in BITWISE for kind in ("Tensor", "Scalar", "default")))
+def bitwise(importer: Importer, node: fx.Node) -> relax.Expr:
+    on_integers, on_booleans = BITWISE[_base(node)]
+    dtype = node.meta["val"].dtype
+    function = on_booleans if dtype is torch.bool else on_integers
+    return function(*(importer.tensor(argument, dtype) for argument in node.args))
+
+
+@converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
+def add(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    alpha = importer.argument(node, 2, "alpha", 1)
+    is_sum = _base(node) == "add"
+    if alpha == 1:
+        return (relax.op.add if is_sum else relax.op.subtract)(x, y)
+    scaled = relax.op.multiply(y, relax.const(alpha if is_sum else -alpha, dtype_of(y)))
+    return relax.op.add(x, scaled)
+
+
+@converts("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
+def divide(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Division with a rounding mode."""
+    default = "floor" if _base(node) == "floor_divide" else None
+    mode = node.kwargs.get("rounding_mode", default)
+    kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
+    divisor = _check_divisor(importer, node)
+    x, y = promoted(importer, node, node.args[:2], kind)
+    if divisor == -1:
+        return relax.op.negative(x)
+    if mode is None:
+        return relax.op.divide(x, y)
+    if _is_float(x):
+        # As torch does: by the exact remainder, because a rounded quotient may be one too large.
+        return importer.emit_te(
+            elementwise(scalar.floor_divide)
+            if mode == "floor"
+            else elementwise(scalar.trunc_divide),
+            x,
+            y,
+        )
+    return importer.emit_te(elementwise(tirx.floordiv if mode == "floor" else tirx.truncdiv), x, y)
+
+
+@converts("remainder.Tensor", "remainder.Scalar")
+def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
+    """The remainder with the sign of the divisor."""
+    divisor = _check_divisor(importer, node)
+    x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    if divisor == -1:
+        return relax.op.zeros_like(x)
+    return importer.emit_te(elementwise(scalar.remainder if _is_float(x) else tirx.floormod), x, y)
+
+
+@converts("fmod.Tensor", "fmod.Scalar")
+def fmod(importer: Importer, node: fx.Node) -> relax.Expr:
+    """The remainder with the sign of the dividend."""
+    divisor = _check_divisor(importer, node)
+    x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    if divisor == -1:
+        return relax.op.zeros_like(x)
+    return importer.emit_te(elementwise(scalar.fmod if _is_float(x) else tirx.truncmod), x, y)
+
+
+@converts("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def power(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, y = promoted(importer, node, node.args[:2], PROMOTION.BOOL_TO_LONG)
+    exponent = node.args[1]
+    if exponent in (2, 3, 4):
+        square = importer.emit(relax.op.multiply(x, x))
+        return (
+            square if exponent == 2 else relax.op.multiply(square, x if exponent == 3 else square)
+        )
+    if not _is_float(x):
+        raise UnsupportedOperator([str(node.target)], "integer powers other than 2, 3 and 4")
+    if exponent == 0.5:
+        return relax.op.sqrt(x)
+    if exponent == -0.5:
+        return relax.op.divide(relax.const(1.0, dtype_of(x)), relax.op.sqrt(x))
+    return importer.emit_te(elementwise(tirx.pow), x, y)
+
+
+@converts("clamp.default", "clamp.Tensor", "hardtanh.default", "clamp_min.default")
+def clamp(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Two comparisons; ``relax.clip``, without a rule in ConvertLayout, would cost transposes."""
+    names, bounds = ("min", "max"), (None, None)
+    if _base(node) == "hardtanh":
+        names, bounds = ("min_val", "max_val"), (-1.0, 1.0)
+    low = importer.argument(node, 1, names[0], bounds[0])
+    high = importer.argument(node, 2, names[1], bounds[1])
+    given = tuple(value for value in (node.args[0], low, high) if value is not None)
+    x, *limits = promoted(importer, node, given, PROMOTION.DEFAULT)
+    if low is not None:
+        x = importer.emit(relax.op.maximum(x, limits.pop(0)))
+    return relax.op.minimum(x, limits[0]) if high is not None else x
+
+
+@converts("where.self")
+def where(importer: Importer, node: fx.Node) -> relax.Expr:
+    condition, x, y = node.args
+    dtype = node.meta["val"].dtype
+    return relax.op.where(
+        importer.tensor(condition, torch.bool), importer.tensor(x, dtype), importer.tensor(y, dtype)
+    )
+
+
+@converts(*(f"{name}.default" for name in scalar.INTRINSICS))
+def by_intrinsic(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Functions that Relax has no operator for, or only an inexact one."""
+    kind = PROMOTION.DEFAULT if _base(node) == "round" else PROMOTION.INT_TO_FLOAT
+    (x,) = promoted(importer, node, node.args[:1], kind)
+    if _base(node) == "round" and not _is_float(x):
+        return x
+    return importer.emit_te(elementwise(scalar.INTRINSICS[_base(node)]), x)
+
+
+@converts("reciprocal.default")
+def reciprocal(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args, PROMOTION.INT_TO_FLOAT)
+    return relax.op.divide(relax.const(1.0, dtype_of(x)), x)
+
+
+@converts("sign.default")
+def sign(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    dtype = dtype_of(x)
+    zero = relax.const(0, dtype)
+    positive = relax.op.astype(relax.op.greater(x, zero), dtype)
+    return relax.op.subtract(positive, relax.op.astype(relax.op.less(x, zero), dtype))
+
+
+@converts("gelu.default")
+def gelu(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
+    tanh = importer.argument(node, 1, "approximate", "none") == "tanh"
+    return relax.op.nn.gelu_tanh(x) if tanh else relax.op.nn.gelu(x)
+
+
+@converts("silu.default")
+def silu(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    return relax.op.nn.silu(x)
+
+
+@converts("mish.default")
+def mish(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    # tanh(log(1 + e)) is n / (n + 2) where n = e (e + 2) and e = exp(x): one function, not three.
+    # Beyond these arguments it is 1 to the last digit, and n would overflow.
+    limit = {"float64": 40.0, "float16": 5.0}.get(dtype_of(x), 20.0)
+    two, most = (relax.const(value, dtype_of(x)) for value in (2.0, limit))
+    e = relax.op.exp(relax.op.minimum(x, most))
+    n = relax.op.multiply(e, relax.op.add(e, two))
+    return relax.op.multiply(x, relax.op.divide(n, relax.op.add(n, two)))
+
+
+@converts("hardswish.default", "hardsigmoid.default")
+def hard(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+
+    def constant(value: float) -> relax.Expr:
+        return relax.const(value, dtype_of(x))
+
+    gate = relax.op.maximum(relax.op.add(x, constant(3.0)), constant(0.0))
+    gate = relax.op.divide(relax.op.minimum(gate, constant(6.0)), constant(6.0))
+    return relax.op.multiply(x, gate) if _base(node) == "hardswish" else gate
+
+
+@converts("leaky_relu.default")
+def leaky_relu(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
+    slope = relax.const(importer.argument(node, 1, "negative_slope", 0.01), dtype_of(x))
+    positive = relax.op.greater(x, relax.const(0.0, dtype_of(x)))
+    return relax.op.where(positive, x, relax.op.multiply(x, slope))
+
+
+@converts("elu.default")
+def elu(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
+    alpha, gain, input_scale = (
+        importer.argument(node, index, name, 1)
+        for index, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))
+    )
+
+    def compute(value: scalar.Scalar) -> scalar.Scalar:
+        def number(constant: float) -> scalar.Scalar:
+            return tirx.const(constant, str(value.ty.dtype))
+
+        # The exponential of a positive value may be infinite; it is not the branch that is taken.
+        negative = scalar.expm1(value * number(float(input_scale))) * number(float(alpha * gain))
+        return tirx.Select(value <= number(0.0), negative, value * number(float(gain)))
+
+    return importer.emit_te(elementwise(compute), x)
+
+
+@converts("_to_copy.default", "clone.default", "alias.default", "lift_fresh_copy.default")
+def cast(importer: Importer, node: fx.Node) -> relax.Expr:
+    return importer.tensor(node.args[0], node.meta["val"].dtype)
+
+
+def _base(node: fx.Node) -> str:
+    """Return the name of an operator without namespace and overload."""
+    return str(node.target).split(".")[1]
+
+
+def _is_float(x: relax.Expr) -> bool:
+    return "float" in dtype_of(x)
+
+
+def _check_divisor(importer: Importer, node: fx.Node) -> int | None:
+    """Refuse a division of integers that could trap; return the divisor if it is a number.
+
+    The processor's division ends the process on a zero, where eager raises an error, and on the
+    least integer by -1, where eager's result wraps.
+    """
+    divisor = node.args[1]
+    if node.meta["val"].dtype.is_floating_point:
+        return None
+    if not isinstance(divisor, fx.Node):
+        if divisor:
+            return int(divisor)
+    else:
+        constant = constant_of(importer.program, divisor)
+        if constant is not None and bool(((constant != 0) & (constant != -1)).all()):
+            return None
+    raise UnsupportedOperator([str(node.target)], "an integer division that may be by 0 or -1")

@@ -1,0 +1,211 @@
+"""Pooling over windows, and resampling of images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from tvm import relax, te, tirx
+
+from tvmify.compiler.frontend.converters import places
+from tvmify.compiler.frontend.converters.indexing import reading
+from tvmify.compiler.frontend.converters.reduction import accumulator
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+aten = torch.ops.aten
+
+#: As many as fill a small vector: with fewer, an image is resampled as it is.
+_MANY_CHANNELS = 8
+
+
+@converts("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
+    """The maximum of each window; who asks for its position is refused."""
+    if any(user.args[1] != 0 for user in node.users):
+        raise UnsupportedOperator([str(node.target)], "the indices of the maxima are used")
+    rank = 2 if "2d" in str(node.target) else 3
+    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
+    if len(shape) == rank + 1:
+        x = importer.emit(relax.op.expand_dims(x, 0))
+    size = _spread(node.args[1], rank)
+    stride = _spread(importer.argument(node, 2, "stride") or size, rank)
+    before = _spread(importer.argument(node, 3, "padding", 0), rank)
+    dilation = _spread(importer.argument(node, 4, "dilation", 1), rank)
+    # Padding as far as the last window reaches says the same as torch's ceil_mode, whose last
+    # window must only begin inside the image.
+    extents = [int(e) for e in node.meta["val"][0].shape[-rank:]]
+    after = [
+        max((out - 1) * s + d * (k - 1) + 1 - e - b, 0)
+        for out, s, d, k, e, b in zip(
+            extents, stride, dilation, size, shape[-rank:], before, strict=True
+        )
+    ]
+    pool = relax.op.nn.max_pool2d if rank == 2 else relax.op.nn.max_pool3d
+    result = importer.emit(pool(x, size, stride, [*before, *after], dilation))
+    if len(shape) == rank + 1:
+        result = importer.emit(relax.op.squeeze(result, [0]))
+    return result, None
+
+
+@converts("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
+    rank = int(str(node.target).split("avg_pool")[1][0])
+    shape = importer.shape(node.args[0])
+    size = _spread(node.args[1], rank)
+    stride = _spread(importer.argument(node, 2, "stride") or size, rank)
+    padding = _spread(importer.argument(node, 3, "padding", 0), rank)
+    with_padding = bool(importer.argument(node, 5, "count_include_pad", True))
+    divisor = importer.argument(node, 6, "divisor_override")
+    dtype = accumulator(node.meta["val"].dtype)
+    x = importer.tensor(node.args[0], dtype)
+    out = [int(e) for e in node.meta["val"].shape]
+    if (
+        len(shape) == 4
+        and rank == 2
+        and not divisor
+        and not importer.argument(node, 4, "ceil_mode")
+    ):
+        # This form follows the layout of the network around it, and is scheduled.
+        return relax.op.nn.avg_pool2d(x, size, stride, padding * 2, count_include_pad=with_padding)
+
+    def average_pool_of(image: te.Tensor) -> te.Tensor:
+        offsets = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(size)]
+
+        def total(*indices: Any) -> Any:
+            at = [
+                i * s - p + k
+                for i, s, p, k in zip(indices[-rank:], stride, padding, offsets, strict=True)
+            ]
+            inside = tirx.all(
+                *(tirx.all(a >= 0, a < e) for a, e in zip(at, shape[-rank:], strict=True))
+            )
+            element = image(*indices[:-rank], *at)
+            zero = tirx.const(0.0, image.dtype)
+            return te.sum(tirx.if_then_else(inside, element, zero), axis=offsets)
+
+        sums = te.compute(out, total, name="window_sum")
+
+        def mean(*indices: Any) -> Any:
+            count: Any = tirx.const(1, "int32")
+            for i, s, p, k, e in zip(
+                indices[-rank:], stride, padding, size, shape[-rank:], strict=True
+            ):
+                first, last = i * s - p, tirx.min(i * s - p + k, e + p)
+                if not with_padding:
+                    first, last = tirx.max(first, 0), tirx.min(last, e)
+                count = count * (last - first)
+            share = count.astype(image.dtype) if divisor is None else float(divisor)
+            return sums(*indices) / share
+
+        return te.compute(out, mean, name="window_mean")
+
+    return importer.emit_te(average_pool_of, x)
+
+
+@converts(
+    "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool1d.default"
+)
+def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Each axis is averaged by a matrix of its own, which torch itself supplies."""
+    shape, out = importer.shape(node.args[0]), node.meta["val"].shape
+    sizes = list(node.args[1])  # type: ignore[arg-type]
+    axes = range(len(shape) - len(sizes), len(shape))
+
+    def matrix(extent: int, result: int) -> torch.Tensor:
+        eye = torch.eye(extent, dtype=torch.float64)[:, None]
+        return torch.nn.functional.adaptive_avg_pool1d(eye, result)[:, 0].T
+
+    matrices = {axis: matrix(shape[axis], int(out[axis])) for axis in axes}
+    return _resample(importer, node, matrices)
+
+
+@converts("upsample_nearest2d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec")
+def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
+    shape, out = importer.shape(node.args[0]), node.meta["val"].shape
+    nearest = "nearest" in str(node.target)
+    factors = importer.argument(node, 2 if nearest else 3, "scale_factors") or [None, None]
+    corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
+    resize = getattr(aten, str(node.target).split(".")[1])
+
+    def matrix(extent: int, result: int, factor: float | None) -> torch.Tensor:
+        # torch itself resizes the columns of the identity: exact for every mode, by construction.
+        columns = torch.eye(extent, dtype=torch.float64).reshape(extent, 1, extent, 1)
+        return resize(columns, [result, 1], *corners, factor, None)[:, 0, :, 0].T
+
+    matrices = {axis: matrix(shape[axis], int(out[axis]), factors[axis - 2]) for axis in (2, 3)}
+    return _resample(importer, node, matrices)
+
+
+def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tensor]) -> relax.Expr:
+    """Apply one sparse matrix ``[out, in]`` per axis, as the few taps that each row has.
+
+    An image is turned to channels last, where the taps of many channels are one vector; among
+    convolutions it is so already, and the transposes cancel.
+    """
+    dtype = accumulator(node.meta["val"].dtype)
+    result = importer.tensor(node.args[0], dtype)
+    turned = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= _MANY_CHANNELS
+    if turned:
+        result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
+        matrices = {axis - 1: matrix for axis, matrix in matrices.items()}
+    found = {axis: _only_tap(matrix) for axis, matrix in matrices.items()}
+    if None not in found.values():
+        out = [int(extent) for extent in result.ty.shape]
+        for axis, matrix in matrices.items():
+            out[axis] = matrix.shape[0]
+        result = importer.emit_te(reading(found, out), result)
+        matrices = {}
+    for axis, matrix in matrices.items():
+        taps = int((matrix != 0).sum(1).max())
+        weights, positions = matrix.abs().topk(taps, dim=1)
+        order = positions.sort(1).indices
+        positions = positions.gather(1, order)
+        weights = matrix.gather(1, positions)
+        if taps == 1 and matrix.shape[0] == matrix.shape[1]:
+            continue  # the identity
+        result = importer.emit_te(
+            _take_taps,
+            result,
+            relax.const(positions.numpy().astype("int32")),
+            relax.const(weights.numpy(), dtype_of(result)),
+            axis,
+            primfunc_name_hint="resample",
+        )
+    return importer.emit(relax.op.permute_dims(result, [0, 3, 1, 2])) if turned else result
+
+
+def _only_tap(matrix: torch.Tensor) -> places.Formula | None:
+    """Return where each row has its one tap, if that is all it has, and a formula says it."""
+    if not ((matrix != 0).sum(1) == 1).all() or not (matrix.sum(1) == 1).all():
+        return None
+    return places.formula_of(matrix.argmax(1), matrix.shape[1])
+
+
+def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
+    shape = [int(e) for e in x.shape]
+    shape[axis] = int(positions.shape[0])
+    taps = int(positions.shape[1])
+
+    def element(*indices: Any) -> Any:
+        row = indices[axis]
+        terms = [
+            x(*indices[:axis], positions[row, tap], *indices[axis + 1 :])
+            * (1.0 if taps == 1 else weights[row, tap])
+            for tap in range(taps)
+        ]
+        total = terms[0]
+        for term in terms[1:]:
+            total = total + term
+        return total
+
+    return te.compute(shape, element, name="resample")
+
+
+def _spread(value: Any, rank: int) -> list[int]:
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * rank if len(values) == 1 else values

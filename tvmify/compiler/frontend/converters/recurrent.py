@@ -1,0 +1,97 @@
+"""LSTM and GRU: layers of them, both directions, and single cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from tvm import relax
+
+from tvmify.compiler.frontend.converters.reduction import accumulator
+from tvmify.compiler.frontend.converters.registry import converts, refuse_on_gpu
+from tvmify.compiler.kernels.recurrent.lower_recurrent import describe
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+Result = tuple[relax.Expr, ...]
+
+
+@converts("lstm.input", "gru.input")
+def layers(importer: Importer, node: fx.Node) -> Result:
+    """All layers of ``nn.LSTM`` or ``nn.GRU``: results of each step, last states, last cells."""
+    refuse_on_gpu(str(node.target))
+    arguments: Any = node.args
+    source, initial, weights, biased, count, _, _, both, batch_first = arguments
+    per_pass = 4 if biased else 2
+    passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]
+    directions = 2 if both else 1
+    if len(passes) != count * directions:
+        raise UnsupportedOperator([str(node.target)], "states are projected")
+    dtype = accumulator(node.meta["val"][0].dtype)
+    x = importer.tensor(source, dtype)
+    if batch_first:
+        x = importer.emit(relax.op.permute_dims(x, [1, 0, 2]))
+    firsts = initial if isinstance(initial, (list, tuple)) else [initial]
+    states = [importer.tensor(first, dtype) for first in firsts]
+    ends: list[Result] = []
+    for layer in range(count):
+        outputs = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            own = [importer.tensor(weight, dtype) for weight in passes[index]]
+            first = [_at(importer, state, index) for state in states]
+            output, *end = _steps(importer, x, first, own, reverse=direction == 1)
+            outputs.append(output)
+            ends.append(tuple(end))
+        x = outputs[0] if directions == 1 else importer.emit(relax.op.concat(outputs, 2))
+    if batch_first:
+        x = importer.emit(relax.op.permute_dims(x, [1, 0, 2]))
+    return x, *(_stacked(importer, kind) for kind in zip(*ends, strict=True))
+
+
+@converts("lstm_cell.default", "gru_cell.default")
+def cell(importer: Importer, node: fx.Node) -> Any:
+    """One step."""
+    refuse_on_gpu(str(node.target))
+    arguments: Any = node.args
+    source, initial, *weights = arguments
+    dtype = accumulator(source.meta["val"].dtype)
+    x = importer.emit(relax.op.expand_dims(importer.tensor(source, dtype), 0))
+    firsts = initial if isinstance(initial, (list, tuple)) else [initial]
+    states = [importer.tensor(first, dtype) for first in firsts]
+    own = [importer.tensor(weight, dtype) for weight in weights if weight is not None]
+    _, *end = _steps(importer, x, states, own, reverse=False)
+    return tuple(end) if len(end) > 1 else end[0]
+
+
+def _stacked(importer: Importer, parts: Result) -> relax.Expr:
+    planes = [importer.emit(relax.op.expand_dims(part, 0)) for part in parts]
+    return planes[0] if len(planes) == 1 else importer.emit(relax.op.concat(planes, 0))
+
+
+def _at(importer: Importer, states: relax.Expr, index: int) -> relax.Expr:
+    part = importer.emit(relax.op.strided_slice(states, [0], [index], [index + 1]))
+    return importer.emit(relax.op.squeeze(part, [0]))
+
+
+def _steps(
+    importer: Importer,
+    x: relax.Expr,
+    first: Sequence[relax.Expr],
+    weights: Sequence[relax.Expr],
+    *,
+    reverse: bool,
+) -> list[relax.Expr]:
+    """One pass over time: the states of all steps, the last state and, of an LSTM, the last cell.
+
+    Parameters are those of `describe`.
+    """
+    results = importer.emit(describe(x, first, weights, reverse=reverse))
+    states, *cells = [
+        importer.emit(relax.TupleGetItem(results, i)) for i in range(len(results.ty.fields))
+    ]
+    last = 0 if reverse else int(x.ty.shape[0]) - 1
+    return [states, _at(importer, states, last), *cells]

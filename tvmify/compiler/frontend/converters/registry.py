@@ -1,0 +1,71 @@
+"""The table of converters and the decorator that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm import relax, tirx
+
+from tvmify.compiler.backend import is_for_gpu
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from tvmify.compiler.frontend.importer import Importer
+
+    Converter = Callable[[Importer, fx.Node], Any]
+
+#: From the short name of an ATen overload (``"add.Tensor"``) to the function that translates a
+#: call of it. A function returns a Relax value, or a tuple of them for an operator with several
+#: results; the importer compares shape and dtype with torch's and casts where only the dtype
+#: differs.
+CONVERTERS: dict[str, Converter] = {}
+
+
+def converts(*operators: str) -> Callable[[Converter], Converter]:
+    """Register a function as the converter of one or more ATen overloads."""
+
+    def register(function: Converter) -> Converter:
+        for operator in operators:
+            if operator in CONVERTERS:
+                raise ValueError(f"two converters for {operator}")
+            CONVERTERS[operator] = function
+        return function
+
+    return register
+
+
+def dtype_of(x: relax.Expr) -> str:
+    """Return the name of the dtype of a Relax tensor."""
+    return str(x.ty.dtype)
+
+
+def refuse_on_gpu(name: str) -> None:
+    """Leave an operator to PyTorch, if the target is a GPU.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It is: the converter writes a loop that runs in order, or for the registers of a CPU.
+    """
+    if is_for_gpu():
+        raise UnsupportedOperator([name], "its loop is for CPUs")
+
+
+def call_loop(
+    importer: Importer,
+    function: tirx.PrimFunc,
+    name: str,
+    arguments: list[relax.Expr],
+    size: int,
+) -> relax.Var:
+    """Bind a call of one of `converters.loops` on flat tensors.
+
+    The result is flat, has `size` elements and the dtype of the first argument.
+    """
+    refuse_on_gpu(name)
+    variable = importer.block_builder.add_func(function, name)
+    result = relax.TensorType([size], str(arguments[0].ty.dtype))
+    return importer.emit(relax.call_tir(variable, arguments, result))

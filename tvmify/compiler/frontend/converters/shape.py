@@ -1,0 +1,187 @@
+"""Operators that move elements about without computing: concatenation, padding, filling."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from tvm import relax, te, tirx
+
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+
+@converts("getitem")
+def getitem(importer: Importer, node: fx.Node) -> Any:
+    source, index = node.args
+    return operator.getitem(importer.env[source], index)  # type: ignore[index]
+
+
+@converts("cat.default")
+def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
+    dtype = node.meta["val"].dtype
+    axis = int(importer.argument(node, 1, "dim", 0)) % len(importer.shape(node))
+    # torch lets an empty vector stand for an empty tensor of any rank.
+    parts = [p for p in node.args[0] if importer.shape(p) != (0,) or len(importer.shape(node)) == 1]  # type: ignore[union-attr]
+    tensors = [importer.tensor(part, dtype) for part in parts]
+    return tensors[0] if len(tensors) == 1 else relax.op.concat(tensors, axis)
+
+
+@converts("permute.default")
+def permute(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, axes = node.args
+    rank = len(importer.shape(source))
+    axes = [int(axis) % rank for axis in axes]  # type: ignore[union-attr]
+    x = importer.tensor(source)
+    return x if axes == list(range(rank)) else relax.op.permute_dims(x, axes)
+
+
+@converts("expand.default")
+def expand(importer: Importer, node: fx.Node) -> relax.Expr:
+    return relax.op.broadcast_to(importer.tensor(node.args[0]), list(importer.shape(node)))
+
+
+@converts(
+    "view.default",
+    "reshape.default",
+    "_unsafe_view.default",
+    "unsqueeze.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+)
+def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
+    """All that keeps the elements in order; the shape of the result says everything."""
+    x, shape = importer.tensor(node.args[0]), list(importer.shape(node))
+    if shape == list(importer.shape(node.args[0])):
+        return x  # a reshape would keep the layout of convolutions from what follows
+    if 0 in shape:  # Relax reads a zero as "keep this extent"
+        return relax.op.zeros(shape, dtype_of(x))
+    return relax.op.reshape(x, shape)
+
+
+@converts(
+    "full_like.default",
+    "ones_like.default",
+    "zeros_like.default",
+    "full.default",
+    "fill.Scalar",
+    "new_full.default",
+    "new_zeros.default",
+    "new_ones.default",
+    "empty.memory_format",
+    "scalar_tensor.default",
+    "ones.default",
+    "zeros.default",
+)
+def fill(importer: Importer, node: fx.Node) -> relax.Expr:
+    """A constant of every element, the zero where torch leaves memory as it is."""
+    name = str(node.target).split(".")[1]
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    position = {"full_like": 1, "full": 1, "fill": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
+    value = float("ones" in name) if position is None else node.args[position]
+    if isinstance(value, fx.Node):
+        raise UnsupportedOperator([str(node.target)], "the value is computed")
+    return relax.op.full(list(importer.shape(node)), relax.const(value, dtype), dtype)
+
+
+@converts("constant_pad_nd.default")
+def pad(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Padding by a constant; a negative width crops."""
+    widths = list(node.args[1])  # type: ignore[arg-type]
+    value = importer.argument(node, 2, "value", 0)
+    shape, out = importer.shape(node.args[0]), importer.shape(node)
+    before = [0] * (len(shape) - len(widths) // 2) + widths[-2::-2]
+
+    def padded(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            at = [i - b for i, b in zip(indices, before, strict=True)]
+            inside = [a >= 0 for a, b in zip(at, before, strict=True) if b > 0]
+            inside += [
+                a < extent
+                for a, b, extent, result in zip(at, before, shape, out, strict=True)
+                if result - b > extent
+            ]
+            if not inside:
+                return x(*at)
+            return tirx.if_then_else(tirx.all(*inside), x(*at), tirx.const(value, x.dtype))
+
+        return te.compute(out, element, name="pad")
+
+    return importer.emit_te(padded, importer.tensor(node.args[0]))
+
+
+@converts("select.int", "slice.Tensor")
+def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
+    axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
+    if str(node.target).endswith("select.int"):
+        first = int(importer.argument(node, 2, "index")) % shape[axis]
+        part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
+        return relax.op.squeeze(part, [axis])
+    bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
+    start, end, step = slice(*bounds).indices(shape[axis])
+    if (start, end, step) == (0, shape[axis], 1):
+        return x
+    return relax.op.strided_slice(x, [axis], [start], [max(end, start)], [step])
+
+
+@converts("split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default")
+def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
+    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
+    unbind = "unbind" in str(node.target)
+    axis = int(importer.argument(node, 1 if unbind else 2, "dim", 0)) % len(shape)
+    parts, start = [], 0
+    for value in node.meta["val"]:
+        size = 1 if unbind else int(value.shape[axis])
+        part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
+        parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
+        start += size
+    return tuple(parts)
+
+
+@converts("copy.default")
+def copy(importer: Importer, node: fx.Node) -> relax.Expr:
+    """The second argument in the shape and dtype of the first."""
+    values = importer.tensor(node.args[1], node.meta["val"].dtype)
+    return relax.op.broadcast_to(values, list(importer.shape(node)))
+
+
+@converts("diagonal.default")
+def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
+    rank = len(importer.shape(node.args[0]))
+    offset, first, second = (
+        int(importer.argument(node, i, name, default))
+        for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
+    )
+    first, second = first % rank, second % rank
+
+    def diagonal_of(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            rest, along = iter(indices[:-1]), indices[-1]
+            place = {first: along - min(offset, 0), second: along + max(offset, 0)}
+            return x(*(place[a] if a in place else next(rest) for a in range(rank)))
+
+        return te.compute(importer.shape(node), element, name="diagonal")
+
+    return importer.emit_te(diagonal_of, importer.tensor(node.args[0]))
+
+
+@converts("unfold.default")
+def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Sliding windows along an axis; the place in the window becomes the last axis."""
+    source, axis, _, step = node.args
+    axis = int(axis) % len(importer.shape(source))  # type: ignore[arg-type]
+
+    def windows_of(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            start = indices[axis] * step + indices[-1]
+            return x(*indices[:axis], start, *indices[axis + 1 : -1])
+
+        return te.compute(importer.shape(node), element, name="unfold")
+
+    return importer.emit_te(windows_of, importer.tensor(source))

@@ -1,0 +1,54 @@
+"""Calls of operators on tensors without elements, of which eager refuses some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from tvmify.compiler.aten import operators
+from tvmify.compiler.messages import first_line
+from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.silence import silenced
+
+
+def refuse_what_raises(node: fx.Node) -> None:
+    """Try a call that reads a tensor without elements; there is next to nothing to compute.
+
+    A recorded program has results of such calls also where eager raises an error: shapes alone
+    do not say.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The call raises. In eager PyTorch the whole program raises the same.
+    """
+    target = node.target
+    if (
+        not isinstance(target, torch._ops.OpOverload)
+        or target._schema.is_mutable
+        or operators.is_random(node)
+        or not any(_is_empty(argument) for argument in node.all_input_nodes)
+    ):
+        return
+    args, kwargs = pytree.tree_map_only(fx.Node, _example, (node.args, dict(node.kwargs)))
+    try:
+        with torch.no_grad(), silenced():  # the call itself warns
+            target(*args, **kwargs)
+    except Exception as error:
+        raise UnsupportedOperator([operators.name(node)], first_line(error)) from error
+
+
+def _is_empty(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.numel() == 0
+
+
+def _example(node: fx.Node) -> Any:
+    """Return zeros of the same shape, in no memory to speak of."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.zeros((), dtype=value.dtype).expand([int(extent) for extent in value.shape])

@@ -1,0 +1,404 @@
+"""Core ATen → Relax: check, and translate operator by operator.
+
+TVM's own importer is the base. It is driven node by node from here because, as it stands, it binds
+buffers as constants, drops mutations silently, and gets shapes and dtypes of some operators wrong;
+here buffers stay arguments, what the program writes in place becomes results, and every translated
+value is compared with the shape and dtype that torch recorded for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import tvm
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from tvm import relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from tvmify.artifact.results import (
+    Argument,
+    Computed,
+    Constant,
+    Repeated,
+    Result,
+    StateTensor,
+    View,
+    Write,
+)
+from tvmify.artifact.structure import structure_text
+from tvmify.compiler.aten import operators
+from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
+from tvmify.compiler.frontend.constants import constant_of
+from tvmify.compiler.frontend.converters import CONVERTERS
+from tvmify.compiler.frontend.decompositions import Decomposed
+from tvmify.compiler.frontend.empties import refuse_what_raises
+from tvmify.compiler.frontend.refusals import refuse
+from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, Writable, written_bases
+from tvmify.compiler.frontend.stock import STOCK
+from tvmify.compiler.messages import first_line
+from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
+from tvmify.signature import SUPPORTED_DTYPES
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A Relax module with one function, ``main(*inputs, *state, *weights)``, and how it is called.
+
+    Attributes
+    ----------
+    ir_mod
+        ``main`` returns a tuple of the tensors that the program computes.
+    inputs
+        Index, among the flattened arguments of the call, of each tensor that ``main`` takes.
+    weights
+        Dotted name of each parameter or buffer that ``main`` takes last.
+    state, writes, outputs, needs_contiguous
+        See `tvmify.artifact.artifact.Artifact`.
+    output_structure
+        The pytree of the result as text.
+    operators
+        How often each ATen operator occurs.
+    bridged
+        How often each of those occurs that PyTorch computes, inside of the program.
+    """
+
+    ir_mod: tvm.IRModule
+    inputs: tuple[int, ...]
+    state: tuple[str, ...]
+    weights: tuple[str, ...]
+    writes: tuple[Write, ...]
+    outputs: tuple[Result, ...]
+    needs_contiguous: bool
+    output_structure: str
+    operators: dict[str, int]
+    bridged: dict[str, int]
+
+
+def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Imported:
+    """Translate a program into Relax.
+
+    Parameters
+    ----------
+    decomposed
+        With static shapes.
+    unpacked
+        Names of weights that become state.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The program contains operators that neither TVM nor PyTorch can compute inside of it (all of
+        them are named), or what it writes to was lost as it was decomposed.
+    UnsupportedInput
+        A tensor has a dtype that TVM cannot hold.
+    """
+    known = CONVERTERS.keys() | STOCK
+    refuse(
+        node
+        for node in operators.calls(decomposed.program.graph)
+        if operators.short_name(node) not in known and not can_bridge(node, DTYPES)
+    )
+    return Importer(decomposed.program, decomposed.shared, unpacked).run()
+
+
+class Importer(ExportedProgramImporter):
+    """Translates the nodes of one program; what `CONVERTERS` functions get as first argument.
+
+    Attributes
+    ----------
+    env
+        The Relax value of every node translated so far (a tuple for operators with several
+        results).
+    """
+
+    def __init__(self, program: ExportedProgram, shared: Sharing, unpacked: Sequence[str]) -> None:
+        super().__init__()
+        self.program = program
+        self.shared = shared
+        self.written = written_bases(program)
+        lost = shared.written - self.written.keys()
+        if lost:
+            raise UnsupportedOperator(
+                ["aten.copy_.default"], f"what it writes to {', '.join(map(str, lost))} was lost"
+            )
+        bases = [*self.written, *(place.base for place in shared.places if place)]
+        names = [base.name for base in bases if isinstance(base, ModuleTensor)]
+        read = {str(spec.target) for spec in program.graph_signature.input_specs}
+        # In this order `Artifact.state` has them; the program reads these unpacked.
+        self.state = list(dict.fromkeys([*names, *(name for name in unpacked if name in read)]))
+        self.block_builder = relax.BlockBuilder()
+        self._bridged: list[fx.Node] = []
+        self._operands: dict[tuple[fx.Node, torch.dtype], relax.Expr] = {}
+        self._drawn: relax.Expr | None = None  # after the last random operator
+
+    # ---------------------------------------------------------------- for converters
+
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind an expression to a variable of the function under construction."""
+        return self.block_builder.emit(expr)
+
+    def emit_te(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> relax.Var:
+        """Bind a call of a tensor expression, which sees Relax values as TE tensors."""
+        kwargs.setdefault("primfunc_name_hint", function.__name__)
+        return self.block_builder.emit_te(function, *args, **kwargs)
+
+    def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
+        """Return an argument of a call, given by position or by name."""
+        if index < len(node.args):
+            return node.args[index]
+        return node.kwargs.get(name, default)
+
+    def shape(self, value: Any) -> tuple[int, ...]:
+        """Return the static shape of a node of the program."""
+        return tuple(int(extent) for extent in value.meta["val"].shape)
+
+    def tensor(self, value: Any, dtype: torch.dtype | None = None) -> relax.Expr:
+        """Return a node, or a number, as a Relax tensor, cast to `dtype` if that is given."""
+        if not isinstance(value, fx.Node):
+            return relax.const(value, dtype_name(dtype or torch.get_default_dtype()))
+        expr = self.env[value]
+        if dtype is None or value.meta["val"].dtype == dtype:
+            return expr
+        return self.emit(relax.op.astype(expr, dtype_name(dtype)))
+
+    def operand(self, value: Any, dtype: torch.dtype) -> relax.Expr:
+        """As `tensor`, for products: those of one input share its cast, and can be joined."""
+        if not isinstance(value, fx.Node):
+            return self.tensor(value, dtype)
+        if (value, dtype) not in self._operands:
+            self._operands[value, dtype] = self.tensor(value, dtype)
+        return self._operands[value, dtype]
+
+    # ---------------------------------------------------------------- the translation
+
+    def run(self) -> Imported:
+        """Translate the whole program."""
+        inputs, state, weights = self._declare()
+        params = [*inputs.values(), *state.values(), *weights.values()]
+        given = len(inputs) + len(state)
+        with self.block_builder.function("main", params, attrs={"num_input": given}):
+            self._drawn = next(iter([*inputs.values(), *state.values()]), None)
+            try:
+                with self.block_builder.dataflow():
+                    self._bind_constants()
+                    for node in operators.calls(self.program.graph):
+                        self.env[node] = self._translate(node)
+                    tensors, outputs, writes = self._outputs()
+                    result = self.block_builder.emit_output(relax.Tuple(tensors))
+                self.block_builder.emit_func_output(result)
+            except Exception:
+                self.block_builder._end_block()  # else it complains on the terminal when it dies
+                raise
+        return Imported(
+            ir_mod=self.block_builder.finalize(),
+            inputs=tuple(inputs),
+            state=tuple(self.state),
+            weights=tuple(weights),
+            writes=writes,
+            outputs=outputs,
+            needs_contiguous=self.shared.depends_on_strides,
+            output_structure=structure_text(self.program.call_spec.out_spec),
+            operators=operators.count(self.program.graph.nodes),
+            bridged=operators.count(self._bridged),
+        )
+
+    def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var], dict[str, relax.Var]]:
+        """Make a parameter of ``main`` for each tensor that the program reads."""
+        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        inputs: dict[int, relax.Var] = {}
+        state: dict[str, relax.Var | None] = dict.fromkeys(self.state)
+        weights: dict[str, relax.Var] = {}
+        # Of these another tensor takes the elements.
+        copied = set(self.written.values())
+        for (_, node), place in zip(self._returned(), self.shared.places, strict=True):
+            if place is None and isinstance(node, fx.Node):
+                copied.add(node)
+        leaf = -1
+        for spec in self.program.graph_signature.input_specs:
+            is_input = spec.kind is InputKind.USER_INPUT
+            leaf += is_input
+            if not isinstance(spec.arg, TensorArgument):
+                continue
+            node = placeholders[spec.arg.name]
+            is_state = not is_input and spec.target in state
+            is_read = any(user.op != "output" or not is_input for user in node.users)
+            if not (is_read or is_state or node in copied):
+                continue  # what is only handed back never enters the program
+            if spec.kind is InputKind.CONSTANT_TENSOR:
+                continue  # see `_bind_constants`
+            var = relax.Var(node.name, _tensor_type(node.meta["val"], node.name))
+            self.env[node] = var
+            if is_input:
+                inputs[leaf] = var
+            elif is_state:
+                state[str(spec.target)] = var
+            else:
+                weights[str(spec.target)] = var
+        return inputs, {name: var for name, var in state.items() if var is not None}, weights
+
+    def _bind_constants(self) -> None:
+        for node in self.program.graph.nodes:
+            constant = constant_of(self.program, node)
+            if constant is not None and node.users:
+                self.env[node] = self._constant(constant)
+
+    def _constant(self, tensor: torch.Tensor) -> relax.Expr:
+        if tensor.numel() == 0:
+            # Computed, since TVM can store a constant without elements but not load it again.
+            return self.emit(relax.op.zeros(list(tensor.shape), dtype_name(tensor.dtype)))
+        # A copy: the constant's memory must not change when the caller's tensor does.
+        copy = tensor.detach().cpu().contiguous().clone()
+        _tensor_type(copy, "a tensor constant")
+        return relax.const(tvm.runtime.from_dlpack(copy), dtype_name(copy.dtype))
+
+    def _translate(self, node: fx.Node) -> Any:
+        expected = node.meta.get("val")
+        refuse_what_raises(node)
+        if isinstance(expected, torch.Tensor) and expected.numel() == 0 and not is_complex(node):
+            return self._constant(expected)
+        name = operators.short_name(node)
+        if name != "getitem" and (is_complex(node) or operators.is_random(node)):
+            return self._bridge(node)
+        convert = CONVERTERS.get(name)
+        if convert is None and name not in STOCK:
+            return self._bridge(node)
+        try:
+            value = convert(self, node) if convert else self.convert_map[name](node)
+            value = self._checked(node, value, expected)
+            if not _lacks_results(node, value):
+                return value
+            reason: Exception = UnsupportedOperator([str(node.target)], "not all is computed")
+        except Exception as error:
+            reason = error
+        if can_bridge(node, DTYPES):
+            return self._bridge(node)
+        if isinstance(reason, UnsupportedOperator):
+            raise reason
+        raise UnsupportedOperator([operators.name(node)], first_line(reason)) from reason
+
+    def _bridge(self, node: fx.Node) -> Any:
+        """Let PyTorch compute a call."""
+        if not can_bridge(node, DTYPES):
+            raise UnsupportedOperator(
+                [operators.name(node)], "it is not computed with tensors only"
+            )
+        self._bridged.append(node)
+        if not operators.is_random(node):
+            return bridge(node, self.env, self.emit)
+        # Draws are made in order, and at each call: each comes after the one before, the first
+        # after an argument. Else TVM would see constants, to be computed once.
+        if self._drawn is None:
+            raise UnsupportedOperator([operators.name(node)], "the program takes no tensor")
+        value = bridge(node, self.env, self.emit, after=self._drawn)
+        fields = value if isinstance(value, tuple) else (value,)
+        self._drawn = next(field for field in fields if field is not None)
+        return value
+
+    def _checked(self, node: fx.Node, value: Any, expected: Any) -> Any:
+        """Compare a translated value with what torch recorded, and repair its dtype."""
+        if isinstance(expected, (tuple, list)):
+            fields = [value[i] for i in range(len(expected))]
+            return tuple(self._checked(node, v, e) for v, e in zip(fields, expected, strict=True))
+        if value is None or not isinstance(expected, torch.Tensor) or expected.is_complex():
+            return value
+        value = value if isinstance(value, relax.Var) else self.emit(value)
+        shape = tuple(value.ty.shape.values)
+        if shape != tuple(expected.shape):
+            raise UnsupportedOperator(
+                [operators.name(node)],
+                f"TVM makes the shape {shape} instead of {tuple(expected.shape)}",
+            )
+        dtype = dtype_name(expected.dtype)
+        return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
+
+    def _outputs(self) -> tuple[list[relax.Expr], tuple[Result, ...], tuple[Write, ...]]:
+        """Return what ``main`` returns, what of it the results are, and what is written where."""
+        returned = self._returned()
+        tensors: list[relax.Expr] = []
+        position: dict[Any, int] = {}
+
+        def stored(result: int) -> int:
+            _, node = returned[result]
+            if result not in position:
+                order = self.shared.orders.get(result)
+                _tensor_type(node.meta["val"], node.name)  # refuses complex ones
+                value = self.env[node]
+                position[result] = len(tensors)
+                if order is None:
+                    position.setdefault(node, len(tensors))
+                elif order != tuple(range(len(order))):
+                    value = self.emit(relax.op.permute_dims(value, order))
+                tensors.append(value)
+            return position[result]
+
+        def output(result: int) -> Result:
+            arg, _ = returned[result]
+            if isinstance(arg, ConstantArgument):
+                return Constant(arg.value)
+            place = self.shared.places[result]
+            if place is None:
+                return Computed(stored(result))
+            if not isinstance(place.base, Repeated):
+                base = self._found(place.base)
+                return base if place.geometry is None else View(base, place.geometry)
+            if place.geometry is None:
+                return place.base
+            return View(Computed(stored(place.base.result)), place.geometry)
+
+        outputs = tuple(output(result) for result in range(len(returned)))
+        writes = []
+        for base, node in self.written.items():
+            if node not in position:
+                position[node] = len(tensors)
+                tensors.append(self.env[node])
+            writes.append(Write(self._found(base), Computed(position[node])))
+        if not tensors:
+            raise BuildError(
+                "the program computes no tensor, it returns arguments or constants only",
+                "Nothing would be faster: run it in eager PyTorch.",
+            )
+        return tensors, outputs, tuple(writes)
+
+    def _returned(self) -> list[tuple[Any, Any]]:
+        """Return the specification and the value of each result of the user's."""
+        (results,) = self.program.graph.output_node().args
+        specs = self.program.graph_signature.output_specs
+        pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
+        return [(spec.arg, node) for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
+
+    def _found(self, base: Writable) -> Argument | StateTensor:
+        if isinstance(base, ModuleTensor):
+            return StateTensor(self.state.index(base.name))
+        return base
+
+
+def _lacks_results(node: fx.Node, value: Any) -> bool:
+    """Whether a converter left out something that is used: statistics mostly are not."""
+    if not isinstance(value, tuple) or all(v is not None for v in value):
+        return False
+    return any(user.users and value[user.args[1]] is None for user in node.users)  # type: ignore[index]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return TVM's name of a dtype of torch; they differ only in torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+#: TVM's names of what its LLVM code generator computes with: complex and quantised dtypes end the
+#: process.
+DTYPES = frozenset(map(dtype_name, SUPPORTED_DTYPES))
+
+
+def _tensor_type(value: torch.Tensor, name: str) -> relax.TensorType:
+    dtype = dtype_name(value.dtype)
+    if dtype not in DTYPES or value.layout is not torch.strided:
+        raise UnsupportedInput(
+            f"{name!r} is a {value.layout} tensor of {value.dtype}",
+            f"Compiled code takes strided tensors of {', '.join(sorted(DTYPES))}.",
+        )
+    return relax.TensorType([int(extent) for extent in value.shape], dtype)

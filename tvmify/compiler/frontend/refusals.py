@@ -1,0 +1,58 @@
+"""What is not compiled, said before anything is translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from tvmify.compiler.aten import operators
+from tvmify.errors import UnsupportedOperator, UnsupportedTarget
+
+
+def refuse(nodes: Iterable[fx.Node]) -> None:
+    """Refuse calls of operators, if there are any.
+
+    Raises
+    ------
+    UnsupportedOperator
+        Names all of them, so that a person needs not find them one by one.
+    """
+    names = [operators.name(node) for node in nodes]
+    if names:
+        raise UnsupportedOperator(names)
+
+
+def refuse_other_devices(program: ExportedProgram) -> None:
+    """Refuse a program whose results are not on the device of its arguments and weights.
+
+    What it computes elsewhere in between does no harm: compiled, it is computed on that device.
+
+    Raises
+    ------
+    UnsupportedTarget
+        Names both devices.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    signature = program.graph_signature
+    constant = InputKind.CONSTANT_TENSOR
+    inputs = [spec.arg for spec in signature.input_specs if spec.kind is not constant]
+    results = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    given, returned = (
+        {value.device.type for arg in args if (value := _value(nodes, arg)) is not None}
+        for args in (inputs, results)
+    )
+    if given and not returned <= given:
+        raise UnsupportedTarget(
+            f"inputs are on {', '.join(sorted(given))}, results on {', '.join(sorted(returned))}",
+            "Move the results after the call.",
+        )
+
+
+def _value(nodes: dict[str, fx.Node], arg: object) -> torch.Tensor | None:
+    node = nodes.get(getattr(arg, "name", ""))
+    value = None if node is None else node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,360 @@
+"""Whose memory the results of a program are, and what it writes to: read before it is functional.
+
+In a functional program every value is a tensor of its own. In eager PyTorch a result may be an
+argument, a buffer, a view of either, or a view of another result, and who writes to one of them
+sees the other change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact.results import Argument, Geometry, Repeated
+from tvmify.compiler.aten import operators
+from tvmify.errors import UnsupportedOperator
+
+#: Return their argument itself where there is nothing to do, and say so in no schema.
+_IDENTITIES = frozenset(
+    """contiguous to type_as resolve_conj resolve_neg positive sum_to_size flatten ravel atleast_1d
+    atleast_2d atleast_3d real""".split()
+)
+#: Return their argument itself where they drop nothing.
+_DROPOUTS = frozenset("dropout feature_dropout alpha_dropout feature_alpha_dropout".split())
+#: Return a view or a copy, which depends on strides.
+_PERHAPS_VIEWS = frozenset("reshape reshape_as contiguous flatten ravel to type_as".split())
+
+
+@dataclass(frozen=True)
+class ModuleTensor:
+    """A parameter, buffer or attribute of the module, by its dotted name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return repr(self.name)
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A tensor of a closure, a global or a constant, which the program holds by value."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return repr(self.name)
+
+
+#: What a program may write to.
+Writable: TypeAlias = Argument | ModuleTensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a result lies that has no memory of its own.
+
+    Attributes
+    ----------
+    base
+        What it is, or is a view of; a `Repeated` may be a result that comes later, if that is
+        computed.
+    geometry
+        None where the result is the base itself, the same object.
+    """
+
+    base: Writable | Repeated
+    geometry: Geometry | None = None
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What a program does with memory that others see.
+
+    Attributes
+    ----------
+    places
+        For each result: None where it has memory of its own.
+    orders
+        For results that others are views of: the axes in the order in which they lie in memory.
+    depends_on_strides
+        Whether any of this is so only while all arguments are contiguous.
+    written
+        Bases that operators write to, of which the functional program has to say so as well.
+    """
+
+    places: list[Place | None]
+    orders: dict[int, tuple[int, ...]]
+    depends_on_strides: bool
+    written: frozenset[Writable]
+
+
+def sharing(program: ExportedProgram) -> Sharing:
+    """Describe the results of a program that was recorded with contiguous arguments.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It returns, or writes to, memory in a way that cannot be said of all its calls.
+    """
+    return _Reader(program).read()
+
+
+def written_bases(program: ExportedProgram) -> dict[Writable, fx.Node]:
+    """Return what a functional program writes to, and the new values."""
+    leaves: dict[str, int] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            leaves[spec.arg.name] = len(leaves)
+    (results,) = program.graph.output_node().args
+    written: dict[Writable, fx.Node] = {}
+    for spec, node in zip(program.graph_signature.output_specs, results, strict=True):  # type: ignore[arg-type]
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            written[Argument(leaves[str(spec.target)])] = node
+        elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            written[ModuleTensor(str(spec.target))] = node
+        elif spec.kind is not OutputKind.USER_OUTPUT:
+            raise UnsupportedOperator([spec.kind.name], "a result of an unknown kind")
+    return written
+
+
+class _Reader:
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.bases: dict[fx.Node, Writable | Literal] = {}
+        self.owners: dict[int, list[fx.Node]] = {}
+        self.depends_on_strides = False
+        self.written: set[Writable] = set()
+        leaf = -1
+        placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+        for spec in program.graph_signature.input_specs:
+            leaf += spec.kind is InputKind.USER_INPUT
+            node = placeholders.get(spec.arg.name)
+            if node is None or not isinstance(node.meta.get("val"), torch.Tensor):
+                continue
+            if spec.kind is InputKind.USER_INPUT:
+                self.bases[node] = Argument(leaf)
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                self.bases[node] = Literal(str(spec.target))
+            else:
+                self.bases[node] = ModuleTensor(str(spec.target))
+            self.owners.setdefault(_storage(node), []).append(node)
+
+    def read(self) -> Sharing:
+        for node in operators.calls(self.program.graph):
+            if operators.is_mutating(node):
+                self._check_write(node)
+            if node.target is torch.ops.aten.as_strided.default and _storage(node) in self.owners:
+                self.depends_on_strides = True  # of an argument, it reads what else is in memory
+        (results,) = self.program.graph.output_node().args
+        nodes = [self._itself(x) if isinstance(x, fx.Node) else None for x in results]  # type: ignore[union-attr]
+        places: list[Place | None] = [None] * len(nodes)
+        first: dict[fx.Node, int] = {}
+        computed: dict[int, list[int]] = {}
+        for i, node in enumerate(nodes):
+            if node is None or not isinstance(node.meta.get("val"), torch.Tensor):
+                continue
+            if first.setdefault(node, i) != i:
+                places[i] = Place(Repeated(first[node]))
+                continue
+            self._follow(node)
+            if node in self.bases or _storage(node) in self.owners:
+                places[i] = self._place(node)
+            else:
+                computed.setdefault(_storage(node), []).append(i)
+        orders: dict[int, tuple[int, ...]] = {}
+        for group in computed.values():
+            self._relate(group, nodes, places, orders)
+        return Sharing(places, orders, self.depends_on_strides, frozenset(self.written))
+
+    def _check_write(self, node: fx.Node) -> None:
+        """Note what is written to; refuse constants, and changes of shape."""
+        for written in _written(node):
+            self._follow(written)
+            owners = self.owners.get(_storage(written), [])
+            if len(owners) > 1:
+                raise UnsupportedOperator(
+                    [operators.name(node)],
+                    f"it writes to memory that {' and '.join(self._names(owners))} share",
+                )
+            for owner in owners:
+                if _is_fresh_literal(owner):
+                    continue
+                base = self.bases[owner]
+                if isinstance(base, Literal):
+                    raise UnsupportedOperator(
+                        [operators.name(node)],
+                        "it writes into a tensor of a closure, a global or a constant",
+                    )
+                if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
+                    raise UnsupportedOperator(
+                        [operators.name(node)], "it changes what an argument or buffer is"
+                    )
+                self.written.add(base)
+
+    def _names(self, owners: list[fx.Node]) -> list[str]:
+        return [str(self.bases[owner]) for owner in owners]
+
+    def _itself(self, node: fx.Node) -> fx.Node:
+        """Follow operators that return the very tensor that they were given."""
+        while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            source = _argument_returned(node, written=True)
+            if _name(node) in _DROPOUTS and node.args[2] is False:
+                source = node.args[0]
+            elif source is None and _name(node) in _IDENTITIES:
+                first = node.args[0]
+                if isinstance(first, fx.Node) and _same_memory(first, node):
+                    source = first
+                    self.depends_on_strides |= _name(node) in _PERHAPS_VIEWS
+            if source is None:
+                break
+            node = source  # type: ignore[assignment]
+        return node
+
+    def _follow(self, node: fx.Node) -> None:
+        """Note whether strides decide if a value is a view of something that others see."""
+        perhaps = False
+        while node.op == "call_function":
+            if isinstance(node.target, torch._ops.OpOverload):
+                source = _argument_returned(node, written=False)
+                perhaps |= _name(node) in _PERHAPS_VIEWS
+            else:
+                source = node.args[0]  # of a tuple of views
+            if not isinstance(source, fx.Node):
+                return
+            node = source
+            if perhaps and (node.op == "placeholder" or len(node.users) > 1):
+                self.depends_on_strides = True
+                return
+
+    def _place(self, node: fx.Node) -> Place:
+        if node in self.bases:
+            owner, geometry = node, None
+        else:
+            owners = self.owners[_storage(node)]
+            if len(owners) > 1:
+                raise UnsupportedOperator(
+                    [operators.name(node)], "it returns a view of memory that two tensors share"
+                )
+            owner, geometry = owners[0], _geometry(node, owners[0])
+            self.depends_on_strides = True
+        base = self.bases[owner]
+        if isinstance(base, Literal):
+            raise UnsupportedOperator(
+                [operators.name(node)], "it returns a tensor of a closure, a global or a constant"
+            )
+        return Place(base, geometry)
+
+    def _relate(
+        self,
+        group: list[int],
+        nodes: list[Any],
+        places: list[Place | None],
+        orders: dict[int, tuple[int, ...]],
+    ) -> None:
+        """Make results that show the same memory views of one of them."""
+        if len(group) == 1 or not _overlap([nodes[i].meta["val"] for i in group]):
+            return
+        largest = max(group, key=lambda i: nodes[i].meta["val"].numel())
+        base = nodes[largest]
+        shown = _positions(base.meta["val"])
+        inside = all(torch.isin(_positions(nodes[i].meta["val"]), shown).all() for i in group)
+        value = base.meta["val"]
+        order = tuple(range(value.dim()))
+        if not value.is_contiguous():  # whatever the stride of an axis of one element is
+            order = tuple(sorted(order, key=lambda axis: -value.stride(axis)))
+        is_dense = value.permute(order).is_contiguous()
+        if not (inside and is_dense):
+            raise UnsupportedOperator(
+                [operators.name(base)], "it returns views that share memory in part"
+            )
+        self.depends_on_strides = True
+        orders[largest] = order
+        for i in group:
+            if i != largest or not value.is_contiguous():
+                places[i] = Place(Repeated(largest), _geometry(nodes[i], base))
+
+
+def _name(node: fx.Node) -> str:
+    return operators.name(node).split(".")[1]
+
+
+def _storage(node: fx.Node) -> int:
+    tensor = node.meta["val"]
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
+def _argument_returned(node: fx.Node, *, written: bool) -> fx.Node | None:
+    """Return the argument of which the schema says that the result is it, or a view of it."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    returned = schema.returns[0].alias_info if schema.returns else None
+    if returned is None or (written and not returned.is_write):
+        return None
+    for argument, value in _arguments(node):
+        info = argument.alias_info
+        # the set is empty where the result is a list of views
+        if info is not None and (info.before_set == returned.before_set or not returned.before_set):
+            return value if isinstance(value, fx.Node) else None
+    return None
+
+
+def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+    given = []
+    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+        given.append((argument, value))
+    return given
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    return [
+        tensor
+        for argument, value in _arguments(node)
+        if argument.is_write
+        for tensor in pytree.tree_leaves(value)
+        if isinstance(tensor, fx.Node)
+    ]
+
+
+def _is_fresh_literal(node: fx.Node) -> bool:
+    """Tell a ``torch.tensor([...])`` in forward, which is always copied first, from others."""
+    copies = torch.ops.aten.lift_fresh_copy.default
+    return bool(node.users) and all(user.target is copies for user in node.users)
+
+
+def _same_memory(a: fx.Node, b: fx.Node) -> bool:
+    x, y = a.meta["val"], b.meta["val"]
+    same = (x.shape, x.stride(), x.storage_offset(), x.dtype)
+    return same == (y.shape, y.stride(), y.storage_offset(), y.dtype) and _storage(a) == _storage(b)
+
+
+def _geometry(node: fx.Node, base: fx.Node) -> Geometry:
+    x, whole = node.meta["val"], base.meta["val"]
+    if x.dtype != whole.dtype or x.is_conj() or x.is_neg():
+        raise UnsupportedOperator(
+            [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
+        )
+    return Geometry(
+        tuple(x.shape), tuple(x.stride()), int(x.storage_offset()) - int(whole.storage_offset())
+    )
+
+
+def _positions(x: torch.Tensor) -> torch.Tensor:
+    """Return the places of the elements of a tensor in its storage."""
+    places = torch.tensor(int(x.storage_offset()))
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    return places.unique()
+
+
+def _overlap(tensors: list[torch.Tensor]) -> bool:
+    if any(prod(x.shape) == 0 for x in tensors):
+        tensors = [x for x in tensors if prod(x.shape)]
+    places = [_positions(x) for x in tensors]
+    return sum(p.numel() for p in places) > (torch.cat(places).unique().numel() if places else 0)

@@ -1,0 +1,78 @@
+"""Our CPU schedules: how operators become loop nests, and loop nests fast kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+
+from tvmify.compiler.kernels.attention import template as attention
+from tvmify.compiler.kernels.common.axes import forget_axes
+from tvmify.compiler.kernels.common.last_block import shorten_last_blocks
+from tvmify.compiler.kernels.common.prefetch import insert_prefetches
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.tails import split_tails
+from tvmify.compiler.kernels.conv import depthwise, expanded_depthwise, pooling, transposed
+from tvmify.compiler.kernels.conv import rule as conv2d
+from tvmify.compiler.kernels.conv.winograd import rule as winograd_loops
+from tvmify.compiler.kernels.elementwise import reshape
+from tvmify.compiler.kernels.elementwise.empty import Empty
+from tvmify.compiler.kernels.elementwise.pieces import split_pieces
+from tvmify.compiler.kernels.elementwise.rule import Elementwise
+from tvmify.compiler.kernels.elementwise.shuffles import mark_shuffles
+from tvmify.compiler.kernels.finish.handwritten import Handwritten
+from tvmify.compiler.kernels.matmul import joined
+from tvmify.compiler.kernels.matmul import rule as matmul
+from tvmify.compiler.kernels.matmul.pairs import add_in_place
+from tvmify.compiler.kernels.reduction import cumulative, layer_norm
+from tvmify.compiler.kernels.reduction import rule as reduction
+from tvmify.compiler.kernels.reduction import template as sums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tvm.ir import Call
+    from tvm.relax import BlockBuilder, Expr
+
+#: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
+LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
+    "relax.matmul": matmul.legalize,
+    "relax.nn.conv2d": conv2d.legalize,
+    "relax.nn.conv2d_transpose": transposed.legalize,
+    "relax.nn.layer_norm": layer_norm.legalize,
+    "relax.nn.max_pool2d": pooling.legalize_max,
+    "relax.nn.avg_pool2d": pooling.legalize_average,
+    "relax.reshape": reshape.legalize,
+    "relax.sum": sums.legalize,
+    "relax.mean": sums.legalize,
+}
+
+#: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
+_RULES: tuple[Rule, ...] = (
+    Empty(),
+    Handwritten(attention.NAME),
+    Handwritten(expanded_depthwise.NAME, again=True),
+    Handwritten("lstm", again=True),
+    Handwritten("gru", again=True),
+    Handwritten(cumulative.SUM, again=True),
+    Handwritten(cumulative.PRODUCT, again=True),
+    Handwritten("scatter"),
+    Handwritten("bounds check"),
+    conv2d.Conv2d(),
+    winograd_loops.WinogradConvolution(),
+    depthwise.Depthwise(),
+    joined.JoinedMatmul(),
+    matmul.Matmul(),
+    pooling.Pooling(),
+    reduction.Reduction(),
+    reduction.ColumnReduction(),
+    Elementwise(),
+)
+RULES = {rule.name: rule for rule in _RULES}
+
+
+def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Do to a scheduled function what no schedule can."""
+    # Tails come last: they put conditions around the blocks that the others look for.
+    result = add_in_place(forget_axes(insert_prefetches(shorten_last_blocks(function))))
+    return mark_shuffles(split_tails(split_pieces(result)))

@@ -1,0 +1,69 @@
+"""Call the kernel of attention, as it is chosen, and describe what it is measured by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm import relax, te
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.attention.template import Attention, Mask, choose, kernel, prepared
+from tvmify.compiler.kernels.common.sample import Sample
+from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.passes.views import shape_of
+
+#: Masks in the layout of a kernel, by what they were copied from.
+Turned = dict[tuple[Expr, Mask], Expr]
+
+
+def call_kernel(
+    builder: relax.BlockBuilder,
+    tensors: Sequence[Expr],
+    about: Attention,
+    mask: Expr | None,
+    machine: Microarchitecture,
+    turned: Turned,
+) -> Expr:
+    """Return the call of the kernel, with masks copied to where it wants them."""
+    plan = choose(about, machine, lambda: _sample(tensors, about, mask, machine))
+    operands = list(tensors)
+    if mask is not None and about.mask is not None:
+        wanted = prepared(about.mask, about, plan)
+        if wanted != about.mask and (mask, wanted) not in turned:  # all layers of a model share one
+            turned[mask, wanted] = builder.emit(_turn(builder, mask, wanted))
+        operands.append(mask if wanted == about.mask else turned[mask, wanted])
+        about = replace(about, mask=wanted)
+    function = builder.add_func(kernel(about, plan, machine), "attention")
+    return relax.call_tir(function, operands, relax.TensorType(about.out, about.dtype))
+
+
+def _turn(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
+    last = shape_of(mask)[2] - 1
+
+    def turn(x: te.Tensor) -> te.Tensor:
+        return te.compute(
+            wanted.shape, lambda b, h, k, q: x[b, h, te.min(q, last), k], name="turned"
+        )
+
+    return builder.call_te(turn, mask, primfunc_name_hint="turn_mask")
+
+
+def _sample(
+    tensors: Sequence[Expr], about: Attention, mask: Expr | None, machine: Microarchitecture
+) -> Sample:
+    """Return a program of one kernel.
+
+    Operands lie as they do here, though not in one tensor. The mask is a weight: what a copy of it
+    takes, which layers share, is not measured.
+    """
+    masks = [] if mask is None else [mask]
+
+    def body(builder: relax.BlockBuilder, given: list[relax.Var]) -> Expr:
+        own = given[3] if masks else None
+        return call_kernel(builder, given[:3], about, own, machine, {})
+
+    result = relax.TensorType(about.out, about.dtype)
+    types = [*(x.ty for x in (*tensors, *masks)), result]
+    weights = (False, False, False, True)[: 3 + len(masks)]
+    return Sample(types, weights, body, about.work)

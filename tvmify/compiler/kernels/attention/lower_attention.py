@@ -1,0 +1,198 @@
+"""Fused attention becomes a call of its kernel, which reads its operands where they are.
+
+The converter describes attention by a call of `NAME` with heads before places, as PyTorch has it.
+In most models a permutation leads there from what a projection left, and a slice, if several
+projections are one product. The kernel takes both in its stride.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+import tvm
+from tvm import relax
+from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator
+
+from tvmify.compiler.kernels.attention.call_attention import Turned, call_kernel
+from tvmify.compiler.kernels.attention.template import Attention, Mask, Operand
+from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import stands_for
+from tvmify.compiler.passes.views import shape_of, views
+
+#: Name of the call that stands for attention until this pass.
+NAME = "tvmify.attention"
+#: From heads before places to places before heads, and back.
+_SWAP = [0, 2, 1, 3]
+
+
+def describe(
+    query: Expr,
+    key: Expr,
+    value: Expr,
+    mask: Expr | None,
+    *,
+    scale: float,
+    causal: bool,
+    empty: float,
+    fill: float | None,
+) -> relax.Call:
+    """Return a call that stands for attention.
+
+    Parameters
+    ----------
+    query, key, value
+        ``[batch, heads, length, size]``; keys and values may have fewer heads, each of which is
+        shared by as many heads of the queries in turn.
+    mask
+        With four axes that broadcast to ``[batch, heads, queries, keys]``; a bool mask says which
+        keys are seen, another is added to the scores.
+    scale, causal, empty, fill
+        See `tvmify.compiler.kernels.attention.template.Attention`.
+    """
+    shape = [*query.ty.shape.values[:3], value.ty.shape.values[3]]
+    options = [
+        relax.const(scale, "float64"),
+        relax.const(causal),
+        relax.const(empty, "float32"),
+        relax.const(math.nan if fill is None else fill, "float64"),
+    ]
+    return relax.op.call_pure_packed(
+        NAME,
+        *options,
+        query,
+        key,
+        value,
+        *([] if mask is None else [mask]),
+        ty_args=relax.TensorType(shape, str(query.ty.dtype)),
+    )
+
+
+class AttentionLowering(PyExprMutator):
+    """Finds the operands of attention where they lie; who derives from it computes it."""
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Replace a call that stands for attention."""
+        call = super().visit_call_(op)
+        if not stands_for_attention(call):
+            return call
+        scale, causal, empty, fill = (constant.value.numpy().item() for constant in call.args[1:5])
+        query, key, value, *masks = call.args[5:]
+        batch, heads, _, size = shape_of(query)
+        tensors, operands = zip(*(self.operand(x) for x in (query, key, value)), strict=True)
+        about = Attention(
+            *operands,
+            mask=None,
+            batch=batch,
+            heads=heads,
+            shared=heads // shape_of(key)[1],
+            size=size,
+            value_size=shape_of(value)[3],
+            scale=scale,
+            causal=causal,
+            empty=empty,
+            fill=None if math.isnan(fill) else fill,
+            dtype=str(query.ty.dtype),
+        )
+        mask = self.narrowest(masks[0]) if masks else None
+        result = self.builder_.emit(self.computed(list(tensors), about, mask))
+        if 1 in about.out[1:3]:  # the order of the axes is none of the elements
+            return relax.op.reshape(result, call.ty.shape)
+        return relax.op.permute_dims(result, _SWAP)
+
+    def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        """Return the call that computes ``[batch, queries, heads, size]``.
+
+        Parameters
+        ----------
+        tensors
+            In which the queries, keys and values lie.
+        about
+            How they lie there; of the mask it says nothing.
+        mask
+            With four axes, each of which may be 1.
+        """
+        raise NotImplementedError
+
+    def narrowest(self, mask: Expr) -> Expr:
+        """Return what a mask with four axes was made of by broadcasting."""
+        before = self.value(mask)
+        while _calls(before, "relax.broadcast_to") and len(shape_of(before.args[0])) == 4:
+            mask = before.args[0]
+            before = self.value(mask)
+        return mask
+
+    def operand(self, x: Expr) -> tuple[Expr, Operand]:
+        """Find the tensor in which an operand lies, behind permutations, reshapes and slices."""
+        for source, view in views(x, self.value):
+            operand = _placed(view, math.prod(shape_of(source)))
+            if operand is not None:
+                if shape_of(source) != operand.shape:
+                    source = self.builder_.emit(relax.op.reshape(source, operand.shape))
+                return source, operand
+        return x, Operand(shape_of(x), heads_first=True)
+
+    def value(self, x: Expr) -> Expr | None:
+        """Return what a variable is bound to, be it by another name."""
+        value: Expr | None = x
+        while isinstance(value, relax.Var):
+            value = self.lookup_binding(value)
+        return value
+
+
+@compiler_pass
+class LowerAttention(AttentionLowering):
+    """Replace the calls that `describe` makes; wants the target's scope to be open."""
+
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        self.machine = Microarchitecture.current()
+        self.turned: Turned = {}
+
+    def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
+        """Return the call of the kernel."""
+        if mask is not None:
+            about = replace(about, mask=Mask(shape_of(mask), str(mask.ty.dtype)))
+        return call_kernel(self.builder_, tensors, about, mask, self.machine, self.turned)
+
+
+def stands_for_attention(call: Expr) -> bool:
+    """Whether an expression is a call that `describe` has made."""
+    return stands_for(NAME, call)
+
+
+def _calls(x: Expr | None, operator: str) -> bool:
+    return isinstance(x, relax.Call) and x.op == tvm.ir.Op.get(operator)
+
+
+def _placed(view: torch.Tensor, count: int) -> Operand | None:
+    """Describe heads that lie side by side, places before heads.
+
+    Parameters
+    ----------
+    view
+        ``[batch, heads, length, size]``, of a tensor that is contiguous.
+    count
+        Number of elements of that tensor.
+    """
+    batch, heads, length, size = view.shape
+    if not view.numel():
+        return None
+    width, rest = divmod(count, batch * length)
+    # How far apart the heads are; strides along an axis of one element say nothing.
+    apart = view.stride(1) if heads > 1 else size
+    wanted = (length * width, apart, width, 1)
+    placed = all(
+        n == 1 or stride == want
+        for n, stride, want in zip(view.shape, view.stride(), wanted, strict=True)
+    )
+    first, within = divmod(int(view.storage_offset()), size)
+    step, between = divmod(apart, size)
+    if not placed or rest or width % size or within or between:
+        return None
+    if first + step * (heads - 1) >= width // size:
+        return None
+    return Operand((batch, length, width // size, size), first=first, step=step)

@@ -1,0 +1,85 @@
+"""Compute products of one input as one product: projections that attention takes, narrow heads.
+
+Their weights are put side by side when they are packed. One product of three times the columns
+starts its threads once and reads the input once, and is cut into pieces more evenly. The attention
+kernel reads its operands out of the common result (see `lower_attention`);
+for another reader each slice would be a copy, or be read with gaps. So other products stay apart,
+unless all their columns together fit into one vector, of which each of them would fill a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import tvm
+from tvm import relax
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.attention.lower_attention import stands_for_attention
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.passes.views import shape_of
+
+#: What may lie between a projection and attention.
+_BETWEEN = ("relax.add", "relax.reshape", "relax.permute_dims")
+#: Multiply-adds of vectors that have to be saved for slices to pay, half a microsecond each:
+#: measured with AVX-512, 64 and 512 inputs and 2 to 16 columns in two to four heads, 1 to 256 rows.
+_WORTHWHILE = 1 << 14
+
+
+def merge_projections() -> tvm.transform.Pass:
+    """Return TVM's pass that merges products, for those only."""
+    return relax.transform.CombineParallelMatmul(_shall_merge)
+
+
+def _shall_merge(
+    x: relax.Var, weights: Sequence[Expr], _: object, bindings: Mapping[relax.Var, Expr]
+) -> bool:
+    if not all(_is_turned_parameter(weight, bindings) for weight in weights):
+        return False
+    return _are_narrow(x, weights) or _are_projections(x, weights, bindings)
+
+
+def _is_turned_parameter(weight: Expr, bindings: Mapping[relax.Var, Expr]) -> bool:
+    """Whether this is the transpose of a weight of a linear layer."""
+    turned = bindings.get(weight)
+    return (
+        turned is not None
+        and _name(turned) == "relax.permute_dims"
+        and turned.args[0] not in bindings
+    )
+
+
+def _are_narrow(x: relax.Var, weights: Sequence[Expr]) -> bool:
+    """Whether all columns fit into one vector, and there are rows enough to pay for the slices."""
+    columns = [shape_of(weight)[-1] for weight in weights]
+    lanes = Microarchitecture.current().lanes(bits_of(str(x.ty.dtype)))
+    # A single column is no product but a sum, of vectors along the rows.
+    saved = (sum(count > 1 for count in columns) - 1) * prod(shape_of(x))
+    return sum(columns) <= lanes and saved >= _WORTHWHILE
+
+
+def _are_projections(
+    x: relax.Var, weights: Sequence[Expr], bindings: Mapping[relax.Var, Expr]
+) -> bool:
+    users: dict[Expr, list[tuple[relax.Var, relax.Call]]] = {}
+    for variable, value in bindings.items():
+        for argument in value.args if isinstance(value, relax.Call) else ():
+            users.setdefault(argument, []).append((variable, value))
+
+    def leads_to_attention(variable: relax.Var) -> bool:
+        return variable in users and all(
+            stands_for_attention(call) or (_name(call) in _BETWEEN and leads_to_attention(result))
+            for result, call in users[variable]
+        )
+
+    return all(
+        leads_to_attention(product)
+        for weight in weights
+        for product, call in users[weight]
+        if call.args[0].same_as(x)
+    )
+
+
+def _name(x: Expr) -> str:
+    return x.op.name if isinstance(x, relax.Call) and isinstance(x.op, tvm.ir.Op) else ""

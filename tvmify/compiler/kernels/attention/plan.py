@@ -1,0 +1,141 @@
+"""How attention is cut: which kernel computes it, its tiles, and the alternatives to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tvmify.compiler.kernels.common import tiles
+from tvmify.compiler.kernels.common.emission import vectors
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+if TYPE_CHECKING:
+    from tvmify.compiler.kernels.attention.template import Attention
+
+#: Queries that share what is read of keys and values where these do not stay in the second cache.
+#: About as many as tiles of AVX-512 have (48 or 64); with AVX2, where it was measured, a sixth
+#: faster than the 16 of one tile.
+_FAR_QUERIES = 48
+#: One over the share of the first cache that the scores of a block may take: keys and values stream
+#: through the rest. An estimate; a share of twice as much, and of half, is measured if asked for.
+_SCORES = 3
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The kernel for few queries, which has nothing to choose."""
+
+    def __str__(self) -> str:
+        return "rows"
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The kernel for many queries.
+
+    Attributes
+    ----------
+    width
+        Queries whose scores are in registers at a time.
+    groups
+        How many times as many a task has: they share what is read of keys and values.
+    keys
+        Keys whose scores are in registers at a time.
+    block
+        Tiles of keys in a block: their scores stay in the first cache.
+    rows, columns
+        Queries, and vectors of a head, of the tile of weighted values.
+    """
+
+    width: int
+    groups: int
+    keys: int
+    block: int
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        scores = f"{self.groups}x{self.width} queries {self.block}x{self.keys} keys"
+        return f"{scores} values {self.rows}x{self.columns}"
+
+    @property
+    def queries(self) -> int:
+        """Queries of one task."""
+        return self.groups * self.width
+
+
+Plan = Rows | Tiles
+
+
+def candidates(about: Attention, machine: Microarchitecture) -> list[Plan]:
+    """Return the plans worth trying, the one estimated fastest first."""
+    if about.query.length == 1:
+        return [Rows()]
+    own, *others = _tiled(about, machine)
+    if about.has_few_queries(machine):
+        return [Rows(), own]
+    one_vector = about.query.length <= machine.lanes(bits_of(about.dtype))
+    return [own, *[Rows()] * one_vector, *others]
+
+
+def _tiled(about: Attention, machine: Microarchitecture) -> list[Tiles]:
+    bits, places = bits_of(about.dtype), about.query.length
+    ranked = [
+        tile
+        for tile in tiles.ranked(about.key.length, places, machine, bits)
+        if tiles.leaves_register(tile, machine, bits, places)
+    ]
+    first = ranked[0]
+    own, *others = [
+        _cut(about, tile, _groups(about, tile, machine), machine)
+        for tile in (first, *tiles.alternatives(ranked, lambda t: t.columns, lambda t: t.rows))
+    ]
+    blocks = -(-about.key.length // (own.keys * own.block))
+    longer, shorter = (_blocks(about, own, count) for count in (max(1, blocks // 2), blocks * 2))
+    grouped = [
+        _cut(about, first, groups, machine)
+        for groups in (1, own.groups * 2)
+        if (groups - 1) * own.width < places  # a task without queries is none
+    ]
+    return list(dict.fromkeys([own, *others[:1], *grouped, longer, shorter, *others[1:]]))
+
+
+def _groups(about: Attention, tile: tiles.Tile, machine: Microarchitecture) -> int:
+    """How many tiles of queries are to meet each block of keys."""
+    bits, count = bits_of(about.dtype), about.key.length
+    if machine.distance(count * (about.size + about.value_size) * bits // 8) <= 1:
+        return 1
+    in_all = -(-about.query.length // tile.columns)
+    per_head = -(-in_all // max(1, _FAR_QUERIES // tile.columns))
+    return -(-in_all // per_head)  # as many for each task as can be
+
+
+def _cut(about: Attention, tile: tiles.Tile, groups: int, machine: Microarchitecture) -> Tiles:
+    """Return the plan of a tile of scores: keys × queries."""
+    bits, size = bits_of(about.dtype), about.value_size
+    queries = groups * tile.columns
+    most = max(1, machine.l1_bytes // _SCORES * 8 // bits // queries // tile.rows)
+    lanes = tiles.lanes_for(size, machine, bits)
+    width = len(vectors(size, lanes)) * lanes
+
+    def cost(t: tiles.Tile) -> tuple[float, float]:
+        number = queries // t.rows * -(-width // t.columns)
+        loaded = number * (t.rows + t.columns // lanes)
+        return number * tiles.cycles(t, machine, bits, width), loaded
+
+    values = min(
+        (
+            t
+            for t in tiles.candidates(machine, bits, size)
+            if queries % t.rows == 0 and tiles.leaves_register(t, machine, bits, size)
+        ),
+        key=cost,
+    )
+    plan = Tiles(tile.columns, groups, tile.rows, most, values.rows, values.columns // lanes)
+    return _blocks(about, plan, -(-about.key.length // (tile.rows * most)))
+
+
+def _blocks(about: Attention, plan: Tiles, count: int) -> Tiles:
+    """Return a plan with so many blocks of keys, as alike as can be."""
+    steps = -(-about.key.length // plan.keys)
+    return replace(plan, block=-(-steps // min(count, steps)))

@@ -1,0 +1,249 @@
+"""Attention of a few queries, as in a decoding step: one pass over the keys, one over the values.
+
+A task is one head of keys and values and some of the queries that share it: those of a group of
+heads (grouped-query attention) count as queries of one head. Scores are dot products with lanes
+along the head, whose lanes are added up at the end; all scores of a query, one row, stay in the
+cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import tirx as T
+
+from tvmify.compiler.kernels.attention.powers import exponent_scale, weight
+from tvmify.compiler.kernels.common import tiles
+from tvmify.compiler.kernels.common.emission import (
+    block,
+    fold,
+    lanewise,
+    registers,
+    scratch,
+    tasks,
+    vectors,
+)
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+if TYPE_CHECKING:
+    from tvmify.compiler.kernels.attention.template import Attention
+
+#: Queries that a key, once loaded, is multiplied with; keys that are multiplied at a time: 16 sums,
+#: half of the registers of AVX-512 and NEON, hide the latency of additions. Not searched.
+_ROWS, _KEYS = 4, 4
+#: Vectors of a head whose weighted values are summed at a time, of each query: 16 sums at most.
+_VECTORS = 4
+#: One sum over the values of more keys than this is less exact than the accuracy policy wants.
+_LONGEST = 128
+
+
+def emit(attention: Attention, tensors: dict[str, tirx.Buffer], machine: Microarchitecture) -> None:
+    """Write the kernel into the open function."""
+    together = attention.shared * attention.query.length
+    rows = max(n for n in range(1, _ROWS + 1) if together % n == 0)
+    heads = attention.heads // attention.shared
+    pieces = together // rows
+    key, value = attention.key.shape, attention.value.shape
+    read = (math.prod(key) + math.prod(value)) * bits_of(attention.dtype) // 8
+    count = attention.batch * heads * pieces
+    with tasks(count, attention.work, read, machine) as task, block("task"):
+        number = task // pieces
+        _Rows(
+            attention, tensors, machine, rows, number // heads, number % heads, task % pieces * rows
+        ).emit()
+
+
+class _Rows:
+    """Emits the stages of one task."""
+
+    def __init__(
+        self,
+        about: Attention,
+        tensors: dict[str, tirx.Buffer],
+        machine: Microarchitecture,
+        rows: int,
+        batch: Expr,
+        head: Expr,
+        first: Expr,
+    ) -> None:
+        self.about, self.tensors = about, tensors
+        self.rows, self.batch, self.head, self.first = rows, batch, head, first
+        self.dtype = about.dtype
+        bits = bits_of(about.dtype)
+        self.lanes = tiles.lanes_for(about.size, machine, bits)
+        self.key_lanes = tiles.lanes_for(about.key.length, machine, bits)
+        self.value_lanes = tiles.lanes_for(about.value_size, machine, bits)
+        self.queries = scratch((rows, about.size), self.dtype)
+        self.scores = scratch((rows, about.key.length), self.dtype)
+
+    def number(self, value: float) -> Expr:
+        return tirx.const(value, self.dtype)
+
+    def query(self, row: Expr) -> tuple[Expr, Expr]:
+        """Head and place of a row."""
+        at = self.first + row
+        length = self.about.query.length
+        return self.head * self.about.shared + at // length, at % length
+
+    def emit(self) -> None:
+        about = self.about
+        for row in range(self.rows):
+            head, place = self.query(row)
+
+            def scale(i: Expr, row: int = row, head: Expr = head, place: Expr = place) -> None:
+                value = about.query.at(self.tensors["query"], self.batch, head, place, i)
+                T.buffer_store(
+                    self.queries,
+                    value * self.number(about.scale * exponent_scale(self.dtype)),
+                    [row, i],
+                )
+
+            lanewise(vectors(about.size, self.lanes), scale)
+        whole, rest = divmod(about.key.length, _KEYS)
+        if whole:
+            with T.serial(whole) as step:
+                self.score(step * _KEYS, _KEYS)
+        if rest:
+            self.score(whole * _KEYS, rest)
+        with T.serial(self.rows) as row:
+            self.softmax(row)
+        cuts = vectors(about.value_size, self.value_lanes)
+        for at in range(0, len(cuts), _VECTORS):
+            self.weigh(cuts[at : at + _VECTORS])
+
+    def score(self, start: Expr | int, keys: int) -> None:
+        """Dot products of some keys with all rows."""
+        about = self.about
+        cuts = vectors(about.size, self.lanes)
+        whole = [cut for cut in cuts if cut[1] == self.lanes]
+        with block("scores"):
+            sums = registers((keys * self.rows, self.lanes), self.dtype)
+            with T.unroll(keys * self.rows) as pair:
+                lanewise(
+                    [(0, self.lanes)], lambda i: T.buffer_store(sums, self.number(0), [pair, i])
+                )
+
+            def multiply(at: Expr | int, lanes: int) -> None:
+                with T.unroll(keys) as key, T.unroll(self.rows) as row:
+                    pair = key * self.rows + row
+
+                    def add(i: Expr) -> None:
+                        value = about.key.at(
+                            self.tensors["key"], self.batch, self.head, start + key, at + i
+                        )
+                        product = self.queries[row, at + i] * value
+                        T.buffer_store(sums, sums[pair, i] + product, [pair, i])
+
+                    lanewise([(0, lanes)], add)
+
+            with T.serial(len(whole)) as step:
+                multiply(step * self.lanes, self.lanes)
+            for at, lanes in cuts[len(whole) :]:
+                multiply(at, lanes)
+            with T.unroll(keys * self.rows) as pair:
+                fold(sums, pair, self.lanes, lambda a, b: a + b)
+            with T.unroll(keys) as key, T.unroll(self.rows) as row:
+                T.buffer_store(self.scores, sums[key * self.rows + row, 0], [row, start + key])
+
+    def softmax(self, row: Expr) -> None:
+        """Mask the scores of a row and turn them into weights whose sum is 1."""
+        about = self.about
+        lowest = tirx.const(-math.inf, self.dtype)
+        head, place = self.query(row)
+
+        with block("softmax"):
+            best = registers((1, self.key_lanes), self.dtype)
+            total = registers((1, self.key_lanes), self.dtype)
+            every = [(0, self.key_lanes)]
+            lanewise(every, lambda i: T.buffer_store(best, lowest, [0, i]))
+            lanewise(every, lambda i: T.buffer_store(total, self.number(0), [0, i]))
+
+            def rate(key: Expr, i: Expr) -> None:
+                score = about.masked(
+                    self.scores[row, key], self.tensors, (self.batch, head, place, key)
+                )
+                T.buffer_store(self.scores, score, [row, key])
+                T.buffer_store(best, tirx.max(best[0, i], self.scores[row, key]), [0, i])
+
+            self.along(rate)
+            fold(best, 0, self.key_lanes, tirx.max)
+            # A query that sees no key has only -∞, from which -∞ cannot be taken.
+            shift = T.Select(best[0, 0] == lowest, self.number(0), best[0, 0])
+
+            def rise(key: Expr, i: Expr) -> None:
+                value = weight(self.scores[row, key] - shift)
+                T.buffer_store(self.scores, value, [row, key])
+                T.buffer_store(total, total[0, i] + self.scores[row, key], [0, i])
+
+            self.along(rise)
+            fold(total, 0, self.key_lanes, lambda a, b: a + b)
+            factor = T.Select(
+                best[0, 0] == lowest, self.number(about.empty), self.number(1) / total[0, 0]
+            )
+            T.buffer_store(total, factor, [0, 0])
+
+            def normal(key: Expr, _: Expr) -> None:
+                T.buffer_store(self.scores, self.scores[row, key] * total[0, 0], [row, key])
+
+            self.along(normal)
+
+    def along(self, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit the body for all keys; it is given the key, and its lane."""
+        whole, rest = divmod(self.about.key.length, self.key_lanes)
+        if whole:
+            with T.serial(whole) as step:
+                lanewise([(0, self.key_lanes)], lambda i: body(step * self.key_lanes + i, i))
+        lanewise(vectors(rest, self.key_lanes), lambda i: body(whole * self.key_lanes + i, i))
+
+    def weigh(self, cuts: list[tuple[int, int]]) -> None:
+        """Sum the weighted values of some vectors of the head."""
+        about = self.about
+        origin = cuts[0][0]
+        width = cuts[-1][0] + cuts[-1][1] - origin
+        own = [(at - origin, lanes) for at, lanes in cuts]
+        length = about.key.length
+        with block("values"):
+            sums = registers((self.rows, width), self.dtype)
+            kept = scratch((self.rows, width), self.dtype) if length > _LONGEST else None
+
+            def each(body: Callable[[Expr, Expr], None]) -> None:
+                with T.unroll(self.rows) as row:
+                    lanewise(own, lambda i: body(row, i))
+
+            def clear(buffer: tirx.Buffer) -> None:
+                each(lambda row, i: T.buffer_store(buffer, self.number(0), [row, i]))
+
+            def add_up(start: Expr | int, count: Expr | int) -> None:
+                clear(sums)
+                with T.serial(count) as number, T.unroll(self.rows) as row:
+
+                    def add(i: Expr) -> None:
+                        value = about.value.at(
+                            self.tensors["value"], self.batch, self.head, start + number, origin + i
+                        )
+                        product = self.scores[row, start + number] * value
+                        T.buffer_store(sums, sums[row, i] + product, [row, i])
+
+                    lanewise(own, add)
+
+            if kept is None:
+                add_up(0, length)
+            else:
+                clear(kept)
+                with T.serial(-(-length // _LONGEST)) as number:
+                    start = number * _LONGEST
+                    add_up(start, tirx.min(length - start, _LONGEST))
+                    each(lambda r, i: T.buffer_store(kept, kept[r, i] + sums[r, i], [r, i]))
+            total = sums if kept is None else kept
+            for row in range(self.rows):
+                head, place = self.query(row)
+
+                def store(i: Expr, row: int = row, head: Expr = head, place: Expr = place) -> None:
+                    index = [self.batch, place, head, origin + i]
+                    T.buffer_store(self.tensors["out"], total[row, i], index)
+
+                lanewise(own, store)

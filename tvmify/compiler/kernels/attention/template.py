@@ -1,0 +1,237 @@
+"""Fused attention: which kernel computes it, and how it finds its operands.
+
+Neither kernel stores scores of all queries against all keys. `attention_tiles` is for many queries,
+`attention_rows` for the few of a decoding step. Both are written as loops, not scheduled: what
+makes them fast is an order of stages (scores, running softmax, weighted values) that no sequence of
+TVM's primitives reaches from a tensor expression.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvmify.compiler.kernels.attention import plan as attention_plans
+from tvmify.compiler.kernels.attention import rows, tiles
+from tvmify.compiler.kernels.attention.plan import Plan, Rows
+from tvmify.compiler.kernels.attention.powers import exponent_scale
+from tvmify.compiler.kernels.common import choice
+from tvmify.compiler.kernels.common.emission import anchor, argument
+from tvmify.compiler.kernels.common.legalizing import FUSIBLE
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+if TYPE_CHECKING:
+    from tvmify.compiler.kernels.common.sample import Sample
+
+#: Of the rule, and of its anchor.
+NAME = "attention"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Queries, keys or values, wherever they lie.
+
+    Attributes
+    ----------
+    shape
+        Of the tensor, with four axes: ``[batch, length, heads, size]``, or with heads before
+        length if `heads_first`.
+    first, step
+        Which of the tensor's heads are its own, as several operands may share one: the first, and
+        how many farther each next one is.
+    """
+
+    shape: tuple[int, int, int, int]
+    heads_first: bool = False
+    first: int = 0
+    step: int = 1
+
+    def __str__(self) -> str:
+        order = " heads first" if self.heads_first else ""
+        whose = f" from {self.first} by {self.step}" if (self.first, self.step) != (0, 1) else ""
+        return f"{'x'.join(map(str, self.shape))}{order}{whose}"
+
+    @property
+    def length(self) -> int:
+        """Number of queries or keys."""
+        return self.shape[2 if self.heads_first else 1]
+
+    def at(self, tensor: tirx.Buffer, batch: Expr, head: Expr, place: Expr, i: Expr) -> Expr:
+        """Element `i` of one head at one place of the sequence."""
+        head = head * self.step + self.first
+        return tensor[(batch, head, place, i) if self.heads_first else (batch, place, head, i)]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What is added to the scores; a bool mask stands for 0 and -∞, or for `Attention.fill`.
+
+    Attributes
+    ----------
+    shape
+        ``[batch, heads, queries, keys]``, each of which may be 1, or with queries and keys swapped
+        if `turned`.
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: str
+    turned: bool = False
+
+    def __str__(self) -> str:
+        return f"{'x'.join(map(str, self.shape))} {self.dtype}"
+
+    def value(self, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr) -> Expr:
+        """Read the element for a score."""
+        index = (batch, head, key, query) if self.turned else (batch, head, query, key)
+        return tensor[tuple(0 if n == 1 else i for i, n in zip(index, self.shape, strict=True))]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``softmax(query keyᵀ scale + mask) value`` for each head.
+
+    Attributes
+    ----------
+    heads, shared
+        Heads of the queries, and how many in turn share one head of keys and values.
+    size, value_size
+        Elements of a head of queries and keys, and of values and the result.
+    causal
+        Whether query `i` sees keys 0 to `i` only.
+    empty
+        What a query yields that sees no key.
+    fill
+        What stands for a score that a bool mask does not show. None: -∞ is added to it, so that
+        NaN stays NaN.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    mask: Mask | None
+    batch: int
+    heads: int
+    shared: int
+    size: int
+    value_size: int
+    scale: float
+    causal: bool = False
+    empty: float = 0.0
+    fill: float | None = None
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        """Return what decides how fast it is: not by how much scores are scaled."""
+        heads = f"{self.batch}x{self.heads}{f'/{self.shared}' * (self.shared > 1)}"
+        operands = f"{self.query}, {self.key}, {self.value}"
+        mask = f" mask {self.mask}{' filled' * (self.fill is not None)}" if self.mask else ""
+        causal = " causal" * self.causal
+        sizes = f"{self.size} {self.value_size}"
+        return f"attention {heads} {sizes} {self.dtype} of {operands}{mask}{causal}"
+
+    @property
+    def out(self) -> tuple[int, int, int, int]:
+        """Shape of the result: ``[batch, length, heads, size]``."""
+        return (self.batch, self.query.length, self.heads, self.value_size)
+
+    @property
+    def work(self) -> float:
+        """Multiply-adds, an exponential counted as twenty."""
+        scores = self.batch * self.heads * self.query.length * self.key.length
+        return scores * (self.size + self.value_size + 20)
+
+    def masked(
+        self, score: Expr, tensors: dict[str, tirx.Buffer], at: tuple[Expr, Expr, Expr, Expr]
+    ) -> Expr:
+        """Return a score as the softmax sees it.
+
+        Parameters
+        ----------
+        score
+            In units of `exponent_scale`.
+        tensors
+            The arguments of the kernel.
+        at
+            Batch, head, query and key.
+        """
+        lowest = tirx.const(-math.inf, self.dtype)
+        if self.mask is not None:
+            value = self.mask.value(tensors["mask"], *at)
+            if self.mask.dtype != "bool":
+                score = score + self._in_units(value)
+            elif self.fill is None:
+                score = score + T.Select(value, tirx.const(0, self.dtype), lowest)
+            else:
+                limit = self._largest if math.isfinite(self.fill) else math.inf
+                fill = self.fill * exponent_scale(self.dtype)
+                fill = tirx.const(max(-limit, min(fill, limit)), self.dtype)
+                score = T.Select(value, score, fill)
+        return T.Select(at[3] <= at[2], score, lowest) if self.causal else score
+
+    def _in_units(self, value: Expr) -> Expr:
+        """Return what is added to a score in its units, in which the least of numbers is finite.
+
+        As a number it hides a key from those who see another one, and shows all if it hides all.
+        """
+        least = tirx.const(-self._largest, self.dtype)
+        scaled = value * tirx.const(exponent_scale(self.dtype), self.dtype)
+        return T.Select(value >= least, tirx.max(scaled, least), scaled)
+
+    @property
+    def _largest(self) -> float:
+        return float(np.finfo(self.dtype).max)
+
+    def has_few_queries(self, machine: Microarchitecture) -> bool:
+        """Whether a vector of queries would be mostly empty."""
+        return self.query.length * 4 <= machine.lanes(bits_of(self.dtype))
+
+
+def choose(attention: Attention, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:
+    """Choose how to compute it.
+
+    Parameters
+    ----------
+    attention
+        With the mask as it is given.
+    sample
+        Returns what candidates are measured by.
+    """
+    return choice.choose(str(attention), attention_plans.candidates(attention, machine), sample)
+
+
+def prepared(mask: Mask, attention: Attention, plan: Plan) -> Mask:
+    """Describe the mask that the kernel takes: another one is to be copied into its layout."""
+    batch, heads, queries, keys = mask.shape
+    if isinstance(plan, Rows) or queries == 1:
+        return mask
+    padded = -(-attention.query.length // plan.queries) * plan.queries  # whole tasks
+    return Mask((batch, heads, keys, padded), mask.dtype, turned=True)
+
+
+def kernel(attention: Attention, plan: Plan, machine: Microarchitecture) -> tirx.PrimFunc:
+    """Return the function of query, key, value, mask (if there is one) and result."""
+    operands = {"query": attention.query, "key": attention.key, "value": attention.value}
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_attr(FUSIBLE)
+        tensors = {
+            name: argument(name, operand.shape, attention.dtype)
+            for name, operand in operands.items()
+        }
+        if attention.mask is not None:
+            tensors["mask"] = argument("mask", attention.mask.shape, attention.mask.dtype)
+        out = argument("out", attention.out, attention.dtype)
+        with anchor(NAME, tensors.values(), out):
+            tensors["out"] = out
+            if isinstance(plan, Rows):
+                rows.emit(attention, tensors, machine)
+            else:
+                tiles.emit(attention, tensors, plan, machine)
+    return builder.get()

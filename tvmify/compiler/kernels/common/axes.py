@@ -1,0 +1,103 @@
+"""The names of a block's axes: a template gives them, and rules look axes up by them.
+
+Positions would not do: one more axis in a template would let every rule read the wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+
+from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, with_block_parts
+
+#: Annotation of a block: a name for each of its iteration variables, in their order.
+_AXES = "tvmify.axes"
+#: What every tile of sums calls its rows, and its columns, which are lanes of vectors.
+ROW, LANE = "row", "lane"
+
+
+class AxisError(LookupError):
+    """A block has no axis of such a name, or its template names others than it has."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The iteration variables of a block, by name.
+
+    Attributes
+    ----------
+    block
+        The name of the block, for errors.
+    variables
+        In the order of the block.
+    """
+
+    block: str
+    variables: dict[str, tirx.IterVar]
+
+    @classmethod
+    def of(cls, block: s_tir.SBlock) -> Axes:
+        """Read what `named` wrote.
+
+        Raises
+        ------
+        AxisError
+            The block has other axes than its template names.
+        """
+        given: Iterable[object] = block.annotations.get(_AXES, ())  # type: ignore[assignment]
+        names = [str(name) for name in given]
+        if len(set(names)) != len(block.iter_vars):
+            raise AxisError(
+                f"block {block.name_hint!r} has {len(block.iter_vars)} axes, and its template "
+                f"names {len(set(names))} ({', '.join(names)}): name all of them in its `attrs`"
+            )
+        return cls(block.name_hint, dict(zip(names, block.iter_vars, strict=True)))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.variables
+
+    def __getitem__(self, name: str) -> tirx.IterVar:
+        """Return the variable of a name.
+
+        Raises
+        ------
+        AxisError
+            There is none.
+        """
+        if name not in self.variables:
+            known = ", ".join(self.variables)
+            raise AxisError(f"block {self.block!r} has no axis {name!r}, but: {known}")
+        return self.variables[name]
+
+    def extent(self, name: str) -> int:
+        """Return how many iterations an axis has."""
+        return int(self[name].dom.extent)
+
+    def extents(self, *names: str) -> tuple[int, ...]:
+        """Return how many iterations each of several axes has."""
+        return tuple(self.extent(name) for name in names)
+
+    def position(self, name: str) -> int:
+        """Return which iteration variable of the block an axis is."""
+        variable = self[name]
+        return next(i for i, one in enumerate(self.variables.values()) if one is variable)
+
+
+def named(*names: str) -> dict[str, list[str]]:
+    """Return the ``attrs`` of a ``te.compute`` with these axes, those to reduce over last."""
+    return {_AXES: list(names)}
+
+
+def forget_axes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Take the names out of a scheduled function: they are no part of what it computes."""
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:
+        if not isinstance(stmt, s_tir.SBlockRealize) or _AXES not in stmt.block.annotations:
+            return None
+        kept = {key: value for key, value in stmt.block.annotations.items() if key != _AXES}
+        block = with_block_parts(stmt.block, rewrite(stmt.block.body, visit), kept)
+        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+
+    return rewrite_body(function, visit)

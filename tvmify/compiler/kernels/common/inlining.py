@@ -1,0 +1,98 @@
+"""Which blocks become part of their consumers, and what their expressions cost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tvm import s_tir, tirx
+from tvm.ir import Call, TensorLoad
+from tvm.s_tir.schedule import SBlockRV
+
+from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
+from tvmify.compiler.kernels.common.turning import must_stay
+
+#: How long an expression may become, and for how much a function in it counts.
+_LONGEST = 4000
+_PER_FUNCTION = 20
+_FUNCTIONS = frozenset(
+    "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
+    "acos atan asinh acosh atanh atan2 rsqrt".split()
+)
+#: Where statements and expressions have their operands; those of a call are its arguments.
+_OPERANDS = ("value", "a", "b", "condition", "true_value", "false_value")
+
+
+def inline_cheap(sch: s_tir.Schedule) -> None:
+    """Inline the element-wise blocks, unless that would repeat their work.
+
+    A block that calls a function is kept if its elements are read more than once: by two stages,
+    as the exponential of a softmax, or by many elements, as a sigmoid broadcast over an image.
+    """
+    for block in blocks_of(sch):
+        if not is_injective(sch, block) or is_output(sch, block):
+            continue
+        consumers = sch.get_consumers(block)
+        widest = max(iterations(sch, consumer) for consumer in consumers)
+        often = len(consumers) > 1 or widest > 2 * iterations(sch, block)
+        if (often and _calls_function(sch, block)) or nests_too_deep(sch, block):
+            continue
+        if must_stay(sch, block):
+            continue
+        try:
+            sch.compute_inline(block)
+        except s_tir.ScheduleError:
+            continue
+
+
+def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a consumer, with this block inlined, would be too long an expression.
+
+    What is read twice is written out twice, so that ``x = x + x / 2`` doubles with every line.
+    And TVM's code generator writes every named value out again in those that follow, and our
+    functions name many: the third within each other takes it a minute.
+    """
+    own = sch.get(block)
+    length = _written_out(own.body).length
+    for consumer in sch.get_consumers(block):
+        whole = _written_out(sch.get(consumer).body, own.writes[0].source)
+        if whole.reads * length > 1 and whole.length + whole.reads * length > _LONGEST:
+            return True
+    return False
+
+
+def total_work(sch: s_tir.Schedule) -> float:
+    """Multiply-adds that a function is worth, counting a function call as twenty."""
+    return sum(
+        iterations(sch, block) * (_PER_FUNCTION if _calls_function(sch, block) else 1)
+        for block in blocks_of(sch)
+    )
+
+
+def _calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the block computes an exponential or the like: tens of instructions an element."""
+    return _written_out(sch.get(block).body).calls_function
+
+
+class _Written(NamedTuple):
+    """How long an expression is, how often it reads a tensor, whether it calls a function."""
+
+    length: int
+    reads: int
+    calls_function: bool
+
+
+def _written_out(node: object, tensor: tirx.Var | None = None) -> _Written:
+    """Measure an expression, or a statement, and count its reads of a tensor."""
+    if isinstance(node, TensorLoad):
+        return _Written(1, int(tensor is not None and node.source.same_as(tensor)), False)
+    operands = [getattr(node, name, None) for name in _OPERANDS]
+    if isinstance(node, Call):
+        operands += node.args
+    below = [_written_out(operand, tensor) for operand in operands if operand is not None]
+    name = getattr(getattr(node, "op", None), "name", "").rpartition(".")[2]
+    factor = _PER_FUNCTION if name in _FUNCTIONS else 1
+    return _Written(
+        factor * (1 + sum(part.length for part in below)),
+        factor * sum(part.reads for part in below),
+        name in _FUNCTIONS or any(part.calls_function for part in below),
+    )

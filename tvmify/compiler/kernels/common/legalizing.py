@@ -1,0 +1,141 @@
+"""What the legalizers share: which operands are weights, what to add up in, how to pad."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from math import prod
+
+from tvm import relax, tirx
+from tvm.ir import Call, Expr, GlobalVar, Op
+
+from tvmify.compiler.microarchitecture import bits_of
+
+#: Attribute of ``main``: bytes of the weights of products that are lowered already.
+WEIGHT_BYTES = "tvmify.weight_bytes"
+#: What FuseOps knows of a function: element-wise ones may follow it in one kernel.
+FUSIBLE = {"tirx.noalias": True, "op_pattern": 4}
+#: It stays by itself.
+OPAQUE = {"tirx.noalias": True, "op_pattern": 8}
+
+
+def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower an operator as TVM does by itself: one loop per axis, for the general rules."""
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
+def accumulator(dtype: str) -> str:
+    """The type to add up in: the half types have no arithmetic worth the name."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def or_zero(value: Expr, *axes: tuple[Expr, int, int]) -> Expr:
+    """An element of a tensor, or zero past its ends, where it is padded to whole tiles.
+
+    Parameters
+    ----------
+    axes
+        Of each that may have to be padded: index, extent, and extent of a tile.
+    """
+    inside = [index < extent for index, extent, tile in axes if extent % tile]
+    if not inside:
+        return value
+    return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(value.ty.dtype)))
+
+
+def is_weight(builder: relax.BlockBuilder, expression: Expr) -> bool:
+    """Whether an operand depends on weights and constants alone.
+
+    ``relax.transform.LiftTransformParams`` moves the packing of such an operand out of the
+    program. Parameters of the function after the first ``num_input`` are its weights.
+    """
+    if not isinstance(expression, relax.Var):
+        return _all_weights(expression, frozenset())
+    main = _main(builder)
+    return main is not None and expression in weights_of(main)
+
+
+def product_weight_bytes(builder: relax.BlockBuilder) -> int:
+    """Bytes of all weights that the program's matrix products read, each counted once."""
+    main = _main(builder)
+    return 0 if main is None else _product_weight_bytes(main)
+
+
+def _main(builder: relax.BlockBuilder) -> relax.Function | None:
+    for variable, function in builder.get().functions_items():
+        if isinstance(function, relax.Function) and variable.name_hint == "main":
+            return function
+    return None
+
+
+@lru_cache(maxsize=2)
+def _product_weight_bytes(function: relax.Function) -> int:
+    weights = weights_of(function)
+    values = _values(function)
+    pending: list[Expr] = [
+        value.args[1]
+        for value in values.values()
+        if isinstance(value, Call)
+        and isinstance(value.op, Op)
+        and value.op.name == "relax.matmul"
+        and _all_weights(value.args[1], weights)
+    ]
+    seen: set[Expr] = set()
+    total = int((function.attrs or {}).get(WEIGHT_BYTES, 0))
+    while pending:
+        expression = pending.pop()
+        if expression in seen:
+            continue
+        seen.add(expression)
+        expression = values.get(expression, expression)
+        ty = expression.ty
+        if isinstance(expression, Call):
+            pending.extend(expression.args)
+        elif isinstance(expression, relax.Tuple):
+            pending.extend(expression.fields)
+        elif isinstance(expression, relax.TupleGetItem):
+            pending.append(expression.tuple_value)
+        elif isinstance(ty, relax.TensorType) and ty.shape is not None:  # parameter or constant
+            total += prod(int(size) for size in ty.shape) * bits_of(str(ty.dtype)) // 8
+    return total
+
+
+def values_of(builder: relax.BlockBuilder) -> dict[relax.Var, Expr]:
+    """Return what the variables of the program are bound to, before anything is lowered."""
+    main = _main(builder)
+    return {} if main is None else _values(main)
+
+
+@lru_cache(maxsize=2)
+def _values(function: relax.Function) -> dict[relax.Var, Expr]:
+    return {binding.var: binding.value for binding in _bindings(function)}
+
+
+def _bindings(function: relax.Function) -> Iterator[relax.VarBinding]:
+    body = function.body
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        yield from (b for b in block.bindings if isinstance(b, relax.VarBinding))
+
+
+@lru_cache(maxsize=2)
+def weights_of(function: relax.Function) -> frozenset[relax.Var]:
+    """Return the variables of ``main`` that depend on weights and constants alone."""
+    inputs = (function.attrs or {}).get("num_input")
+    known = set() if inputs is None else set(function.params[int(inputs) :])
+    for binding in _bindings(function):
+        if _all_weights(binding.value, known):
+            known.add(binding.var)
+    return frozenset(known)
+
+
+def _all_weights(expression: Expr, known: set[relax.Var] | frozenset[relax.Var]) -> bool:
+    if isinstance(expression, relax.Var):
+        return expression in known
+    if isinstance(expression, Call):
+        return all(_all_weights(argument, known) for argument in expression.args)
+    if isinstance(expression, relax.Tuple):
+        return all(_all_weights(field, known) for field in expression.fields)
+    if isinstance(expression, relax.TupleGetItem):
+        return _all_weights(expression.tuple_value, known)
+    # What is left takes no tensor: constants, shapes, attributes, names of functions.
+    return not isinstance(expression, relax.Function) or isinstance(expression, GlobalVar)

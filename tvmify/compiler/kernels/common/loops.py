@@ -1,0 +1,167 @@
+"""Transformations of loops and blocks that several rules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm_ffi import get_global_func
+
+from tvmify.compiler.kernels.common import tiles
+from tvmify.compiler.kernels.common.last_block import end_with
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+_loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
+
+
+def blocks_of(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """All blocks below the root, in program order."""
+    return sch.get_child_blocks(sch.get_sblock("root"))
+
+
+def find(sch: s_tir.Schedule, name: str) -> SBlockRV | None:
+    """The block of this name, or None."""
+    return next((block for block in blocks_of(sch) if sch.get(block).name_hint == name), None)
+
+
+def extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
+    """Trip count of a loop. Programs of one signature have no symbolic ones."""
+    return int(sch.get(loop).extent)
+
+
+def kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
+    """One letter for each iteration variable: "S" spatial, "R" reduction, "O" other."""
+    letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+    return "".join(letters.get(int(v.iter_type), "O") for v in sch.get(block).iter_vars)
+
+
+def is_reduction_loop(sch: s_tir.Schedule, loop: LoopRV) -> bool:
+    """Whether the iterations of a loop add to the same elements."""
+    return _loop_kind(sch, loop) == "R"
+
+
+def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether each iteration of the block writes an element of its own."""
+    return set(kinds(sch, block)) <= {"S"}
+
+
+def is_output(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether the block writes a tensor that the function returns."""
+    return not sch.get_consumers(block)
+
+
+def output_bits(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """Bits of one element that the block writes."""
+    return bits_of(str(sch.get(block).writes[0].source.dtype))
+
+
+def vectorize(sch: s_tir.Schedule, loop: LoopRV, lanes: int, unroll: bool = True) -> LoopRV | None:
+    """Split off one register's worth of lanes and vectorise exactly that.
+
+    LLVM falls off a cliff on vectors that are not one register wide (24 or 48 lanes cost tens of
+    times more), hence the split. What is left of the loop is unrolled, or returned as it is.
+    """
+    if extent(sch, loop) <= lanes:
+        sch.vectorize(loop)
+        return None
+    outer, inner = sch.split(loop, [None, lanes])
+    sch.vectorize(inner)
+    if unroll:
+        sch.unroll(outer)
+    return outer
+
+
+def fuse(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """Fuse neighbouring loops, of which there may be one."""
+    return sch.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def element_count(shape: Iterable[object]) -> int:
+    """Number of elements of a static shape."""
+    return prod(int(size) for size in shape)  # type: ignore[call-overload]
+
+
+def iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How often the body of a block runs."""
+    return element_count(variable.dom.extent for variable in sch.get(block).iter_vars)
+
+
+def traffic(function: tirx.PrimFunc, most: float) -> float:
+    """Bytes of all arguments of a function; of each at most so many elements, as of a table."""
+    total = 0.0
+    for parameter in function.params:
+        if hasattr(parameter.ty, "shape"):
+            bits = bits_of(str(parameter.ty.dtype))
+            total += min(element_count(parameter.ty.shape), most) * bits / 8
+    return total
+
+
+def parallel_if_worth(
+    sch: s_tir.Schedule, loop: LoopRV, machine: Microarchitecture, multiply_adds: float
+) -> None:
+    """Mark a loop parallel unless the whole function is too short for a fork and join."""
+    moved = traffic(sch.mod["main"], multiply_adds)
+    if extent(sch, loop) > 1 and machine.worth_threads(multiply_adds, moved):
+        sch.parallel(loop)
+
+
+def keep_in_registers(
+    sch: s_tir.Schedule,
+    anchor: SBlockRV,
+    store: SBlockRV,
+    machine: Microarchitecture,
+    rows: int = 1,
+    reductions: int = 1,
+    whole: tuple[int, str] | None = None,
+) -> LoopRV:
+    """Turn a tile of sums into registers: the heart of every kernel.
+
+    Parameters
+    ----------
+    anchor
+        The block that adds up, already computed at its tile. Its innermost loops are `rows` loops
+        over rows, one over columns, and `reductions` loops to reduce over.
+    store
+        The block that stores the tile; its innermost loops are those rows and columns.
+    whole
+        Where the innermost reduction is a block of a longer one, and the last may be shorter: the
+        length of the longer one, and the axis of the anchor that numbers the blocks.
+
+    Returns
+    -------
+    LoopRV
+        The innermost loop along the reduction, which may take several steps at once.
+    """
+    loops = sch.get_loops(anchor)
+    *reduced, along = loops[-reductions:]
+    tile = loops[-reductions - rows - 1 : -reductions]
+    *heights, columns = (extent(sch, loop) for loop in tile)
+    bits = output_bits(sch, anchor)
+    lanes, length = machine.lanes(bits), extent(sch, along)
+    if sch.get(along).kind == tirx.ForKind.UNROLLED:  # a split forgets that
+        steps = length
+    else:
+        lengths = [length] if whole is None else [length, whole[0]]
+        steps = tiles.steps(tiles.Tile(prod(heights), columns), machine, bits, *lengths)
+    along, step = sch.split(along, [None, steps])
+    sch.unroll(step)
+    reduced = [*reduced, along]
+    sch.reorder(*reduced, step, *tile)
+    for row in tile[:-1]:
+        sch.unroll(row)
+    # Marks must be set before the initial value is split off: afterwards TVM refuses them.
+    vectorize(sch, tile[-1], lanes)
+    initial = sch.get_loops(sch.decompose_reduction(anchor, reduced[0]))
+    sch.vectorize(initial[-1])
+    for loop in initial[-1 - rows - (columns > lanes) : -1]:
+        sch.unroll(loop)
+    sch.set_scope(anchor, 0, "local")
+    *_, column = sch.get_loops(store)
+    for row in sch.get_loops(store)[-1 - rows : -1]:
+        sch.unroll(row)
+    vectorize(sch, column, lanes)
+    if whole is not None:
+        end_with(sch, anchor, along, whole[0] // steps, whole[1])
+    return along

@@ -1,0 +1,277 @@
+"""Fetching the weights of later steps while those of the present one are multiplied.
+
+Weights of a model do not fit the caches: each comes from memory once per call. The processor's own
+prefetcher sees a new block only when the first tile of rows reads it, and that tile waits; so the
+steps before it ask for the lines, spread evenly over all of them, and where blocks are small for
+those of the block after the next as well. A lone tile, which reads each weight once, asks for what
+it reads some steps later: nothing else would hide the way from memory, and the processor's own
+prefetcher stops at the end of every page. For weights that it has to unpack it asks twice, further
+ahead for the second cache, and then for the first.
+
+Of the other operand, what the next tile reads is fetched where that pays: another core may have
+written it, and cores are as far apart as the host of a virtual machine puts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+from tvm import s_tir, sym, tirx
+from tvm.ir import Expr, TensorRegion
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import Stmt
+
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.rewriting import rewrite_body, uses
+from tvmify.compiler.microarchitecture import bits_of
+
+#: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
+#: block meets, how many iteration variables number them, these, and those of the rows to fetch.
+_PREFETCH = "tvmify.prefetch"
+#: Attribute of a function that has such loops.
+FETCHES = "tvmify.fetches_ahead"
+#: Bytes that memory hands out at once, on all processors of interest.
+_LINE = 64
+#: A block that has so many bytes is fetched into the first cache at once, beside the present one,
+#: and the one after it into the second, for which the time of one block is too short. Winograd's
+#: are of 8 to 12 KB: ResNet-18 takes 0.98 of the time, others 0.995 to 1.00 (Zen 5), and with the
+#: block after the next 0.96, ResNet-50 0.98, others 1.00 to 1.01 (a Xeon with AVX-512 FP16).
+_SMALL_BLOCK = 16 << 10
+#: Bytes that are on their way from memory to a core while it reads; twice and half of it are
+#: slower (products of 1 to 12 rows, measured). Unpacking compact weights is so many instructions
+#: that the loads of few lines are in flight at once: with as much again on its way to the second
+#: cache, GPT-2 decodes in 0.87 of the time (AVX-512; 0.83 with AVX2, a Xeon). Other weights gain
+#: nothing by it, and `mlp_1` with AVX2 loses a tenth.
+_DISTANCE = 2048
+#: As LLVM numbers them. The second cache has buffers for more lines that are on their way from
+#: memory than the first; from there to the first the processor's own prefetcher is fast enough.
+_TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
+
+
+def fetch_ahead(
+    sch: s_tir.Schedule,
+    block: SBlockRV,
+    loop: LoopRV,
+    tiles: int,
+    numbers: Sequence[str],
+    nearby: bool = False,
+    rows: Sequence[str] = (),
+) -> None:
+    """Ask `insert_prefetches` to fetch ahead in this loop.
+
+    Parameters
+    ----------
+    block
+        The tile of sums.
+    loop
+        The innermost loop along the reduction, around a tile of sums.
+    tiles
+        How many tiles meet one block of the panel.
+    numbers
+        The axes that number the tiles, the innermost last.
+    nearby
+        Whether all weights stay in the second cache from call to call. A lone tile reads them from
+        there as they are.
+    rows
+        Where what the next tile reads of the other operand is to be fetched, too: the axes that
+        number tiles by what they read of it, in the order of their loops. Half of what a
+        core reads of an activation for the first time, another core wrote, unless both kernels
+        share out the same rows; it costs 0.16 ns a byte, a third of the time of small products (the
+        14 × 14 images of MobileNetV2, measured).
+    """
+    if tiles > 1 or not nearby:
+        cache = _FIRST_CACHE if nearby else _SECOND_CACHE
+        if tiles == 1:
+            rows = ()
+        axes = Axes.of(sch.get(block))
+        positions = [axes.position(name) for name in (*numbers, *rows)]
+        sch.annotate(loop, _PREFETCH, [cache, tiles, len(numbers), *positions])
+
+
+def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Put the prefetches into the loops that the functions above marked."""
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.For) or _PREFETCH not in stmt.annotations:
+            return None
+        body = tirx.SeqStmt([*_in_loop(stmt), stmt.body])
+        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
+
+    changed = rewrite_body(function, visit)
+    return function if changed.same_as(function) else changed.with_attr(FETCHES, True)
+
+
+def prefetches(
+    buffer: tirx.Var, index: list[Expr], count: int, cache: int = _FIRST_CACHE
+) -> Iterator[Stmt]:
+    """Fetch so many elements from an index on, into the first cache unless told otherwise.
+
+    An index past the end of an axis is what follows in memory all the same, and past the end of the
+    buffer a prefetch does nothing.
+    """
+    hints = [tirx.const(value, "int32") for value in (_TO_READ, cache, _DATA)]
+    for first in range(0, count, _LINE // _bytes(buffer)):
+        address = tirx.op.address_of(tirx.BufferLoad(buffer, [*index[:-1], index[-1] + first]))
+        yield tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *hints))
+
+
+def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
+    marks = loop.annotations[_PREFETCH]
+    cache, tiles, count, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
+    numbers, following = numbers[:count], numbers[count:]
+    tile = _Tile.in_loop(loop)
+    if following:
+        yield from _next_rows(tile, following)
+    panel, start = tile.panel.source, tile.start(tile.panel)
+    columns, step = int(panel.shape[-1]), tile.step
+    if tiles == 1:
+        ahead = [_FIRST_CACHE, _SECOND_CACHE] if _is_compact(tile.panel) else [cache]
+        for times, into in enumerate(ahead, 1):
+            distance = step * columns + times * _DISTANCE // _bytes(panel)
+            yield from prefetches(panel, _after(start, distance), columns * tile.taken, into)
+        return
+    ahead = [cache]
+    if cache != _FIRST_CACHE and tile.steps * columns * _bytes(panel) <= _SMALL_BLOCK:
+        ahead = [_FIRST_CACHE, cache]
+    # Every step asks for its share of the next block; with many tiles, a part of a line.
+    share = -(-columns // tiles)
+    number = _flat([tile.variables[i] for i in numbers]) % tiles
+    for blocks, into in enumerate(ahead, 1):
+        distance = tile.steps * (blocks * columns + number * share) + step * share
+        yield from prefetches(panel, _after(start, distance), share * tile.taken, into)
+
+
+def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:
+    """Fetch rows of the next tile: all steps together pass over one row after the other.
+
+    Where a row ends within an iteration, the first elements of the next one are not fetched.
+    """
+    rows, left = int(tile.row.dom.extent), tile.left
+    if not uses(left.region[-1].min, [variable.var for variable, _ in tile.reduced]):
+        return  # a transposed operand: its rows are not in one piece
+    position = tile.step * rows
+    rest = int(left.source.shape[-1]) - tile.steps
+    distance = position + position // tile.steps * rest
+    start = tile.start(left, tile.following(numbers))
+    yield from prefetches(left.source, _after(start, distance), rows * tile.taken)
+
+
+class _Tile(NamedTuple):
+    """The multiply-adds in a loop along a block of the reduction.
+
+    Attributes
+    ----------
+    block
+        What is computed: sums of products of a row and a lane.
+    variables, reduced
+        Its iteration variables with their values in the first row and lane, and those along the
+        reduction.
+    taken
+        Steps of the reduction that an iteration takes; the values are those of the first.
+    """
+
+    block: tirx.SBlock
+    variables: list[tuple[tirx.IterVar, Expr]]
+    reduced: list[tuple[tirx.IterVar, Expr]]
+    taken: int
+
+    @classmethod
+    def in_loop(cls, loop: tirx.For) -> _Tile:
+        """Read what a loop computes."""
+        step, analyzer = loop.body, sym.Analyzer()
+        tile = step
+        while isinstance(tile, tirx.For):  # steps, rows and columns: the first of each
+            analyzer.bind(tile.loop_var, tirx.const(0, "int64"))
+            tile = tile.body
+        values = [analyzer.simplify(value) for value in tile.iter_values]
+        variables = list(zip(tile.block.iter_vars, values, strict=True))
+        reduced = [v for v in variables if int(v[0].iter_type) == tirx.IterVar.CommReduce]
+        return cls(tile.block, variables, reduced, int(step.extent))
+
+    @property
+    def row(self) -> tirx.IterVar:
+        """The variable that numbers the rows of the tile."""
+        return Axes.of(self.block)[ROW]
+
+    @property
+    def lane(self) -> tirx.IterVar:
+        """The variable that numbers its columns."""
+        return Axes.of(self.block)[LANE]
+
+    @property
+    def steps(self) -> int:
+        """How many steps a block of the reduction has."""
+        return prod(int(variable.dom.extent) for variable, _ in self.reduced)
+
+    @property
+    def step(self) -> Expr:
+        """The number of the present one."""
+        return _flat(self.reduced)
+
+    @property
+    def panel(self) -> TensorRegion:
+        """The weights that it reads."""
+        return next(region for region in self._factors if self._has_lanes(region))
+
+    @property
+    def left(self) -> TensorRegion:
+        """The rows that it reads."""
+        return next(region for region in self._factors if not self._has_lanes(region))
+
+    @property
+    def _factors(self) -> list[TensorRegion]:
+        sums = self.block.writes[0].source
+        return [region for region in self.block.reads if not region.source.same_as(sums)]
+
+    def _has_lanes(self, region: TensorRegion) -> bool:
+        return region.region[-1].min.same_as(self.lane.var) or _is_compact(region)
+
+    def following(self, numbers: Sequence[int]) -> list[tuple[tirx.IterVar, Expr]]:
+        """Return the iteration variables with their values in the tile that is next.
+
+        `numbers` says which variables number tiles, in the order of their loops.
+        """
+        variables = list(self.variables)
+        number = _flat([variables[i] for i in numbers]) + 1
+        for i in reversed(numbers):
+            variable, _ = variables[i]
+            variables[i] = variable, number % variable.dom.extent
+            number = number // variable.dom.extent
+        return variables
+
+    def start(
+        self, region: TensorRegion, variables: list[tuple[tirx.IterVar, Expr]] | None = None
+    ) -> list[Expr]:
+        """Return the index of the first element that a block of the reduction reads of it.
+
+        `variables` are those of another tile.
+        """
+        analyzer = sym.Analyzer()
+        for variable, value in (variables or self.variables)[: -len(self.reduced)]:
+            analyzer.bind(variable.var, analyzer.simplify(value))
+        for variable, _ in self.reduced:
+            analyzer.bind(variable.var, tirx.const(0, "int64"))
+        return [analyzer.simplify(axis.min) for axis in region.region]
+
+
+def _is_compact(region: TensorRegion) -> bool:
+    """Whether these are compact weights, one of which lies in several places."""
+    return not isinstance(region.region[-1].extent, tirx.IntImm)
+
+
+def _after(start: list[Expr], distance: Expr) -> list[Expr]:
+    return [*start[:-1], start[-1] + distance]
+
+
+def _bytes(buffer: tirx.Var) -> int:
+    return bits_of(str(buffer.dtype)) // 8
+
+
+def _flat(variables: list[tuple[tirx.IterVar, Expr]]) -> Expr:
+    """Number the iterations of some variables, given with their values, through."""
+    number: Expr = tirx.const(0, "int64")
+    for variable, value in variables:
+        number = number * variable.dom.extent + value
+    return number

@@ -1,0 +1,208 @@
+"""Register tiles: how many rows and columns of a product a kernel keeps in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple, TypeVar
+
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+T = TypeVar("T")
+
+#: Cycles from a fused multiply-add to the next one that needs its sum, on all cores of interest.
+_LATENCY = 4
+#: Wider columns than this many registers do not pay: a tile needs rows as well, and one row alone
+#: waits for memory, which is read no faster in longer pieces.
+_MOST_VECTORS = 4
+#: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
+#: which comes from L2 more often than not, and for each row, whose activation is broadcast. Fitted
+#: together with the constants of `plans`, and the former, 0.75 then, chosen anew by the times of
+#: 145 products: they lose 2.5 % instead of 3.2 in the mean with AVX-512, 1.8 instead of 1.9 with
+#: AVX2, the worst of them 17 instead of 34 % and 12 instead of 15.
+_PER_VECTOR, _PER_ROW = 1.05, 0.5
+#: Multiply-adds of vectors in one iteration of a kernel, and steps of the reduction, at most. With
+#: one step of 6 × 16 sums, every third instruction counts or prefetches. A core that has its
+#: instruction slots for itself does not mind; one whose sibling thread is busy, as on most rented
+#: machines, is a tenth to a fifth faster with four steps (products of ResNet-50, AVX2, measured).
+#: Two steps of 9 × 48, 14 × 32 and 7 × 2 × 32 take 1 to 2 % less than one (AVX-512, measured).
+_ITERATION, _MOST_STEPS = 56, 4
+#: How much longer tiles take that leave no register for that.
+_ONE_BY_ONE = 1.08
+#: How much longer tiles of an image take some of which its border cuts, or that go on in the next
+#: row: at 28 × 28 and 56 × 56, stride 2, tiles that divide a row took 0.8 to 1.06 of their time.
+_CUT = 1.1
+#: Pixels of a flat tile, at most. Each has an address of its own, for which LLVM needs a register.
+_MOST_ADDRESSES = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows × columns of sums that stay in registers while the kernel runs along the reduction."""
+
+    rows: int
+    columns: int
+
+
+def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile]:
+    """Every tile whose sums, weights and one activation fit into the registers."""
+    lanes = lanes_for(columns, machine, bits)
+    return [
+        Tile(rows, vectors * lanes)
+        for vectors in range(1, _MOST_VECTORS + 1)
+        for rows in range(1, machine.accumulators + 1)
+        if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
+        # With every register in use, LLVM spills: the weights of a step need theirs as well.
+        and (rows + 1) * vectors < machine.vector_registers
+        and (vectors - 1) * lanes < columns
+    ]
+
+
+def lanes_for(columns: int, machine: Microarchitecture, bits: int) -> int:
+    """Lanes of the vectors that a tile is made of: a whole register, unless columns are few."""
+    lanes = machine.lanes(bits)
+    while lanes > 1 and lanes // 2 >= columns:
+        lanes //= 2
+    return lanes
+
+
+def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> bool:
+    """Whether sums, the vectors of a step and what is broadcast leave a register.
+
+    Where they leave none, LLVM spills in loops that are more than one step of a product: of 16
+    registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27; products of two steps
+    an iteration and convolutions of whole windows take twice the time. If a step has one vector,
+    those of all steps are loaded at once, beside a second broadcast: 9 × 8 is as fast as
+    expected, 13 × 8 takes twice that. A single row uses each vector once, straight from memory.
+    """
+    if tile.rows == 1 and machine.memory_operands:
+        return True
+    vectors = tile.columns // lanes_for(columns, machine, bits)
+    loaded = vectors if vectors > 1 else _MOST_STEPS + 1
+    return tile.rows * vectors + loaded + 1 < machine.vector_registers
+
+
+def steps(tile: Tile, machine: Microarchitecture, bits: int, *lengths: int) -> int:
+    """Choose how many steps of the reduction one iteration takes: a divisor of all `lengths`."""
+    if not leaves_register(tile, machine, bits, tile.columns):
+        return 1
+    multiply_adds = tile.rows * tile.columns // lanes_for(tile.columns, machine, bits)
+    most = max(min(_ITERATION // multiply_adds, _MOST_STEPS), 1)
+    return next(n for n in range(most, 0, -1) if not any(length % n for length in lengths))
+
+
+def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> float:
+    """Estimate the cycles that one step of the reduction takes on one tile.
+
+    Loads hide behind multiply-adds only in part; a sum can be added to once per latency.
+    """
+    vectors = tile.columns // lanes_for(columns, machine, bits)
+    arithmetic = tile.rows * vectors / machine.units
+    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows
+    one_by_one = 1.0 if leaves_register(tile, machine, bits, columns) else _ONE_BY_ONE
+    return max((arithmetic + around) * one_by_one, _LATENCY)
+
+
+def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> Tile:
+    """Pick the tile for a product of so many rows and columns."""
+    return ranked(rows, columns, machine, bits)[0]
+
+
+def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> list[Tile]:
+    """Order the tiles for a product of so many rows and columns, the best first.
+
+    Whole tiles are counted, so that what a tail wastes is part of the estimate. Among equals the
+    squarer tile is better: it loads less.
+    """
+
+    def cost(tile: Tile) -> tuple[float, float]:
+        count = -(-rows // tile.rows) * -(-columns // tile.columns)
+        vectors = tile.columns / machine.lanes(bits)
+        loaded = count * (tile.rows + vectors)
+        return count * cycles(tile, machine, bits, columns), loaded
+
+    within = (tile for tile in candidates(machine, bits, columns) if tile.rows <= rows)
+    return sorted(within, key=cost)
+
+
+def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
+    """Pick tiles that are worth measuring beside the first, the best.
+
+    The next in order are much like it. So these are, for each feature, the best tiles of two other
+    values of it.
+    """
+    found: list[T] = []
+    for feature in features:
+        by_value = {feature(tile): tile for tile in reversed(ranked)}
+        order = dict.fromkeys(feature(tile) for tile in ranked)
+        found += [by_value[value] for value in list(order)[1:3]]
+    return list(dict.fromkeys(found))
+
+
+class ImageTile(NamedTuple):
+    """Rows and columns of pixels × channels of sums that stay in registers.
+
+    Where pixels are `flat`, they are numbered through, and a tile goes on in the next row.
+    """
+
+    down: int
+    across: int
+    channels: int
+    flat: bool = False
+
+    @property
+    def pixels(self) -> int:
+        """How many there are."""
+        return self.down * self.across
+
+    @property
+    def product(self) -> Tile:
+        """The same registers as a tile of a matrix product."""
+        return Tile(self.pixels, self.channels)
+
+    def counts(self, height: int, width: int) -> tuple[int, int]:
+        """How many tiles cover an image, one below the other and side by side."""
+        if self.flat:
+            height, width = 1, height * width
+        return -(-height // self.down), -(-width // self.across)
+
+    def __str__(self) -> str:
+        return f"{self.down}x{self.across}x{self.channels}{' flat' * self.flat}"
+
+
+def ranked_image(
+    height: int, width: int, columns: int, machine: Microarchitecture, bits: int = 32
+) -> list[ImageTile]:
+    """Order the tiles for an image, the best first.
+
+    As `ranked`; where whole tiles of channels are possible, others come last: LLVM spoils the
+    stores of a tile that is cut on two sides (18 times the time on 512 channels by 48). Of tiles
+    with as many pixels the squarest comes first, the taller one of two: neighbours in a row share
+    inputs, which LLVM loads early and once, and spills (4 × 2 pixels of U-Net's first layer take
+    0.84 of the time of 1 × 8 with AVX-512, 0.91 to 0.97 with AVX2 and 4 pixels).
+    """
+
+    def cost(image_tile: ImageTile) -> tuple[float, ...]:
+        down, across, channels, flat = image_tile
+        tile = image_tile.product
+        count = prod(image_tile.counts(height, width)) * -(-columns // channels)
+        loaded = count * (tile.rows + channels / machine.lanes(bits))
+        is_cut = columns > channels and columns % channels > 0
+        pieces = _CUT if flat or height % down or width % across else 1.0
+        taken = pieces * count * cycles(tile, machine, bits, columns)
+        return is_cut, taken, flat, max(down, across), across, loaded
+
+    products = candidates(machine, bits, columns)
+    found = [
+        ImageTile(down, tile.rows // down, tile.columns)
+        for tile in products
+        for down in range(1, min(height, tile.rows) + 1)
+        if tile.rows % down == 0 and tile.rows // down <= width
+    ]
+    found += [
+        ImageTile(1, tile.rows, tile.columns, flat=True)
+        for tile in products
+        if height > 1 and width % tile.rows and tile.rows <= min(_MOST_ADDRESSES, height * width)
+    ]
+    return sorted(found, key=cost)

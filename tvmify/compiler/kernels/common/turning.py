@@ -1,0 +1,120 @@
+"""Reading what lies the other way round: transposes, and chains that begin with one.
+
+Outermost first: tiles of the result, in parallel; a tile is copied to the stack in whole vectors,
+along the memory of the operand; then the chain reads the copy across. Without it, each lane of a
+vector comes from a cache line of its own, and lines that are a power of two apart push each other
+out of the cache before their second element is read.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
+from tvm.s_tir.schedule import SBlockRV
+
+from tvmify.compiler.kernels.common.loops import (
+    extent,
+    fuse,
+    is_injective,
+    output_bits,
+    parallel_if_worth,
+)
+from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: A tile has at most so many rows: it stays below the kilobyte that TVM leaves on the stack.
+_MOST_ROWS = 16
+
+
+def turn_operands(
+    sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
+) -> bool:
+    """Schedule a nest tile by tile if it reads operands across their memory; tell whether it does.
+
+    The block must be a nest of its own, one loop per axis.
+    """
+    lanes = min(machine.lanes(output_bits(sch, block)), _MOST_ROWS)
+    found = _across(sch, block)
+    if found is None:
+        return False
+    axis, reads = found
+    loops = sch.get_loops(block)
+    column, row = loops[-1], loops[axis]
+    if min(2 * extent(sch, column), 2 * extent(sch, row)) < lanes:
+        return False
+    row_tile, row = sch.split(row, [None, min(lanes, extent(sch, row))])
+    column_tile, column = sch.split(column, [None, min(lanes, extent(sch, column))])
+    outer = [*loops[:axis], row_tile, *loops[axis + 1 : -1], column_tile]
+    sch.reorder(*outer, row, column)
+    tile = fuse(sch, outer)
+    parallel_if_worth(sch, tile, machine, work)
+    for read in reads:
+        copy = sch.cache_read(block, read, "local")
+        sch.compute_at(copy, tile)
+        *_, along = sch.get_loops(copy)
+        sch.vectorize(along)
+    sch.unroll(row)
+    sch.vectorize(column)
+    return True
+
+
+def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a block is read across its memory, and inlined would hide that.
+
+    It is a pass of its own then, along its memory: two such passes are faster than one that reads
+    element by element. Unless the consumer turns back what the block itself reads across.
+    """
+    body = sch.get(block)
+    axes = [variable.var for variable in body.iter_vars]
+    odd = [read for read in body.reads if _places(read, axes) is None]
+    if not odd:
+        return False
+    for consumer in sch.get_consumers(block):
+        if _across(sch, consumer) is None:
+            continue
+        last = _last_axis(sch, consumer, body.writes[0].source)
+        others = [axis for i, axis in enumerate(axes) if i != last]
+        if any(uses(read.region[-1].min, others) for read in odd):
+            return True
+    return False
+
+
+def _last_axis(sch: s_tir.Schedule, consumer: SBlockRV, tensor: tirx.Var) -> int | None:
+    """Which axis of a tensor lies along the memory of the block that reads it."""
+    body = sch.get(consumer)
+    axes = [variable.var for variable in body.iter_vars]
+    read = next(read for read in body.reads if read.source.same_as(tensor))
+    places = _places(read, axes)
+    return places.index(len(axes) - 1) if places and len(axes) - 1 in places else None
+
+
+def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | None:
+    """Which axis of the result is the last of some operands, if its own last is not, and which."""
+    body = sch.get(block)
+    # A guarded read may lie outside the operand where the guard fails; the copy would not ask.
+    if not is_injective(sch, block) or "if_then_else" in str(body.body):
+        return None
+    axes = [variable.var for variable in body.iter_vars]
+    last = len(axes) - 1
+    found: dict[int, list[int]] = {}
+    for number, read in enumerate(body.reads):
+        places = _places(read, axes)
+        along = places[-1] if places else None
+        if along not in (None, last) and last in places:
+            found.setdefault(along, []).append(number)
+    return next(iter(found.items()), None)
+
+
+def _places(read: TensorRegion, axes: list[tirx.Var]) -> list[int | None] | None:
+    """Which axis of the result each index of an operand is, None for a constant.
+
+    None if an index is something else, or the operand is read in several places at once.
+    """
+    places: list[int | None] = []
+    for part in read.region:
+        place = next((i for i, axis in enumerate(axes) if axis.same_as(part.min)), None)
+        is_single = isinstance(part.extent, tirx.IntImm) and int(part.extent) == 1
+        if not is_single or (place is None and not isinstance(part.min, tirx.IntImm)):
+            return None
+        places.append(place)
+    return places

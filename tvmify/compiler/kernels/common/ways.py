@@ -1,0 +1,159 @@
+"""Several ways to schedule one function, of which the rule's is taken, or the fastest measured.
+
+Legalizers choose for an operator; here it is for what fusing has made of some. All that decides how
+fast that is stands in the function, so that a hash of it names the workload. No names go into the
+hash: equal kernels of all models are measured once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import tvm_ffi
+from tvm import relax, s_tir, tirx
+from tvm.ir import Expr, TensorLoad
+
+from tvmify.compiler.kernels.common import choice
+from tvmify.compiler.kernels.common.inlining import inline_cheap, total_work
+from tvmify.compiler.kernels.common.loops import traffic
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.sample import Sample
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: Nanoseconds of the shortest function that is measured: what a better schedule gains of less is
+#: lost in the call of a kernel, and the seconds are better spent on others.
+_WORTHWHILE = 2000
+#: Both with threads and without are measured where the estimate, so many times longer or shorter,
+#: would decide otherwise. On Zen 4, forks were too many by up to a factor of two.
+_ERROR = 4
+#: Divisions of integers by zero end the process.
+_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to schedule a function.
+
+    Attributes
+    ----------
+    vectors
+        How many stand side by side in the innermost loops, at most.
+    rows
+        Whether the vectors of a row are a loop of their own inside the rows, not one with them.
+    threads
+        Whether threads share the outermost loop.
+    """
+
+    vectors: int = 1
+    rows: bool = False
+    threads: bool = False
+
+    @property
+    def work(self) -> float:
+        """As many multiply-adds as make `parallel_if_worth` decide this way."""
+        return math.inf if self.threads else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.vectors} wide" + ", rows" * self.rows + ", threads" * self.threads
+
+
+class Several(Rule):
+    """A rule that knows several ways to schedule a function."""
+
+    #: Without threads; its own first.
+    ways: tuple[Way, ...] = (Way(),)
+
+    def takes(self, sch: s_tir.Schedule) -> bool:
+        """Tell whether the rule has business with a function."""
+        raise NotImplementedError
+
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
+        """Schedule, in one way, what is left when all that is cheap has been inlined."""
+        raise NotImplementedError
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function in the rule's own way, unless another was measured faster."""
+        if not self.takes(sch):
+            return None
+        function = sch.mod["main"]
+        inline_cheap(sch)
+        work = total_work(sch)
+        moved = traffic(function, work)
+        # What the estimate itself says comes first.
+        errors = (1, _ERROR, 1 / _ERROR)
+        threads = dict.fromkeys(machine.worth_threads(work * e, moved * e) for e in errors)
+        ways = [replace(way, threads=forks) for forks in threads for way in self.ways]
+        way, time = ways[0], machine.streaming(work, moved)
+        if time > _WORTHWHILE and choice.is_asking():
+            ways = self._unlike(sch, machine, ways)
+            sample = _sample(function, time / machine.nanoseconds(1))
+            if sample is not None and len(ways) > 1:
+                way = choice.choose(_workload(self.name, function), ways, lambda: sample)
+        elif time > _WORTHWHILE and choice.is_measured():
+            way = choice.choose(_workload(self.name, function), ways)
+        return self.nest(sch, machine, way)
+
+    def _unlike(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, ways: Sequence[Way]
+    ) -> list[Way]:
+        """Return the first way, and those that make other code than the ways before them."""
+        found: list[tuple[Way, tirx.PrimFunc]] = []
+        for way in ways:
+            try:
+                result = self.nest(sch.copy(), machine, way)
+            except Exception:  # TVM's errors share no narrower class
+                result = None
+            if result is None:
+                if not found:  # so does the function itself, which is for another rule then
+                    return [way]
+                continue
+            function = result.mod["main"]
+            if not any(tvm_ffi.structural_equal(function, other) for _, other in found):
+                found.append((way, function))
+        return [way for way, _ in found]
+
+
+def _workload(rule: str, function: tirx.PrimFunc) -> str:
+    result = function.params[-1].ty
+    shape = "x".join(str(int(size)) for size in result.shape)
+    # Attributes say what passes have found out: one function may have more of them than another.
+    bare = tirx.PrimFunc(function.params, function.body, function.ret_type)
+    return f"{rule} {shape} {result.dtype} {tvm_ffi.structural_hash(bare):016x}"
+
+
+def _sample(function: tirx.PrimFunc, multiply_adds: float) -> Sample | None:
+    """Return a program of one function; None where that would need more than any numbers."""
+    stored: list[tirx.Var] = []
+    depends: list[bool] = []
+
+    def note(node: TensorLoad | tirx.BufferStore) -> None:
+        if isinstance(node, tirx.BufferStore):
+            stored.append(node.buffer)
+        # Places that are looked up would be outside the tensor, or all the same.
+        depends.append(any("[" in str(index) for index in node.indices))
+
+    def check(division: Expr) -> None:
+        depends.append("int" in str(division.ty.dtype) and "[" in str(division.b))
+
+    tvm_ffi.structural_walk(
+        function.body, [((TensorLoad, tirx.BufferStore), note), (_DIVISIONS, check)]
+    )
+    is_output = [any(tensor.same_as(p) for tensor in stored) for p in function.params]
+    # What has no inputs is computed beforehand, as if it depended on weights.
+    if any(depends) or is_output != sorted(is_output) or len(set(is_output)) == 1:
+        return None
+    inputs = is_output.count(False)
+    types = [relax.TensorType(p.ty.shape, str(p.ty.dtype)) for p in function.params]
+
+    def body(builder: relax.BlockBuilder, operands: list[relax.Var]) -> relax.Expr:
+        variable = builder.add_func(function, "kernel")
+        outputs = types[inputs:]
+        if len(outputs) == 1:
+            return relax.call_tir(variable, operands, outputs[0])
+        return relax.TupleGetItem(builder.emit(relax.call_tir(variable, operands, outputs)), 0)
+
+    return Sample(types[: inputs + 1], (False,) * inputs, body, multiply_adds)

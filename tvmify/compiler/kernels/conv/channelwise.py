@@ -1,0 +1,189 @@
+"""Windows that slide over each channel by itself: depthwise convolution and pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from tvm import s_tir, te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.loops import (
+    extent,
+    find,
+    fuse,
+    keep_in_registers,
+    output_bits,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.conv.windows import Window, continued, pad
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
+WINDOW, ROWS = "tvmify.window", "tvmify.rows"
+#: Output rows that one task computes: the rows that the window overlaps are padded once for them.
+#: An estimate, as few as leave a small image several tasks; half and twice as many are measured if
+#: asked for.
+_ROWS_PER_TASK = 8
+#: Windows of more places than this, 5 × 5, stay loops: their code would not fit the cache.
+UNROLLED_WINDOW = 25
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is cut.
+
+    Attributes
+    ----------
+    pixels
+        Of a row, in registers.
+    rows
+        Output rows for which a border is put around the image at a time; 0 if none is needed.
+    """
+
+    pixels: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.pixels} pixels" + f" bands of {self.rows} rows" * (self.rows > 0)
+
+
+def choose(
+    operator: str,
+    image: Sequence[int],
+    out: Sequence[int],
+    window: Window,
+    dtype: str,
+    registers: int,
+    bordered: bool = True,
+) -> Cut:
+    """Choose how the work is cut, with so many registers for results."""
+    workload = f"{operator} {list(image)} {list(out)} {window} {dtype}"
+    return choice.choose(workload, cuts(out[1], out[2], registers, bordered))
+
+
+def cuts(height: int, width: int, registers: int, bordered: bool = True) -> list[Cut]:
+    """Return the cuts worth trying, the one that is chosen without a measurement first."""
+    ranked = ranked_pixels(width, registers)
+    own = Cut(ranked[0], min(height, _ROWS_PER_TASK) if bordered else 0)
+    # The best with more or fewer tiles to a row, and one that leaves many registers.
+    others = tiles.alternatives(ranked, lambda count: -(-width // count))
+    unlike = [*others, *[count for count in ranked if count <= own.pixels // 2][:1]]
+    heights = [min(height, _ROWS_PER_TASK * 2), max(1, own.rows // 2)] if bordered else []
+    found = [replace(own, pixels=count) for count in unlike]
+    return list(dict.fromkeys([own, *found, *(replace(own, rows=rows) for rows in heights)]))
+
+
+def ranked_pixels(width: int, registers: int) -> list[int]:
+    """Order the numbers of pixels that a row of the tile may have, the best first."""
+    # A few pixels hide the latency of the arithmetic; wider tiles read each weight less often.
+    return sorted(range(1, max(4, registers) + 1), key=lambda p: (-(-width // p) * (p + 1), -p))
+
+
+def slide(
+    image: te.Tensor,
+    window: Window,
+    out: tuple[int, ...],
+    names: tuple[str, str, str],
+    machine: Microarchitecture,
+    *,
+    element_bits: int,
+    border: float,
+    combine: Callable[..., Expr],
+    finish: Callable[[Expr, tirx.Var, tirx.Var], Expr],
+    cut: Cut,
+) -> te.Tensor:
+    """Describe a window over each channel of an NHWC image.
+
+    Parameters
+    ----------
+    names
+        Of the blocks: the padded image, the tile, its store.
+    border
+        Value of the padding, if the cut has bands of rows.
+    combine
+        Called as ``combine(pixel, channel_block, ry, rx, lane)``: the reduction of one result.
+    finish
+        Called as ``finish(result, y, x)``: what is stored.
+    cut
+        See `choose`.
+    """
+    n, height, width, channels = out
+    lanes = tiles.lanes_for(channels, machine, element_bits)
+    blocks = -(-channels // lanes)
+    across = cut.pixels
+    tiled = -(-width // across)
+    pixels = height, tiled * across
+    if cut.rows:
+        padded = pad(image, window, pixels, names[0], border, blocks * lanes)
+    else:
+        padded = continued(image, window, pixels)
+    ry = te.reduce_axis((0, window.size[0]), "ry")
+    rx = te.reduce_axis((0, window.size[1]), "rx")
+
+    def tile(b: tirx.Var, y: tirx.Var, block: tirx.Var, *inner: tirx.Var) -> Expr:
+        xo, xi, lane = inner
+        pixel = padded[(b, *window.at(y, xo * across + xi, ry, rx), block * lanes + lane)]
+        return combine(pixel, block, ry, rx, lane)
+
+    shape = (n, height, blocks, tiled, across, lanes)
+    attributes = {WINDOW: window.numbers, ROWS: cut.rows}
+    results = te.compute(shape, tile, name=names[1], attrs=attributes)
+
+    def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+        return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
+
+    return te.compute(out, store, name=names[2])
+
+
+class Channelwise(Rule):
+    """Rows of pixels × one vector of channels in registers, stored with the chain that follows.
+
+    A border is put around a band of rows of one vector of channels, to which each task keeps. Where
+    there is none, all channels of a tile come one after the other, as they lie in memory.
+    """
+
+    #: Names of the blocks: the padded image, the tile, its store.
+    blocks = ("", "", "")
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `slide`."""
+        pad_name, anchor_name, store_name = self.blocks
+        inline_producers(sch, anchor_name, keep=(pad_name,))
+        store, rest = fuse_epilogue(sch, store_name)
+        anchor = sch.get_sblock(anchor_name)
+        sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
+        across, lanes, rows = sizes[4], sizes[5], int(sch.get(anchor).annotations[ROWS])
+        work = float(prod(sizes))
+        b, y, x, c = sch.get_loops(store)
+        xo, xi = sch.split(x, [None, across])
+        co, ci = sch.split(c, [None, lanes])
+        if rows:
+            yo, yi = sch.split(y, [None, rows])
+            sch.reorder(b, yo, co, yi, xo, xi, ci)
+            outermost = fuse(sch, [b, yo, co])
+        else:
+            sch.reorder(b, y, xo, co, xi, ci)
+            row = [y, xo] if extent(sch, y) == 1 else [y]  # a single row is shared out itself
+            outermost = fuse(sch, [b, *row])
+        parallel_if_worth(sch, outermost, machine, work)
+        sch.compute_at(anchor, xo if rows else co, preserve_unit_loops=True)
+        if sizes[6] * sizes[7] <= UNROLLED_WINDOW:
+            for loop in sch.get_loops(anchor)[-2:]:
+                sch.unroll(loop)
+        keep_in_registers(sch, anchor, store, machine, reductions=2)
+        padding = find(sch, pad_name)
+        if padding is not None:
+            sch.compute_at(padding, outermost, preserve_unit_loops=True)
+            channel = sch.get_loops(padding)[-1]
+            if extent(sch, channel) > 1:
+                vectorize(sch, channel, machine.lanes(output_bits(sch, padding)), unroll=False)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        return sch

@@ -1,0 +1,76 @@
+"""Depthwise convolution: each channel by itself, channels in the vector lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.common import tiles
+from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
+from tvmify.compiler.kernels.conv.channelwise import Channelwise, choose, slide
+from tvmify.compiler.kernels.conv.windows import Window
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Name of the block that adds up.
+TILE = "depthwise_tile"
+_BLOCKS = ("depthwise_pad", TILE, "depthwise_store")
+
+Template = tuple[Callable[[te.Tensor, te.Tensor], te.Tensor], Callable[[te.Tensor], te.Tensor]]
+
+
+def template(
+    image: Sequence[int],
+    out: tuple[int, ...],
+    window: Window,
+    dtype: str,
+    machine: Microarchitecture,
+) -> Template:
+    """Return the kernel, which takes the image and packed weights, and the packing of OHWI weights.
+
+    Packed weights are ``[channels / lanes, height, width, lanes]``, padded with zeros.
+    """
+    channels, sums = out[-1], accumulator(dtype)
+    lanes = tiles.lanes_for(channels, machine, bits_of(sums))
+    # The weights of the window stay in registers as well.
+    held = min(window.size[0] * window.size[1], machine.vector_registers // 2)
+    cut = choose("depthwise", image, out, window, dtype, machine.accumulators - held)
+
+    def pack(weight: te.Tensor) -> te.Tensor:
+        def element(block: tirx.Var, y: tirx.Var, x: tirx.Var, lane: tirx.Var) -> Expr:
+            channel = block * lanes + lane
+            value = weight[channel, y, x, 0].astype(sums)
+            return or_zero(value, (channel, channels, lanes))
+
+        shape = (-(-channels // lanes), *window.size, lanes)
+        return te.compute(shape, element, name="depthwise_pack")
+
+    def kernel(image: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        def combine(
+            pixel: Expr, block: tirx.Var, ry: tirx.IterVar, rx: tirx.IterVar, lane: tirx.Var
+        ) -> Expr:
+            return te.sum(pixel.astype(sums) * packed[block, ry, rx, lane], axis=[ry, rx])
+
+        return slide(
+            image,
+            window,
+            out,
+            _BLOCKS,
+            machine,
+            element_bits=bits_of(sums),
+            border=0.0,
+            combine=combine,
+            finish=lambda result, y, x: result.astype(dtype),
+            cut=cut,
+        )
+
+    return kernel, pack
+
+
+class Depthwise(Channelwise):
+    """The rule of functions made by `template`."""
+
+    name = "depthwise"
+    blocks = _BLOCKS
+    anchors = frozenset({TILE})

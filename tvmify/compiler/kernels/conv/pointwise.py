@@ -1,0 +1,63 @@
+"""1×1 convolutions are matrix products; what stands before them joins the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from tvm import relax, te
+from tvm.ir import Call, Expr
+
+from tvmify.compiler.kernels.conv.windows import Window
+from tvmify.compiler.kernels.matmul.rule import Product
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+
+def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: Expr) -> Expr | None:
+    """Lower ``conv2d(image * gate)``, a pointwise one; None if it is another.
+
+    So does squeeze-and-excitation end. To multiply rows that are in the first cache costs next to
+    nothing; to multiply the image, a pass over it.
+    """
+    attributes, kernel = call.attrs, [int(size) for size in call.args[1].ty.shape]
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    shape, dtype = [int(size) for size in image.ty.shape], str(call.ty.dtype)
+    if len(shape) != 4:  # a number, which is no gate either
+        return None
+    n, _, _, channels = shape
+    alike = [int(size) for size in gate.ty.shape] == [n, 1, 1, channels] and not any(
+        str(x.ty.dtype) != dtype for x in (image, gate)
+    )
+    window = Window.of(attributes, kernel[1:3])
+    pointwise = window.is_pointwise and window.strides == (1, 1) and int(attributes.groups) == 1
+    if layouts != ("NHWC", "OHWI", "NHWC") or not alike or not pointwise or 0 in shape + kernel:
+        return None
+    out = tuple(int(size) for size in call.ty.shape)
+    left = (prod(out[:-1]), channels)
+    product = Product.of(left, (channels, kernel[0]), out, dtype, Microarchitecture.current())
+    packed = builder.call_te(
+        product.pack_pointwise, call.args[1], primfunc_name_hint="pack_conv2d_1x1"
+    )
+    return builder.call_te(
+        product.with_gated,
+        image,
+        gate,
+        builder.emit(packed),
+        primfunc_name_hint="gated_conv2d_1x1",
+        primfunc_attrs={"op_pattern": 4},
+    )
+
+
+def strided(product: Product, window: Window) -> Callable[[te.Tensor, te.Tensor], te.Tensor]:
+    """Return the product with the pixels that a 1×1 window with strides sees."""
+    if window.strides == (1, 1):
+        return product.with_packed
+    down, across = window.strides
+
+    def template(image: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        pixels = te.compute(
+            product.left, lambda b, y, x, c: image[b, y * down, x * across, c], name="strided"
+        )
+        return product.with_packed(pixels, packed)
+
+    return template

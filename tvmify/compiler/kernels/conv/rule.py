@@ -1,0 +1,201 @@
+"""Convolution of NHWC images with packed weights: which kernel, and the loops of the direct one."""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import relax, s_tir
+from tvm.ir import Call, Expr
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.legalizing import plain
+from tvmify.compiler.kernels.common.loops import (
+    extent,
+    find,
+    fuse,
+    iterations,
+    keep_in_registers,
+    output_bits,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.kernels.common.prefetch import fetch_ahead
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.conv import depthwise
+from tvmify.compiler.kernels.conv import template as direct
+from tvmify.compiler.kernels.conv.convolution import Convolution
+from tvmify.compiler.kernels.conv.pointwise import strided
+from tvmify.compiler.kernels.conv.template import (
+    ANCHOR,
+    DEPTH,
+    PAD,
+    ROWS_FIRST,
+    SIDE_BY_SIDE,
+    STORE,
+    SUMS,
+    Direct,
+)
+from tvmify.compiler.kernels.conv.windows import PLANAR, Window
+from tvmify.compiler.kernels.conv.winograd import template as winograd
+from tvmify.compiler.kernels.conv.winograd.template import Winograd
+from tvmify.compiler.kernels.elementwise.pieces import mark_pieces
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.kernels.matmul import pairs
+from tvmify.compiler.kernels.matmul.rule import Product
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Reductions over so few input channels are unrolled: the loop would cost more than its body.
+_FEW_CHANNELS = 4
+
+
+def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.nn.conv2d`` from NHWC to NHWC images with OHWI weights.
+
+    Images that `PlanarImages` left as they were are NCHW. Other layouts are lowered as TVM does.
+    """
+    attributes = call.attrs
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
+    out = tuple(int(size) for size in call.ty.shape)
+    planar = layouts == ("NCHW", "OHWI", "NHWC")
+    known = planar or layouts == ("NHWC", "OHWI", "NHWC")
+    if not known or min(*image, *kernel, *out) == 0:
+        return plain(builder, call)
+    if planar:
+        image = [image[axis] for axis in PLANAR]
+    data, weight = call.args
+    convolution = Convolution(
+        tuple(image),
+        tuple(kernel),
+        out,
+        Window.of(attributes, kernel[1:3]),
+        int(attributes.groups),
+        str(call.ty.dtype),
+        planar,
+    )
+    window, dtype = convolution.window, convolution.dtype
+    machine = Microarchitecture.current()
+    if convolution.is_depthwise:
+        template, pack = depthwise.template(image, out, window, dtype, machine)
+        packs, hint = (pack,), "depthwise_conv2d"
+    elif convolution.is_product:
+        pixels = [*out[:3], image[3]]
+        # One channel by itself is no product where it is measured.
+        several = kernel[0] > 1
+        narrow = pairs.rows_of(builder, data, [weight], prod(out[:3]), machine) if several else None
+        data = data if narrow is None else narrow
+        weights = (kernel[3], kernel[0])
+        paired = narrow is not None
+        apart = 1 if paired else window.strides[1]  # pairs are measured without a stride
+        product = Product.of(pixels, weights, out, dtype, machine, paired=paired, apart=apart)
+        template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
+    else:
+        chosen = choice.choose(convolution.workload, algorithms(convolution, machine))
+        template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
+    packed = [
+        builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
+        for pack in packs
+    ]
+    return builder.call_te(
+        template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+    )
+
+
+def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Direct | Winograd]:
+    """All ways to compute a convolution, the one estimated fastest first.
+
+    An estimate counts products, the work of transforms, and the weights, which come from beyond
+    the caches: F4 multiplies a quarter as often as the direct kernel, and reads four times as
+    many weights; at stride 2, F2 seven tenths as often, and almost three times as many. Where
+    accuracy is to be strict, there is the direct kernel alone.
+    """
+    first, *others = direct.candidates(convolution, machine)
+    found: list[Direct | Winograd] = [first]
+    if not choice.is_strict():
+        found += winograd.candidates(convolution, machine)
+    found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
+    return [*found, *others]
+
+
+class Conv2d(Rule):
+    """Tiles of pixels × channels in registers, stored with the element-wise chain that follows."""
+
+    name = "conv2d"
+    anchors = frozenset({ANCHOR})
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `legalize`."""
+        inline_producers(sch, ANCHOR, keep=(PAD,))
+        store, rest = fuse_epilogue(sch, STORE)
+        anchor = sch.get_sblock(ANCHOR)
+        axes = Axes.of(sch.get(anchor))
+        blocks, down, across, channels, inputs = axes.extents("block", "y", ROW, LANE, "input")
+        annotations, work = sch.get(anchor).annotations, float(iterations(sch, anchor))
+        rows_first, side = bool(annotations[ROWS_FIRST]), int(annotations[SIDE_BY_SIDE])
+        bits, depth = bits_of(str(sch.get(anchor).writes[0].source.dtype)), int(annotations[DEPTH])
+
+        b, y, x, *group, c = sch.get_loops(store)
+        together = extent(sch, c) // side  # channels of one group
+        yo, yi = sch.split(y, [None, down])
+        xo, xi = sch.split(x, [None, across])
+        co, ci = sch.split(c, [None, channels])
+        outer = [b, *group]
+        if rows_first:
+            sch.reorder(*outer, yo, co, xo, yi, xi, ci)
+            outermost = fuse(sch, [*outer, yo])
+        else:
+            sch.reorder(*outer, co, yo, xo, yi, xi, ci)
+            row = [yo, xo] if extent(sch, yo) == 1 else [yo]  # a single row is shared out itself
+            outermost = fuse(sch, [*outer, co, *(row if blocks == 1 else [])])
+        parallel_if_worth(sch, outermost, machine, work)
+        target, at, block = store, sch.get_loops(store)[-4], None
+        if blocks > 1:
+            target = sch.get_sblock(SUMS)
+            at, block = _block_by_block(sch, target, outermost)
+        sch.compute_at(anchor, at, preserve_unit_loops=True)
+        lanes = tiles.lanes_for(channels, machine, bits)
+        # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
+        if depth % inputs == 0 and inputs <= (lanes if side > 1 else _FEW_CHANNELS):
+            sch.unroll(sch.get_loops(anchor)[-1])
+        whole = depth, "block"
+        along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
+        if block is not None:
+            pixels = "y_tile", "x_tile"
+            fetch_ahead(sch, anchor, along, prod(axes.extents(*pixels)), pixels)
+            initial = sch.decompose_reduction(target, block)
+            for nest in (initial, store):
+                vectorize(sch, sch.get_loops(nest)[-1], lanes)
+        near = rows_first and not group
+        if side > 1:  # a tile that crosses from one group to the next sees no constant share
+            crosses = 0 not in (channels % together, together % channels)
+            near = inputs >= _FEW_CHANNELS and not crosses
+        if find(sch, PAD) is not None and near:
+            _pad_nearby(sch, outermost, machine)
+        elif find(sch, PAD) is not None:
+            rest = [PAD, *rest]
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        return sch
+
+
+def _pad_nearby(sch: s_tir.Schedule, rows: LoopRV, machine: Microarchitecture) -> None:
+    """Pad the few rows that the window sees where they are used, in L1."""
+    padding = sch.get_sblock(PAD)
+    sch.compute_at(padding, rows, preserve_unit_loops=True)
+    along, lanes = sch.get_loops(padding)[-1], machine.lanes(output_bits(sch, padding))
+    if not mark_pieces(sch, padding, along, lanes):
+        vectorize(sch, along, lanes, unroll=False)
+
+
+def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:
+    """Let all pixels meet one block of input channels after the other.
+
+    Returns the loop that holds a tile of pixels, and the loop over blocks.
+    """
+    sch.compute_at(sums, channels, preserve_unit_loops=True)
+    *_, row, across, y, x, channel, block = sch.get_loops(sums)
+    sch.reorder(block, row, across, y, x, channel)
+    return across, block

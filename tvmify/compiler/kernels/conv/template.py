@@ -1,0 +1,303 @@
+"""The direct convolution of NHWC images: how it is cut, and what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.axes import LANE, ROW, named
+from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
+from tvmify.compiler.kernels.conv.convolution import Convolution
+from tvmify.compiler.kernels.conv.windows import Window, pad
+from tvmify.compiler.kernels.matmul import plan as plans
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Names of the template's blocks: the padded image, the tile of sums over a block of input
+#: channels, the sums of all blocks if there are several, the store.
+PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
+#: Annotations of the tile of sums: see `Direct`.
+ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
+#: Annotation of the same: input channels in all blocks together.
+DEPTH = "tvmify.depth"
+#: Size of one block of weights, in sizes of the first cache: it may be a little larger, since a
+#: pixel's inputs are then read in longer runs. Half as much takes a seventh longer with AVX2, and
+#: 2 % less time with AVX-512; no blocks at all take 20 to 40 % longer (512 channels at 7 × 7).
+_PANEL = 1.25
+#: Fewer tasks than this cannot be shared out among the cores of a small machine; so many rows of
+#: tiles are shared out evenly enough (seven cost two cores a seventh: ViT's first layer, AVX2).
+_FEW_TASKS, _MANY_ROWS = 4, 8
+#: With so many blocks it does not pay to store the sums of each, if the first cache does not hold
+#: them all: 14 % at 56 × 56 × 96 → 192, stride 2, with AVX-512, 5 % at 56 × 56 × 128 with AVX2.
+_FEW_BLOCKS = 2
+
+
+def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Direct]:
+    """Return the direct kernels worth trying, the one estimated fastest first."""
+    kernel, out, groups, bits = (
+        convolution.kernel,
+        convolution.out,
+        convolution.groups,
+        convolution.bits,
+    )
+    side = _side_by_side(convolution, machine)
+    columns = side * kernel[0] // groups
+    ranked = [
+        tile
+        for tile in tiles.ranked_image(out[1], out[2], columns, machine, bits)
+        if tiles.leaves_register(tile.product, machine, bits, columns)
+    ]
+    if side > 1:  # LLVM keeps a vector of inputs for each pixel, beside the sums
+        most = machine.accumulators // 4 * machine.lanes(bits)
+        ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
+    channels = (groups // side, side, columns, kernel[3])
+    uncut = Direct(
+        convolution.image,
+        out,
+        convolution.window,
+        *channels,
+        ranked[0],
+        kernel[3],
+        False,
+        convolution.dtype,
+        convolution.planar,
+    )
+    by_rows = [tile for tile in ranked if not tile.flat]
+    if uncut.cut(by_rows[0], machine).rows_first:  # needs whole rows: each task pads its own
+        ranked = by_rows
+    others = tiles.alternatives(
+        ranked, lambda tile: tile.channels, lambda tile: tile.down, lambda tile: tile.pixels
+    )
+    first, *others = (uncut.cut(tile, machine) for tile in [ranked[0], *others])
+    return list(dict.fromkeys([first, *first.otherwise(machine), *others]))
+
+
+@dataclass(frozen=True)
+class Direct:
+    """One convolution, cut into tiles of pixels × channels.
+
+    Attributes
+    ----------
+    groups, side, out_channels, in_channels
+        So many groups of the convolution as fill whole vectors, `side`, are one group here, with
+        `out_channels` together; each of these still sees its own `in_channels` alone.
+    block
+        Input channels whose weights stay in L1 while all pixels meet them, and the next are
+        fetched: each weight is then read from afar once, and nobody waits for it. All input
+        channels where their weights fit into L1, where the sums of all pixels do not fit into L2,
+        or where too few output channels could be shared out. Unless accuracy is to be strict:
+        sums of short sums are more exact.
+    rows_first
+        Whether all output channels of some rows of pixels come before the next rows.
+    planar
+        Whether the image is NCHW; `image` is its NHWC shape all the same.
+    """
+
+    image: tuple[int, ...]
+    out: tuple[int, ...]
+    window: Window
+    groups: int
+    side: int
+    out_channels: int
+    in_channels: int
+    tile: tiles.ImageTile
+    block: int
+    rows_first: bool
+    dtype: str
+    planar: bool
+
+    def __str__(self) -> str:
+        order = "rows" if self.rows_first else "channels"
+        return f"direct {self.tile} depth {self.block} {order} first"
+
+    @property
+    def element(self) -> int:
+        """Bytes of a sum."""
+        return bits_of(accumulator(self.dtype)) // 8
+
+    def cut(self, tile: tiles.ImageTile, machine: Microarchitecture) -> Direct:
+        """Return the same convolution in these tiles, and choose how the reduction is cut."""
+        tiled = replace(self, tile=tile)
+        tasks = self.groups * -(-self.out_channels // tile.channels)
+        several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= _FEW_TASKS
+        most = tiled._longest(machine) if several else self.in_channels
+        places = prod(self.window.size)
+        longest = plans.longest_sum(places * self.in_channels)
+        most = min(most, max(longest // places, 1))
+        block = _block(self.in_channels, most, self.side)
+        image = prod(self.image[1:]) * self.element
+        kernel = (self.groups, self.out_channels, *self.window.size, self.in_channels)
+        weights = prod(kernel) * self.element
+        rows, _ = tile.counts(*self.out[1:3])
+        by_channel = weights + image * tasks * machine.distance(image)
+        by_row = image + weights * rows * machine.distance(weights)
+        worth = by_row < by_channel and self.out[0] * rows >= _MANY_ROWS
+        by_rows = not tile.flat and (tasks == 1 or worth)
+        return replace(tiled, block=block, rows_first=block == self.in_channels and by_rows)
+
+    def otherwise(self, machine: Microarchitecture) -> list[Direct]:
+        """Return the same tiles in another order, or with another block."""
+        if choice.is_strict():
+            return []
+        if self.block < self.in_channels:
+            return [replace(self, block=self.in_channels)]
+        found = []
+        block = _block(self.in_channels, self._longest(machine, few=0), self.side)
+        if block < self.in_channels:
+            found.append(replace(self, block=block, rows_first=False))
+        if self.tile.channels < self.out_channels and not self.tile.flat:
+            found.append(replace(self, rows_first=not self.rows_first))
+        return found
+
+    def _longest(self, machine: Microarchitecture, few: int = _FEW_BLOCKS) -> int:
+        """How many input channels a block may have: as many as a panel in L1 has.
+
+        All of them where L2 does not hold all sums, and where `few` blocks would do and L1 does
+        not hold all sums.
+        """
+        of_a_pixel = self.tile.channels * self.element
+        sums = prod(self.out[1:3]) * of_a_pixel
+        most = int(machine.l1_bytes * _PANEL) // (prod(self.window.size) * of_a_pixel)
+        whole = sums > machine.l1_bytes and self.in_channels <= few * most
+        return self.in_channels if whole or sums > machine.l2_bytes // 2 else most
+
+    hint = "conv2d"
+
+    @property
+    def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
+        """What makes the kernel's arguments of the weights."""
+        return (self.pack,)
+
+    def nanoseconds(self, machine: Microarchitecture) -> float:
+        """Estimate how long one core takes."""
+        pixels = self.out[0] * prod(self.tile.counts(*self.out[1:3])) * self.tile.pixels
+        channels = self.tile.channels
+        outputs = self.groups * -(-self.out_channels // channels) * channels
+        weights = outputs * prod(self.window.size) * self.in_channels
+        return machine.nanoseconds(pixels * weights, weights * self.element)
+
+    def pack(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay weights out as ``[group, tile, block, height, width, input, channel]``."""
+        count, dtype = self.out_channels, accumulator(self.dtype)
+        channels = self.tile.channels
+
+        def element(
+            g: tirx.Var,
+            tile: tirx.Var,
+            block: tirx.Var,
+            y: tirx.Var,
+            x: tirx.Var,
+            i: tirx.Var,
+            lane: tirx.Var,
+        ) -> Expr:
+            channel = tile * channels + lane
+            along = block * self.block + i
+            value = kernel[g * count + channel, y, x, along].astype(dtype)
+            sizes = (channel, count, channels), (along, self.in_channels, self.block)
+            return or_zero(value, *sizes)
+
+        shape = (
+            self.groups,
+            -(-count // channels),
+            -(-self.in_channels // self.block),
+            *self.window.size,
+            self.block,
+            channels,
+        )
+        return te.compute(shape, element, name="conv_pack")
+
+    def kernel(self, image: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """The convolution of an image with packed weights."""
+        n, height, width, _ = self.out
+        window, dtype = self.window, accumulator(self.dtype)
+        down, across, channels, flat = self.tile
+        tiled = self.tile.counts(height, width)
+        pixels = (height, width) if flat else (tiled[0] * down, tiled[1] * across)
+        padded = pad(image, window, pixels, PAD, planar=self.planar)
+        ry = te.reduce_axis((0, window.size[0]), "ry")
+        rx = te.reduce_axis((0, window.size[1]), "rx")
+        rc = te.reduce_axis((0, self.block), "rc")
+        blocks = -(-self.in_channels // self.block)
+
+        def tile(b: tirx.Var, g: tirx.Var, co: tirx.Var, o: Expr, *inner: tirx.Var) -> Expr:
+            yo, xo, yi, xi, ci = inner
+            y, x = yo * down + yi, xo * across + xi
+            if flat:  # past the end is some pixel: nobody reads its sums
+                y, x = tirx.min(x // width, height - 1), x % width
+            y, x = window.at(y, x, ry, rx)
+            group = g * self.side
+            if self.side > 1:
+                group += (co * channels + ci) // (self.out_channels // self.side)
+            channel = group * self.in_channels + o * self.block + rc
+            place = (b, channel, y, x) if self.planar else (b, y, x, channel)
+            pixel = padded(*place).astype(dtype)
+            return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
+
+        names = ("image", "group", "channel_tile", "block", "y_tile", "x_tile", "y", ROW, LANE)
+        attrs = {
+            ROWS_FIRST: self.rows_first,
+            SIDE_BY_SIDE: self.side,
+            DEPTH: self.in_channels,
+            **named(*names, "window_y", "window_x", "input"),
+        }
+        head = (n, self.groups, int(packed.shape[1]))
+        shape = (*tiled, down, across, channels)
+        sums = te.compute((*head, blocks, *shape), tile, name=ANCHOR, attrs=attrs)
+        if blocks > 1:
+            o = te.reduce_axis((0, blocks), "o")
+            partial = sums
+            sums = te.compute(
+                (*head, 1, *shape),
+                lambda *i: te.sum(partial(*i[:3], o, *i[4:]), axis=o),
+                name=SUMS,
+            )
+
+        grouped = self.groups > 1
+
+        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, *group_and_channel: tirx.Var) -> Expr:
+            *group, c = group_and_channel
+            outer = (b, group[0] if group else 0, c // channels, 0, y // down, x // across)
+            inner = (y % down, x % across, c % channels)
+            return sums(*outer, *inner).astype(self.dtype)
+
+        # Groups and rows of pixels get a dimension of their own again only where they are stored:
+        # TVM's schedules do not see that a quotient of merged loops is one of them.
+        lines = (1, height * width) if flat else (height, width)
+        channel = (self.groups, self.out_channels) if grouped else (self.out_channels,)
+        stored = te.compute((n, *lines, *channel), store, name=STORE)
+        if not flat and not grouped:
+            return stored
+
+        def whole(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+            pixel = (0, y * width + x) if flat else (y, x)
+            channel = (c // self.out_channels, c % self.out_channels) if grouped else (c,)
+            return stored(b, *pixel, *channel)
+
+        return te.compute(self.out, whole, name="conv_whole")
+
+
+def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:
+    """How many groups to compute at once, so that their channels fill vectors.
+
+    Each lane reads the inputs of its own group: a vector of neighbours, and a shuffle. Inputs that
+    lie further apart than two vectors hold are no neighbours.
+    """
+    kernel, groups = convolution.kernel, convolution.groups
+    lanes, per_group = machine.lanes(convolution.bits), kernel[0] // groups
+    side = lanes // gcd(lanes, per_group)
+    apart = kernel[3] * (-(-lanes // per_group) - 1)
+    return side if groups % side == 0 and apart < 2 * lanes else 1
+
+
+def _block(channels: int, most: int, side: int) -> int:
+    """How many of so many input channels a block has, if `most` is the limit."""
+    if most < 1:
+        return channels
+    block = plans.split_evenly(channels, most)
+    # Two uneven blocks cost more than they save, and those of groups side by side are unrolled.
+    together = side > 1 or channels < 2 * most
+    return channels if channels % block and together else block

@@ -1,0 +1,137 @@
+"""Transposed convolution of NHWC images, as one plain convolution of stride 1.
+
+A transposed convolution of stride s writes each output pixel from the places of its kernel that
+are congruent to it modulo s. So the s × s pixels of a block of the output are s × s plain
+convolutions, each with every s-th place of the kernel, of the same few input pixels: one
+convolution with s × s times as many output channels. Its channels are then placed side by side in
+the image ("sub-pixel convolution", Shi et al. 2016). No zeros are inserted, so none are multiplied,
+except where the kernel is no multiple of the stride. Where kernel and stride are equal, it is a
+matrix product. Placing the channels is a pass that fuses with what follows: bias, activation, and
+the concatenation of a U-Net, which would have to copy them anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import relax, te, tirx, topi
+from tvm.ir import Call, Expr
+
+from tvmify.compiler.kernels.common.legalizing import plain
+from tvmify.compiler.kernels.conv import rule as conv2d
+
+
+def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.nn.conv2d_transpose`` on NHWC images and IOHW weights, undilated, ungrouped."""
+    attributes = call.attrs
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    data, weight = call.args
+    image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
+    out = [int(size) for size in call.ty.shape]
+    dilation = [int(step) for step in attributes.dilation]
+    if layouts != ("NHWC", "IOHW", "NHWC") or int(attributes.groups) != 1 or max(dilation) > 1:
+        return plain(builder, call)
+    if min(*image, *kernel, *out) == 0:
+        return plain(builder, call)
+    vertical, horizontal = axes = [
+        Axis(*sizes)
+        for sizes in zip(
+            image[1:3],
+            kernel[2:],
+            (int(step) for step in attributes.strides),
+            (int(p) for p in list(attributes.padding)[:2]),
+            out[1:3],
+            strict=True,
+        )
+    ]
+    if any(axis.before < 0 or axis.after < 0 for axis in axes):
+        begin = [0, *(max(-axis.before, 0) for axis in axes), 0]
+        end = [
+            size - max(-cut, 0)
+            for size, cut in zip(image, [0, *(axis.after for axis in axes), 0], strict=True)
+        ]
+        data = builder.emit(builder.call_te(topi.strided_slice, data, begin, end))
+
+    def arrange(kernel: te.Tensor) -> te.Tensor:
+        return _arrange(kernel, vertical, horizontal)
+
+    def place(blocks: te.Tensor) -> te.Tensor:
+        return _place(blocks, out, vertical, horizontal)
+
+    weight = builder.emit(builder.call_te(arrange, weight, primfunc_name_hint="pack_transposed"))
+    padding = [max(p, 0) for p in (*(a.before for a in axes), *(a.after for a in axes))]
+    convolution = relax.op.nn.conv2d(
+        data, weight, padding=padding, data_layout="NHWC", kernel_layout="OHWI"
+    )
+    blocks = conv2d.legalize(builder, builder.normalize(convolution))
+    if (vertical.stride, horizontal.stride) == (1, 1):
+        return blocks
+    return builder.call_te(place, builder.emit(blocks), primfunc_name_hint="conv2d_transpose")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A transposed convolution along one axis."""
+
+    size: int
+    kernel: int
+    stride: int
+    padding: int
+    out: int
+
+    @property
+    def taps(self) -> int:
+        """Input pixels that an output pixel sees."""
+        return -(-self.kernel // self.stride)
+
+    @property
+    def first(self) -> int:
+        """The first block of the output that is not cropped away."""
+        return self.padding // self.stride
+
+    @property
+    def last(self) -> int:
+        """The last such block."""
+        return (self.padding + self.out - 1) // self.stride
+
+    @property
+    def before(self) -> int:
+        """Pixels to add before the image; less than zero: to leave out."""
+        return self.taps - 1 - self.first
+
+    @property
+    def after(self) -> int:
+        """Pixels to add after it."""
+        return self.last - self.size + 1
+
+    def at(self, position: Expr) -> tuple[Expr, Expr]:
+        """The block in which an output pixel lies, and its place there."""
+        shifted = position + self.padding
+        return shifted // self.stride - self.first, shifted % self.stride
+
+
+def _arrange(kernel: te.Tensor, vertical: Axis, horizontal: Axis) -> te.Tensor:
+    """Turn IOHW weights into OHWI weights of all phases: ``[phase, phase, channel]`` is O."""
+    inputs, channels = (int(size) for size in kernel.shape[:2])
+
+    def element(o: tirx.Var, y: tirx.Var, x: tirx.Var, i: tirx.Var) -> Expr:
+        phase, channel = o // channels, o % channels
+        row = phase // horizontal.stride + vertical.stride * (vertical.taps - 1 - y)
+        column = phase % horizontal.stride + horizontal.stride * (horizontal.taps - 1 - x)
+        inside = tirx.all(row < vertical.kernel, column < horizontal.kernel)
+        return tirx.if_then_else(
+            inside, kernel[i, channel, row, column], tirx.const(0, str(kernel.dtype))
+        )
+
+    phases = vertical.stride * horizontal.stride
+    shape = (phases * channels, vertical.taps, horizontal.taps, inputs)
+    return te.compute(shape, element, name="arrange")
+
+
+def _place(blocks: te.Tensor, out: list[int], vertical: Axis, horizontal: Axis) -> te.Tensor:
+    def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+        row, down = vertical.at(y)
+        column, right = horizontal.at(x)
+        return blocks[b, row, column, (down * horizontal.stride + right) * out[3] + c]
+
+    return te.compute(out, element, name="place")

@@ -1,0 +1,1 @@
+"""Winograd's minimal filtering for 3×3 convolutions."""

@@ -1,0 +1,277 @@
+"""How a Winograd convolution is cut, and an estimate of how long it takes.
+
+Tiles of 2×2 and 4×4 results transform rows and columns. Those of one row transform it alone, and
+the rows of the filter stay in the reduction:
+
+- 1×2, of a single small image. They save a third of the products instead of five ninths, but have
+  a third more weights than the filter instead of seven ninths. Where an image is so small that a
+  convolution waits for its weights, that counts.
+- 1×4, of an image of up to four channels, which lies in planes. Vectors are of tiles, not of
+  channels, and the reduction is as long as the filter is high, so that sums are worth their
+  transform: 7×7 filters at stride 2 need 13 products where they had 28.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from tvmify.compiler.kernels.common import tiles
+from tvmify.compiler.kernels.conv.windows import Window
+from tvmify.compiler.kernels.conv.winograd.cook_toom import Filtering
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: Input channels that are added up before the sum joins that of the others: errors grow with the
+#: length of a sum, and those of F4 are at the limit. In float32 against float64, with 512 channels,
+#: those of F4 are 1.0e-6 of the largest output in such blocks, and 3.3e-6 in one sum.
+_BLOCK = 64
+#: What a multiply-add takes, and what transforming one input or one result takes, in those of the
+#: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
+#: way from memory; of weights that the next chunk reads, shared by its tiles in registers, which
+#: hide the way together, unless the second cache keeps half of them (0.8 and 1.6 MB took no time at
+#: 56 × 56, stride 2, AVX-512); of transformed inputs that go through memory, and again for each
+#: tile of channels. Fitted, within 13 %, to the times of 77 kernels that come near the fastest for
+#: their shape, by a script that was not kept, and mended since by the times of 29 shapes with
+#: AVX-512 and with AVX2. The weight of weights is that of networks, in which they come from memory:
+#: with 0.065, as kernels ask for whose weights a large third cache keeps, ResNet-18 takes 7 %
+#: longer beside neighbours and as long without (AVX-512).
+_PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
+_WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.05
+#: So many bytes of transformed inputs stay in the second and third cache, or so many times what the
+#: second holds, and are read in a third of the time (of images of 1.0 to 2.5 MB, stride 2, in less
+#: than that, AVX-512).
+_NEARBY, _BOTH = 1 << 20, 2.5
+#: Nanoseconds per byte of sums of planes, whose reductions are short: where a group's are kept, and
+#: where those of a whole row are, in the second cache. Fitted to a stem of 7 × 7 (AVX-512, with
+#: `_RESULT` 226 of 660 µs), and to one of 5 × 5 whose rows of 73 tiles took 1.8 times the direct
+#: kernel's time. One of so many tiles that are estimated fastest divides a row, or none does.
+_SUMS, _FAR_SUMS, _NEAR_BEST = 0.021, 0.0625, 6
+#: And nanoseconds that have to be gained: the direct kernel is more exact, and has a single fork.
+_START, _FORK = 50_000, 20_000
+#: Cycles that a step takes for each row of a tile, beside those of other products: inputs come from
+#: the second cache. Narrower tiles read them more often, and took 5 to 30 % longer (AVX-512).
+_FAR_ROW = 0.125
+#: Chunks with inputs of their own are made so small that there are this many.
+_FEW_CHUNKS = 8
+#: Bands of rows of planes, likewise, which see some rows twice: half as many take 2 % less.
+_FEW_BANDS = 16
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One convolution, cut into tiles of `height` × `width` pixels, the former of which may be one.
+
+    Attributes
+    ----------
+    down, across
+        Rows and columns of tiles in a chunk. Rows run on through all images.
+    shared
+        Whether the inputs of all chunks are transformed before the first product.
+    tile
+        How many tiles and output channels are added up in registers.
+    lanes
+        Elements in one register.
+    planar
+        Whether the image is NCHW, of few channels; `image` is its NHWC shape all the same.
+    """
+
+    image: tuple[int, ...]
+    out: tuple[int, ...]
+    window: Window
+    height: int
+    width: int
+    down: int
+    across: int
+    shared: bool
+    tile: tiles.Tile
+    lanes: int
+    planar: bool
+
+    @classmethod
+    def of(
+        cls,
+        image: Sequence[int],
+        out: Sequence[int],
+        window: Window,
+        height: int,
+        width: int,
+        shared: bool,
+        machine: Microarchitecture,
+        planar: bool = False,
+    ) -> Self:
+        """Choose chunks and tile."""
+        rows, columns = out[0] * -(-out[1] // height), -(-out[2] // width)
+        lanes = machine.lanes()
+        points = _points(window, height, width)
+        if planar:
+            across = columns
+            line = points * image[3] * across * 4  # bytes of inputs, for each row of the image
+            seen = machine.l2_bytes // 2 // line - window.size[0]
+            most = max(1, min(rows // _FEW_BANDS, seen // window.strides[0] + 1))
+            down = max(n for n in range(1, most + 1) if out[1] % n == 0)
+            ranked = tiles.ranked(across, out[3], machine)
+            whole = (tile for tile in ranked[:_NEAR_BEST] if across % tile.rows == 0)
+            tile = next(whole, ranked[0])
+        elif shared:
+            tile_bytes = points * 4 * lanes * 4
+            room = max(1, machine.l2_bytes // tile_bytes)
+            across = _even(columns, room)
+            down = _even(rows, max(1, room // across))
+            tile = _tile(down * across, out[3], machine, narrow=False)
+        else:
+            # Inputs, and sums for two registers of channels.
+            tile_bytes = points * (image[3] + 2 * lanes) * 4
+            room = max(1, machine.l2_bytes // tile_bytes)
+            across = _even(columns, room)
+            most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
+            down = _even(rows, most)
+            tile = _tile(down * across, out[3], machine, narrow=True)
+        size = height, width, down, across
+        return cls(tuple(image), tuple(out), window, *size, shared, tile, lanes, planar)
+
+    def __str__(self) -> str:
+        results = f"{self.height}x" * (self.height != self.width) + f"{self.width}"
+        return f"winograd F{results}" + " shared" * self.shared
+
+    @property
+    def vertical(self) -> Filtering:
+        """The transforms of columns, where there are any."""
+        return Filtering(self.height, self.window.size[0], self.window.strides[0])
+
+    @property
+    def horizontal(self) -> Filtering:
+        """The transforms of rows."""
+        return Filtering(self.width, self.window.size[1], self.window.strides[1])
+
+    @property
+    def points(self) -> int:
+        """Points of the transforms."""
+        return _points(self.window, self.height, self.width)
+
+    @property
+    def taps(self) -> int:
+        """Rows of the filter in the reduction."""
+        return self.window.size[0] if self.height == 1 else 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows of tiles, of all images, and tiles in a row."""
+        return self.out[0] * -(-self.out[1] // self.height), -(-self.out[2] // self.width)
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Chunks in both directions."""
+        rows, columns = self.grid
+        return -(-rows // self.down), -(-columns // self.across)
+
+    @property
+    def in_row(self) -> int:
+        """How often the tiles of one row fill the registers."""
+        return -(-self.across // self.tile.rows)
+
+    @property
+    def groups(self) -> int:
+        """How often the tiles of a chunk fill the registers; of an NCHW image, row by row."""
+        if self.planar:
+            return self.down * self.in_row
+        return -(-self.down * self.across // self.tile.rows)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of input channels."""
+        return -(-self.image[3] // _BLOCK)
+
+    @property
+    def pieces(self) -> int:
+        """Blocks of the reduction."""
+        return 1 if self.planar else self.taps * self.blocks
+
+    @property
+    def depth(self) -> int:
+        """Length of such a block: whole registers of input channels; of planes, all there is."""
+        if self.planar:
+            return self.taps * self.image[3]
+        even = -(-self.image[3] // self.blocks)
+        return -(-even // self.lanes) * self.lanes
+
+    @property
+    def channels(self) -> int:
+        """Input channels, with those that fill the last block."""
+        return self.pieces * self.depth // self.taps
+
+    @property
+    def stretches(self) -> tuple[int, int]:
+        """How many pieces of the image are transformed for a chunk.
+
+        By rows and tiles; of an NCHW image by channels of rows and tiles, as whole registers.
+        """
+        if self.taps == 1:
+            return self.down, self.across
+        rows = self.vertical.reach + (self.down - 1) * self.window.strides[0]
+        if not self.planar:
+            return rows, self.across
+        across = self.in_row * self.tile.rows
+        return rows * self.image[3], -(-across // self.lanes) * self.lanes
+
+    def nanoseconds(self, machine: Microarchitecture) -> float:
+        """Estimate how long one core takes."""
+        chunks = prod(self.chunks)
+        panels = -(-self.out[3] // self.tile.columns)
+        outputs = panels * self.tile.columns
+        weights = self.points * self.pieces * self.depth * outputs
+        inputs = chunks * prod(self.stretches)
+        if self.planar:  # each pixel is padded and brought to others beside
+            inputs *= self.points + self.width * self.window.strides[1]
+        else:
+            inputs *= self.points * self.channels
+        results = chunks * self.points * self.down * self.across * outputs
+        if self.shared:
+            nearby = max(_NEARBY, _BOTH * machine.l2_bytes)
+            read = _READ / 3 if inputs * 4 <= nearby else _READ
+            moved = inputs * 4 * (_STORED + read * panels)
+        elif self.planar:
+            moved = results * 4 * (_SUMS if self.across % self.tile.rows == 0 else _FAR_SUMS)
+        else:
+            again = 0 if machine.keeps(weights * 4 / 2) else _AGAIN
+            moved = weights * 4 * (chunks - 1) * again / self.groups
+        products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
+        transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
+        start = _START + _FORK * self.shared
+        return start + max(products, weights * 4 * _WEIGHT) + transforms + moved
+
+
+def _points(window: Window, height: int, width: int) -> int:
+    """Points of the transforms of a tile."""
+    across = Filtering(width, window.size[1], window.strides[1]).points
+    if height == 1:
+        return across
+    return Filtering(height, window.size[0], window.strides[0]).points * across
+
+
+def _even(count: int, most: int) -> int:
+    """Length of equal pieces of at most so many; a little shorter if then no piece is cut."""
+    most = min(count, most)
+    whole = max(length for length in range(1, most + 1) if count % length == 0)
+    return whole if 2 * whole > most else -(-count // -(-count // most))
+
+
+def _tile(rows: int, columns: int, machine: Microarchitecture, narrow: bool) -> tiles.Tile:
+    """As `tiles.choose`; the narrowest of the fast ones, or that which reads inputs least."""
+    lanes = machine.lanes()
+
+    def cost(tile: tiles.Tile) -> tuple[float, float]:
+        panels = -(-columns // tile.columns)
+        if not narrow:  # they are shared out: of an odd number, one core waits for the other
+            panels += panels % 2
+        count = -(-rows // tile.rows) * panels
+        loaded = count * (tile.rows + tile.columns // lanes)
+        equal = (tile.columns if narrow else 0, loaded)
+        cycles = tiles.cycles(tile, machine, 32, columns) + _FAR_ROW * tile.rows
+        return count * cycles, equal
+
+    return min((t for t in tiles.candidates(machine, 32, columns) if t.rows <= rows), key=cost)

@@ -1,0 +1,244 @@
+"""The loops of Winograd convolutions.
+
+Tiles are taken in chunks. For one chunk, its inputs are transformed (down and across, or across
+alone, where the rows of the filter stay in the reduction), and for one tile of output
+channels after the other the products of each point are added up and transformed back, with the
+element-wise chain that follows. Loops, outside in:
+
+- *own* inputs: chunk (parallel) → [transformed inputs] → channels → [point → block of inputs →
+  group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are
+  read once a chunk.
+- *planes*: chunk (parallel) → [rows → pixels brought together → transformed inputs] → channels →
+  group of tiles → [point → registers] → tile → results, with the sums of a group in L1. Groups that
+  do not divide a row: row of tiles → [point → group → registers] → tile → results.
+- *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
+  then channels → chunk (parallel) → as above. Each thread reads weights of its own, and inputs
+  most of which others have transformed, so that it fetches those of the next group meanwhile.
+
+oneDNN's two schedules (``jit_avx512_core_f32_wino_conv_4x3``) differ in the same way.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.guards import redo_if
+from tvmify.compiler.kernels.common.loops import (
+    extent,
+    find,
+    fuse,
+    iterations,
+    keep_in_registers,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.kernels.common.prefetch import fetch_ahead
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.conv.winograd.template import (
+    ANCHOR,
+    CHECK,
+    DATA,
+    DOWN,
+    EXACT,
+    PACK,
+    PACK_DOWN,
+    PAD,
+    PLAN,
+    RESULT,
+    SPLIT,
+    SPOILT,
+    STORE,
+    SUMS,
+    UP,
+)
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: The axes that say what a product reads of the inputs, in the order of their loops.
+_READ = ("point", "block", "group")
+
+
+class WinogradConvolution(Rule):
+    """Chunks of tiles in L2, tiles × channels in registers; see the top of this file."""
+
+    name = "winograd"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `Winograd.kernel`, or one made by `Winograd.pack`."""
+        if find(sch, PACK) is not None:
+            return _schedule_pack(sch, machine)
+        if find(sch, ANCHOR) is None:
+            return None
+        inline_producers(sch, ANCHOR, keep=(PAD, SPLIT, DOWN, DATA))
+        store, rest = fuse_epilogue(sch, STORE)
+        anchor = sch.get_sblock(ANCHOR)
+        plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
+        height, _, _, _, shared, lanes = plan
+        sch.unannotate(anchor, PLAN)
+        axes = Axes.of(sch.get(anchor))
+        work = float(iterations(sch, anchor))
+        weights = 4 * prod(  # bytes: there is float32 only
+            axes.extents("channel_tile", "point", "block", LANE, "k")
+        )
+        chunk, at, vector = _cut(sch, store, plan, *axes.extents(ROW, LANE))
+        parallel_if_worth(sch, chunk, machine, work)
+        _in_registers(sch, store)
+        # The flag before what it guards. Tiles of one row are transformed across alone.
+        for name in (SPOILT, CHECK, RESULT, *[UP] * (height > 1), EXACT):
+            block = sch.get_sblock(name)
+            sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
+            sch.set_scope(block, 0, "local")
+        _schedule_exact(sch)
+        sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
+        _in_registers(sch, sch.get_sblock(RESULT))
+        if height > 1:
+            _in_registers(sch, sch.get_sblock(UP), by_columns=True)
+        _schedule_sums(sch, at, machine, weights, bool(shared))
+        if find(sch, SPLIT) is not None:
+            _schedule_planes(sch, chunk, lanes)
+        else:
+            _schedule_data(sch, None if shared else chunk, lanes, machine, work)
+        padding = find(sch, PAD)
+        if padding is not None and shared:
+            schedule_block(sch, padding, machine, work)
+        elif padding is not None:
+            sch.compute_at(padding, chunk, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
+        return s_tir.Schedule(redone)
+
+
+def _cut(
+    sch: s_tir.Schedule, store: SBlockRV, plan: list[int], rows: int, columns: int
+) -> tuple[LoopRV, LoopRV, LoopRV]:
+    """Cut the store into chunks of tiles.
+
+    Returns the loops over chunks, that in which sums are kept (all of a tile of channels; of
+    planes, those of a group of tiles, or of a row), and that over registers of channels, around
+    one tile.
+    """
+    height, width, down, across, shared, lanes = plan
+    b, y, x, c = sch.get_loops(store)
+    yo, yi = sch.split(y, [None, height])
+    xo, xi = sch.split(x, [None, width])
+    sch.reorder(b, yo, xo, yi, xi)
+    fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
+    fx, dx = sch.split(xo, [None, across])
+    t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
+    chunks = [t, fy, fx] if shared else [fy, fx, t]
+    sch.reorder(*chunks, dy, dx, vector, yi, xi, lane)
+    if shared:
+        chunk = sums = fuse(sch, chunks)
+    else:
+        chunk, sums = fuse(sch, [fy, fx]), t
+    if find(sch, SPLIT) is not None:
+        # By rows, since the loops along a last group that is shorter would depend on where it ends.
+        sums = sch.split(dx, [None, rows])[0] if across % rows == 0 else dy
+    return chunk, sums, vector
+
+
+def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
+    """Unroll the rows and columns of a tile, and vectorise its channels.
+
+    By columns, what one column is computed from is loaded once and not kept beside that of others.
+    """
+    *_, row, column, channel = sch.get_loops(block)
+    if by_columns:
+        sch.reorder(column, row)
+    sch.unroll(row)
+    sch.unroll(column)
+    sch.vectorize(channel)
+
+
+def _schedule_sums(
+    sch: s_tir.Schedule, at: LoopRV, machine: Microarchitecture, weights: int, shared: bool
+) -> None:
+    """Add products up in registers, block after block of input channels."""
+    sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
+    sch.compute_at(sums, at, preserve_unit_loops=True)
+    several = "block" in Axes.of(sch.get(sums))
+    *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
+    groups = extent(sch, group)
+    if several:
+        block = sch.get_loops(sums)[-1]
+        sch.reorder(point, block, group, row, lane)
+    sch.compute_at(partial, group, preserve_unit_loops=True)
+    along = keep_in_registers(sch, partial, sums, machine)
+    read = _READ if shared else ()
+    fetch_ahead(sch, partial, along, groups, ["group"], machine.keeps(weights), rows=read)
+    if several:
+        initial = sch.decompose_reduction(sums, block)
+        vectorize(sch, sch.get_loops(initial)[-1], machine.lanes())
+
+
+def _schedule_data(
+    sch: s_tir.Schedule,
+    chunk: LoopRV | None,
+    lanes: int,
+    machine: Microarchitecture,
+    work: float,
+) -> None:
+    """Transform the inputs of a chunk; without one, of all chunks, in a nest of its own."""
+    data, half = sch.get_sblock(DATA), find(sch, DOWN)
+    if chunk is not None:
+        sch.compute_at(data, chunk, preserve_unit_loops=True)
+    *around, point, row, channel = sch.get_loops(data)
+    sch.reorder(row, channel, point)
+    outer, inner = sch.split(channel, [None, lanes])
+    sch.reorder(outer, point, inner)
+    if chunk is None:
+        parallel_if_worth(sch, fuse(sch, [*around, row]), machine, work)
+    if half is not None:
+        sch.compute_at(half, outer, preserve_unit_loops=True)
+        sch.set_scope(half, 0, "local")
+        _in_registers(sch, half, by_columns=True)
+    sch.unroll(point)
+    sch.vectorize(inner)
+
+
+def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
+    """Transform vectors of tiles, for which pixels that are some apart are brought together."""
+    data, split = sch.get_sblock(DATA), sch.get_sblock(SPLIT)
+    sch.compute_at(data, chunk, preserve_unit_loops=True)
+    *_, point, line, vector, tile = sch.get_loops(data)
+    sch.reorder(line, vector, point, tile)
+    sch.unroll(point)
+    sch.vectorize(tile)
+    sch.compute_at(split, line, preserve_unit_loops=True)
+    *_, phase, pixel = sch.get_loops(split)
+    sch.unroll(phase)
+    vectorize(sch, pixel, lanes)
+
+
+def _schedule_exact(sch: s_tir.Schedule) -> None:
+    """Keep the tile in registers here too: an input may be NaN from end to end."""
+    exact = sch.get_sblock(EXACT)
+    *_, row, column, lane, ry, rx, rc = sch.get_loops(exact)
+    sch.reorder(ry, rx, rc, row, column, lane)
+    _in_registers(sch, exact)
+    _in_registers(sch, sch.decompose_reduction(exact, ry))
+
+
+def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
+    pack, half = sch.get_sblock(PACK), find(sch, PACK_DOWN)
+    inline_producers(sch, PACK if half is None else PACK_DOWN)
+    tile, point, depth, lane = sch.get_loops(pack)
+    work = float(prod(int(v.dom.extent) for v in sch.get(pack).iter_vars))
+    outer, inner = sch.split(lane, [None, min(machine.lanes(), extent(sch, lane))])
+    sch.reorder(tile, depth, outer, point, inner)
+    whole = fuse(sch, [tile, depth])
+    parallel_if_worth(sch, whole, machine, work)
+    if half is not None:
+        sch.compute_at(half, outer, preserve_unit_loops=True)
+        sch.set_scope(half, 0, "local")
+        _in_registers(sch, half)
+    sch.unroll(point)
+    sch.vectorize(inner)
+    return sch

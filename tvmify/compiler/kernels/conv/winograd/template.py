@@ -1,0 +1,331 @@
+"""Winograd convolution, in tiles of 2×2, 4×4, 1×2 or 1×4 results.
+
+A tile that has seen a NaN or an infinity holds no number in any of its results, in eager only the
+pixels that see it do. So a tile whose results are not all finite is computed again, directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import numpy as np
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.common.axes import LANE, ROW, named
+from tvmify.compiler.kernels.common.legalizing import or_zero
+from tvmify.compiler.kernels.conv.convolution import Convolution
+from tvmify.compiler.kernels.conv.windows import NCHW, pad
+from tvmify.compiler.kernels.conv.winograd.cook_toom import Filtering
+from tvmify.compiler.kernels.conv.winograd.plan import Cut
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: Names of the template's blocks: the padded image; of planes, what tiles see at the same place,
+#: brought together; inputs transformed down and across; sums of
+#: products of some input channels, and of all; results transformed down and across; their sum,
+#: whether it is no number; the same results computed directly; the store.
+PAD, SPLIT = "winograd_pad", "winograd_split"
+DOWN, DATA = "winograd_down", "winograd_data"
+ANCHOR, SUMS = "winograd_tile", "winograd_sums"
+UP, RESULT = "winograd_up", "winograd_result"
+CHECK, SPOILT, EXACT = "winograd_check", "winograd_spoilt", "winograd_exact"
+STORE = "winograd_store"
+PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
+#: Annotation of the anchor: how the rule is to cut the loops.
+PLAN = "tvmify.winograd"
+#: The outer axes of the sums.
+_CHUNK = ("y_chunk", "x_chunk", "channel_tile", "point")
+_DTYPE = "float32"
+_LARGEST = float(np.finfo(_DTYPE).max)
+
+
+def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Winograd]:
+    """Return the kernels there are for a convolution."""
+    image, out, window = convolution.image, convolution.out, convolution.window
+    (height, width), (stride, apart) = window.size, window.strides
+    square = height == width and stride == apart and window.dilation == (1, 1)
+    known = square and convolution.groups == 1 and convolution.dtype == _DTYPE
+    if not known or out[3] < machine.lanes():
+        return []
+    if convolution.planar:
+        if not Filtering(4, width, stride).saves:
+            return []
+        return [Winograd.of(image, out, window, 1, 4, False, machine, planar=True)]
+    if width != 3 or stride > 2 or image[3] < machine.lanes():
+        return []
+    sizes = [(2, 2)]
+    if stride == 1:
+        # At stride 2 they save a fifth of the products of 2×2 and read thrice the weights.
+        sizes.append((4, 4))
+        if out[0] == 1:  # of several images there are rows enough to read weights for
+            sizes.append((1, 2))
+    return [
+        Winograd.of(image, out, window, *size, shared, machine)
+        for size in sizes
+        for shared in (False, True)
+    ]
+
+
+class Winograd(Cut):
+    """The kernel, and what makes its arguments of the weights."""
+
+    hint = "conv2d_winograd"
+
+    @property
+    def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
+        """What makes the kernel's arguments of the weights."""
+        return self.pack, self.pack_exact
+
+    def pack(self, kernel: te.Tensor) -> te.Tensor:
+        """Transform OHWI weights into ``[tile of channels, point, input, channel of the tile]``.
+
+        In double precision: the rounding of weights would count as much as that of all sums.
+        """
+        width, outputs, inputs = self.tile.columns, self.out[3], self.image[3]
+        down, across = self.vertical, self.horizontal
+        count, channels = -(-outputs // width), self.channels
+        shape = (count, self.points, self.taps * channels, width)
+
+        def weight(o: Expr, y: Expr, x: Expr, i: Expr) -> Expr:
+            value = kernel[o, y, x, i].astype("float64")
+            return or_zero(value, (o, outputs, width), (i, inputs, channels))
+
+        def by_rows(t: Expr, p: Expr, k: Expr, lane: Expr) -> Expr:
+            output, y, i = t * width + lane, k // channels, k % channels
+            whole = across.filter(p, lambda x: weight(output, y, x, i), "float64")
+            return whole.astype(_DTYPE)
+
+        if self.taps > 1:
+            return te.compute(shape, by_rows, name=PACK)
+
+        def half(t: Expr, i: Expr, p: Expr, x: Expr, lane: Expr) -> Expr:
+            return down.filter(p, lambda y: weight(t * width + lane, y, x, i), "float64")
+
+        size = (count, channels, down.points, across.taps, width)
+        columns = te.compute(size, half, name=PACK_DOWN)
+
+        def whole(t: Expr, p: Expr, i: Expr, lane: Expr) -> Expr:
+            row, column = p // across.points, p % across.points
+            value = across.filter(column, lambda x: columns[t, i, row, x, lane], "float64")
+            return value.astype(_DTYPE)
+
+        return te.compute(shape, whole, name=PACK)
+
+    def pack_exact(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay OHWI weights out as ``[tile of channels, height, width, input, channel]``."""
+        width, outputs = self.tile.columns, self.out[3]
+
+        def weight(t: Expr, y: Expr, x: Expr, i: Expr, lane: Expr) -> Expr:
+            output = t * width + lane
+            return or_zero(kernel(output, y, x, i), (output, outputs, width))
+
+        shape = (-(-outputs // width), *self.window.size, self.image[3], width)
+        return te.compute(shape, weight, name="winograd_pack_exact")
+
+    def kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
+        """The convolution of an image with weights in both packings."""
+        height, width, rows = self.height, self.width, self.grid[0]
+        tall, (stride, apart) = rows // self.out[0], self.window.strides
+        # With rows of the filter in the reduction, the rows of whole chunks.
+        high = -(-tall // self.down) * self.down if self.taps > 1 else tall
+        # Of planes whole vectors of tiles, which see a little of the next.
+        columns = self.stretches[1] + 1 if self.planar else self.chunks[1] * self.across
+        size = (high * height, columns * width)
+        padded = pad(image, self.window, size, PAD, channels=self.channels, planar=self.planar)
+
+        def pixel(place: Sequence[Expr], y: Expr, x: Expr, channel: Expr) -> Expr:
+            """What a tile, by chunk and place in the chunk, sees of a channel, at (y, x) of it."""
+            fy, fx, down, across = place
+            first, column = fy * self.down, (fx * self.across + across) * width * apart
+            if self.taps > 1:  # chunks are of one image
+                b, row = first // tall, first % tall + down
+            else:
+                row = first + down
+                if rows % self.down:  # rows of the last chunk that are not there: the last again
+                    row = tirx.min(row, rows - 1)
+                b, row = row // tall, row % tall
+            index = (b, row * height * stride + y, column + x, channel)
+            return padded[tuple(index[axis] for axis in NCHW) if self.planar else index]
+
+        data = self._planes(padded) if self.planar else self._data(pixel)
+        result = self._results(self._sums(data, packed))
+        spoilt = self._spoilt(result)
+        outputs, lanes = int(packed.shape[0]), self.tile.columns
+        ry = te.reduce_axis((0, self.window.size[0]), "ry")
+        rx = te.reduce_axis((0, self.window.size[1]), "rx")
+        rc = te.reduce_axis((0, self.image[3]), "rc")
+        direct = te.compute(
+            (*self.chunks, outputs, self.down, self.across, height, width, lanes),
+            lambda fy, fx, t, dy, dx, y, x, lane: te.sum(
+                pixel((fy, fx, dy, dx), y * stride + ry, x * apart + rx, rc)
+                * exact[t, ry, rx, rc, lane],
+                axis=[ry, rx, rc],
+            ),
+            name=EXACT,
+        )
+
+        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+            row, column, lane = b * tall + y // height, x // width, c % lanes
+            chunk = (row // self.down, column // self.across)
+            tile = (*chunk, c // lanes, row % self.down, column % self.across)
+            place = (*tile, y % height, x % width, lane)
+            flag = spoilt(*tile, lane // self.lanes)
+            return tirx.Select(flag == 0, result(*place), direct(*place))
+
+        return te.compute(self.out, store, name=STORE)
+
+    def _data(self, pixel: Callable[..., Expr]) -> te.Tensor:
+        """Inputs of every tile, transformed: ``[chunk, group, point, tile, channel]``.
+
+        With tiles of one row ``[chunk, point, stretch, channel]``, a stretch being what a tile sees
+        of one row of the image: some of them, a row apart, are what it is computed from.
+        """
+        down, across, group = self.vertical, self.horizontal, self.tile.rows
+
+        def stretch(fy: Expr, fx: Expr, p: Expr, number: Expr, c: Expr) -> Expr:
+            place = (fy, fx, number // self.across, number % self.across)
+            return across.data(p, lambda x: pixel(place, 0, x, c))
+
+        if self.taps > 1:
+            shape = (*self.chunks, self.points, prod(self.stretches), self.channels)
+            return te.compute(shape, stretch, name=DATA)
+
+        def half(fy: Expr, fx: Expr, g: Expr, r: Expr, p: Expr, x: Expr, c: Expr) -> Expr:
+            number = self._number(g, r)
+            place = (fy, fx, number // self.across, number % self.across)
+            return down.data(p, lambda y: pixel(place, y, x, c))
+
+        shape = (*self.chunks, self.groups, group, down.points, across.reach, self.channels)
+        part = te.compute(shape, half, name=DOWN)
+
+        def whole(fy: Expr, fx: Expr, g: Expr, p: Expr, r: Expr, c: Expr) -> Expr:
+            row, column = p // across.points, p % across.points
+            return across.data(column, lambda x: part[fy, fx, g, r, row, x, c])
+
+        shape = (*self.chunks, self.groups, self.points, group, self.channels)
+        return te.compute(shape, whole, name=DATA)
+
+    def _planes(self, padded: te.Tensor) -> te.Tensor:
+        """The same for an NCHW image: ``[chunk, point, channel of a row, vector, tile]``.
+
+        Tiles that are neighbours see pixels that are some apart, and the same of them are first
+        brought together. Vectors of tiles are a dimension, since TVM would else cut the last.
+        """
+        n, channels, tall, wide = (int(size) for size in padded.shape)
+        stride, step = self.window.strides[0], self.width * self.window.strides[1]
+        lines, columns = self.stretches
+        split = te.compute(
+            (n, channels, tall, step, wide // step),
+            lambda b, c, y, phase, i: padded[b, c, y, i * step + phase],
+            name=SPLIT,
+        )
+
+        def data(fy: Expr, fx: Expr, p: Expr, line: Expr, v: Expr, lane: Expr) -> Expr:
+            row, channel = line // channels, line % channels
+            tile = fx * self.across + v * self.lanes + lane
+            first = fy * self.down
+            place = first // self.out[1], channel, first % self.out[1] * stride + row
+            return self.horizontal.data(p, lambda x: split[(*place, x % step, tile + x // step)])
+
+        shape = (*self.chunks, self.points, lines, columns // self.lanes, self.lanes)
+        return te.compute(shape, data, name=DATA)
+
+    def _number(self, group: Expr, tile: Expr) -> Expr:
+        """Number the tiles of a chunk through; of those that are not there, the last one again."""
+        number, last = group * self.tile.rows + tile, self.down * self.across - 1
+        return tirx.min(number, last) if (last + 1) % self.tile.rows else number
+
+    def _sums(self, data: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """Sums of products: ``[chunk, tile of channels, point, group, tile, channel]``."""
+        outputs, depth, lanes = int(packed.shape[0]), self.depth, self.tile.columns
+        pieces, within = self.pieces, (self.groups, self.tile.rows)
+        size = self.height, self.width, self.down, self.across
+        k = te.reduce_axis((0, depth), "k")
+
+        def product(*i: Expr) -> Expr:
+            fy, fx, t, p, o, g, r, lane = i
+            weight = packed[t, p, o * depth + k, lane]
+            if self.planar:
+                line = g // self.in_row * self.window.strides[0] * self.channels
+                tile = g % self.in_row * self.tile.rows + r
+                return data[fy, fx, p, line + k, tile // self.lanes, tile % self.lanes] * weight
+            if self.taps == 1:
+                return data[fy, fx, g, p, r, o * depth + k] * weight
+            stretch = self._number(g, r) + o // self.blocks * self.across
+            return data[fy, fx, p, stretch, o % self.blocks * depth + k] * weight
+
+        partial = te.compute(
+            (*self.chunks, outputs, self.points, pieces, *within, lanes),
+            lambda *i: te.sum(product(*i), axis=k),
+            name=ANCHOR,
+            attrs={PLAN: [*size, int(self.shared), self.lanes]}
+            | named(*_CHUNK, "block", "group", ROW, LANE, "k"),
+        )
+        o = te.reduce_axis((0, pieces), "o")
+
+        def whole(fy: Expr, fx: Expr, t: Expr, p: Expr, g: Expr, r: Expr, lane: Expr) -> Expr:
+            if pieces == 1:
+                return partial[fy, fx, t, p, 0, g, r, lane]
+            return te.sum(partial[fy, fx, t, p, o, g, r, lane], axis=o)
+
+        reduced = ["block"] if pieces > 1 else []
+        return te.compute(
+            (*self.chunks, outputs, self.points, *within, lanes),
+            whole,
+            name=SUMS,
+            attrs=named(*_CHUNK, "group", ROW, LANE, *reduced),
+        )
+
+    def _results(self, sums: te.Tensor) -> te.Tensor:
+        """Sums transformed back: ``[chunk, tile of channels, row, column, y, x, channel]``."""
+        shape = (*self.chunks, int(sums.shape[2]), self.down, self.across)
+        lanes, group, columns = self.tile.columns, self.tile.rows, self.horizontal.points
+
+        def product(
+            fy: Expr, fx: Expr, t: Expr, dy: Expr, dx: Expr, p: Expr, q: Expr, lane: Expr
+        ) -> Expr:
+            point = p * columns + q
+            if self.planar:
+                return sums[fy, fx, t, point, dy * self.in_row + dx // group, dx % group, lane]
+            number = dy * self.across + dx
+            return sums[fy, fx, t, point, number // group, number % group, lane]
+
+        def down(*i: Expr) -> Expr:
+            *place, y, q, lane = i
+            return self.vertical.result(y, lambda p: product(*place, p, q, lane))
+
+        half = product
+        if self.taps == 1:
+            half = te.compute((*shape, self.height, columns, lanes), down, name=UP)
+        return te.compute(
+            (*shape, self.height, self.width, lanes),
+            lambda *i: self.horizontal.result(i[-2], lambda q: half(*i[:-2], q, i[-1])),
+            name=RESULT,
+        )
+
+    def _spoilt(self, result: te.Tensor) -> te.Tensor:
+        """For each tile, and register of channels, whether a result is not finite."""
+        *shape, height, width, lanes = (int(size) for size in result.shape)
+        total = te.compute(
+            (*shape, lanes),
+            lambda *i: _tree(
+                [result(*i[:-1], y, x, i[-1]) for y in range(height) for x in range(width)]
+            ),
+            name=CHECK,
+        )
+
+        def flag(*i: Expr) -> Expr:
+            lane = i[-1] * self.lanes
+            size = tirx.abs(_tree([total(*i[:-1], lane + k) for k in range(self.lanes)]))
+            no, yes = tirx.const(0, "int32"), tirx.const(1, "int32")
+            return tirx.Select(size <= tirx.const(_LARGEST, _DTYPE), no, yes)
+
+        return te.compute((*shape, lanes // self.lanes), flag, name=SPOILT)
+
+
+def _tree(terms: list[Expr]) -> Expr:
+    """The sum of 2, 4, 8 … terms, by halves: one after the other they would wait."""
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]

@@ -1,0 +1,165 @@
+"""Rows that consist of a few pieces: borders, and what is put side by side.
+
+In a vector whose lanes are partly in one piece and partly in the next, TVM decides for each lane.
+Here each piece is a loop of its own, in which the conditions are known: whole vectors again.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tvm import s_tir, sym, tirx
+from tvm.ir import Call, Expr
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx import Stmt
+
+from tvmify.compiler.kernels.common.emission import vectors
+from tvmify.compiler.kernels.common.loops import (
+    extent,
+    fuse,
+    is_injective,
+    output_bits,
+    parallel_if_worth,
+    traffic,
+)
+from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute, uses
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: More loops would be too much code for what they save. A border on both sides is three.
+_MOST_PIECES = 4
+#: Annotation of a row: lanes, whether threads share them, then the length of each piece.
+_PIECES = "tvmify.pieces"
+_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+
+
+def split_rows(
+    sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
+) -> bool:
+    """Schedule a nest piece by piece if its rows consist of some; tell whether they do.
+
+    The block must be a nest of its own, one loop per axis.
+    """
+    *outer, row = sch.get_loops(block)
+    lanes = machine.lanes(output_bits(sch, block))
+    cuts = _worthwhile_cuts(sch, block, lanes)
+    if not cuts or not outer:
+        return False
+    rows = fuse(sch, outer)
+    parallel_if_worth(sch, rows, machine, work)
+    # A single row is shared out by itself.
+    shared = extent(sch, rows) == 1
+    shared &= machine.worth_threads(work, traffic(sch.mod["main"], work))
+    sch.annotate(row, _PIECES, [lanes, int(shared), *cuts])
+    return True
+
+
+def mark_pieces(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, lanes: int) -> bool:
+    """Mark a whole row of a block, wherever that is computed, if it consists of pieces."""
+    cuts = _worthwhile_cuts(sch, block, lanes)
+    if not cuts or sum(cuts) != extent(sch, row):
+        return False
+    sch.annotate(row, _PIECES, [lanes, 0, *cuts])
+    return True
+
+
+def split_pieces(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Split the rows that are marked: TVM's own partitions cannot be split further."""
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.For) or _PIECES not in stmt.annotations:
+            return None
+        marks = stmt.annotations[_PIECES]
+        lanes, shared, *lengths = (int(value) for value in marks)  # type: ignore[attr-defined]
+        parts: list[Stmt] = []
+        start = 0
+        for length in lengths:
+            rest = length % lanes
+            if length > rest:
+                parts.append(_vector(stmt, start, lanes, length // lanes, bool(shared)))
+            cuts = vectors(rest, lanes)
+            parts += [_vector(stmt, start + length - rest + at, width, 1) for at, width in cuts]
+            start += length
+        return tirx.SeqStmt(parts)
+
+    return rewrite_body(function, visit)
+
+
+def _vector(row: tirx.For, start: int, width: int, count: int, shared: bool = False) -> Stmt:
+    """Return some vectors of a row, one after the other or in parallel."""
+    dtype, realize = str(row.loop_var.ty.dtype), row.body
+    number, lane = (tirx.Var(f"{row.loop_var.name}_{i}", dtype) for i in range(2))
+    zero = tirx.const(0, dtype)
+    place = lane + start if count == 1 else number * width + lane + start
+
+    def at(expression: Expr) -> Expr:
+        return substitute(expression, lambda node: place if node.same_as(row.loop_var) else None)
+
+    values = [at(value) for value in realize.iter_values]
+    body: Stmt = s_tir.SBlockRealize(values, at(realize.predicate), realize.block)
+    kind = tirx.ForKind.VECTORIZED if width > 1 else tirx.ForKind.UNROLLED
+    body = tirx.For(lane, zero, tirx.const(width, dtype), kind, body)
+    if count == 1:
+        return body
+    kind = tirx.ForKind.PARALLEL if shared else tirx.ForKind.SERIAL
+    return tirx.For(number, zero, tirx.const(count, dtype), kind, body)
+
+
+def _worthwhile_cuts(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[int]:
+    """Lengths of the pieces of a row; none where they are one, too many, or all too short."""
+    cuts = _cuts(sch, block)
+    return cuts if 1 < len(cuts) <= _MOST_PIECES and max(cuts) >= lanes else []
+
+
+def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
+    """Lengths of the pieces in which conditions on the last axis do not change; one if none do."""
+    body = sch.get(block)
+    if not is_injective(sch, block) or not isinstance(body.body, tirx.BufferStore):
+        return []
+    *others, last = [variable.var for variable in body.iter_vars]
+    length = int(body.iter_vars[-1].dom.extent)
+    starts: set[int] = {0}
+    for condition in _comparisons(body.body.value):
+        if not uses(condition, [last]):
+            continue
+        text = str(condition)
+        if uses(condition, others) or "[" in text or "%" in text:
+            return []  # of more than the place in the row
+        starts.add(_turn(condition, last, length))
+    edges = [*sorted(start for start in starts if start < length), length]
+    return [end - start for start, end in pairwise(edges)]
+
+
+def _comparisons(value: Expr) -> list[Expr]:
+    found: list[Expr] = []
+
+    def split(condition: Expr) -> None:
+        if isinstance(condition, (tirx.And, tirx.Or)):
+            split(condition.a)
+            split(condition.b)
+        elif isinstance(condition, _COMPARISONS):
+            found.append(condition)
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, tirx.Select):
+            split(node.condition)
+        elif isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else"):
+            split(node.args[0])
+        return None
+
+    substitute(value, visit)
+    return found
+
+
+def _turn(condition: Expr, axis: tirx.Var, length: int) -> int:
+    """Return the first place where a comparison has another result than at the start."""
+
+    def at(place: int) -> bool:
+        analyzer = sym.Analyzer()
+        analyzer.bind(axis, tirx.const(place, str(axis.ty.dtype)))
+        return bool(analyzer.simplify(condition))
+
+    first, low, high = at(0), 0, length
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if at(middle) == first else (low, middle)
+    return high

@@ -1,0 +1,47 @@
+"""Reshapes whose indices say what stays in place.
+
+TVM computes the position of each element in memory and takes it apart again. Here axes that are
+neither joined nor split keep an index of their own, so that what a reshape is fused with can still
+be seen to run along memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import relax, te, tirx
+from tvm.ir import Call, Expr
+
+from tvmify.compiler.kernels.common.legalizing import plain
+from tvmify.compiler.passes.views import common_axes
+
+
+def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.reshape``."""
+    shape = [int(size) for size in call.ty.shape]
+    if 0 in shape:
+        return plain(builder, call)
+
+    def reshape(x: te.Tensor) -> te.Tensor:
+        source = [int(size) for size in x.shape]
+
+        def element(*at: tirx.Var) -> Expr:
+            return x(*_indices(at, shape, source))
+
+        return te.compute(shape, element, name="reshape")
+
+    return builder.call_te(reshape, call.args[0], primfunc_name_hint="reshape")
+
+
+def _indices(at: Sequence[Expr], shape: Sequence[int], source: Sequence[int]) -> list[Expr]:
+    """Where the element at a place of `shape` is in a tensor of shape `source`."""
+    found: list[Expr] = [tirx.const(0, "int64")] * len(source)
+    for mine, theirs in common_axes(shape, source):
+        position: Expr = at[mine[0]]
+        for axis in mine[1:]:
+            position = position * shape[axis] + at[axis]
+        for axis in reversed(theirs[1:]):
+            found[axis] = position % source[axis]
+            position = position // source[axis]
+        found[theirs[0]] = position
+    return found

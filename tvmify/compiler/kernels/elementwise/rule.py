@@ -1,0 +1,168 @@
+"""What has no sums: element-wise chains, permutations, gathers, concatenations, padding."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.kernels.common.loops import (
+    blocks_of,
+    extent,
+    fuse,
+    kinds,
+    output_bits,
+    parallel_if_worth,
+)
+from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.turning import turn_operands
+from tvmify.compiler.kernels.common.ways import Several, Way
+from tvmify.compiler.kernels.elementwise.pieces import split_rows
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: Short loops over conditions, as of a concatenation of many small parts, are unrolled. Enough
+#: for the 27 parts of DLRM's; nothing longer was measured.
+_UNROLLED = 128
+
+
+class Elementwise(Several):
+    """One pass per result, vectorised along memory. Any function at all can take this rule."""
+
+    name = "elementwise"
+    ways = Way(), Way(rows=True)
+
+    def takes(self, sch: s_tir.Schedule) -> bool:
+        """Take what no other rule has taken."""
+        del sch
+        return True
+
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
+        """Schedule each block that is left by itself."""
+        for block in blocks_of(sch):
+            schedule_block(sch, block, machine, way.work, rows=way.rows)
+        return sch
+
+
+def schedule_block(
+    sch: s_tir.Schedule,
+    block: SBlockRV,
+    machine: Microarchitecture,
+    work: float,
+    sums: int = 8,
+    rows: bool = False,
+) -> None:
+    """Make one block a nest of its own: parallel outside, one vector inside.
+
+    One element, computed without a loop, stays as it is.
+
+    Parameters
+    ----------
+    work
+        Multiply-adds of the whole function, which decide whether it is worth threads.
+    sums
+        How many vectors of sums there are inside, at most.
+    rows
+        Whether the vectors of a row are a loop of their own. As one with the rows there are more of
+        them to share, but TVM divides to learn in which row it is, and whether that ends here.
+
+    Raises
+    ------
+    ValueError
+        The loops are not one for each axis of the result and of its sums, or the result has none.
+    """
+    letters = kinds(sch, block)
+    loops = sch.get_loops(block)
+    if not loops and set(letters) == {"S"}:
+        return
+    if len(loops) != len(letters) or set(letters) - set("SR") or "S" not in letters:
+        name = sch.get(block).name_hint
+        raise ValueError(f"{name!r} has {len(loops)} loops over axes of the kinds {letters!r}")
+    spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
+    reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
+    if turn_operands(sch, block, machine, work) or split_rows(sch, block, machine, work):
+        return
+    together = contiguous_axes(sch, block)
+    sch.reorder(*spatial, *reduced)
+    row = fuse(sch, spatial[len(spatial) - together :])
+    outer = spatial[: len(spatial) - together]
+    lanes = machine.lanes(output_bits(sch, block))
+    around, vectors = _cut(sch, row, lanes, sums if reduced else 0, alone=not outer)
+    outer += [] if rows and outer else around
+    if outer:
+        whole = fuse(sch, outer)
+        parallel_if_worth(sch, whole, machine, work)
+        if extent(sch, whole) <= _UNROLLED and _is_guarded(sch, block) and not reduced:
+            sch.unroll(whole)  # then each condition is known
+    if reduced:
+        sch.reorder(*reduced, *vectors)
+    _make_vectors(sch, vectors)
+    if reduced:
+        initial = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
+        _make_vectors(sch, initial[-len(vectors) :] if vectors else [])
+
+
+def _cut(
+    sch: s_tir.Schedule, row: LoopRV, lanes: int, sums: int, *, alone: bool
+) -> tuple[list[LoopRV], list[LoopRV]]:
+    """Split a row into loops around its vectors, and loops of these, of which lanes are the last.
+
+    A short row is one vector if it is `alone`, or fills half of one, and else has none.
+    """
+    length = extent(sch, row)
+    if length < lanes:
+        return ([], [row]) if alone or 2 * length >= lanes else ([row], [])
+    around, vector = sch.split(row, [None, lanes])
+    if not sums:
+        return [around], [vector]
+    # Several vectors of sums stay in registers: one alone waits for its own additions, and takes
+    # one cache line of each row.
+    width = next(n for n in (8, 4, 2, 1) if n <= sums and extent(sch, around) % n == 0)
+    around, several = sch.split(around, [None, width])
+    return [around], [several, vector]
+
+
+def _make_vectors(sch: s_tir.Schedule, vectors: list[LoopRV]) -> None:
+    for several in vectors[:-1]:
+        sch.unroll(several)
+    for lanes in vectors[-1:]:
+        sch.vectorize(lanes)
+
+
+def _is_guarded(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    return "if_then_else" in str(sch.get(block).body)
+
+
+def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    """How many trailing spatial axes can be one: memory runs on through them in every tensor.
+
+    At least one. A tensor counts when it is indexed by exactly these axes at its end, whole, or by
+    none of them.
+    """
+    body = sch.get(block)
+    axes = [v for v in body.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar]
+    count = len(axes)
+    for region in [*body.reads, *body.writes]:
+        while count > 1 and not _runs_through(region, axes[-count:]):
+            count -= 1
+    return count
+
+
+def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
+    index = [(r.min, r.extent) for r in region.region]
+    variables = [axis.var for axis in axes]
+    used = [uses(minimum, variables) for minimum, _ in index]
+    if not any(used):
+        return True
+    if len(index) < len(axes) or any(used[: len(index) - len(axes)]):
+        return False
+    shape = [int(size) for size in region.source.ty.shape]
+    for i, axis in enumerate(axes):
+        position = len(index) - len(axes) + i
+        minimum, size = index[position]
+        if not isinstance(size, tirx.IntImm) or int(size) != 1 or not minimum.same_as(axis.var):
+            return False
+        if i > 0 and shape[position] != int(axis.dom.extent):
+            return False
+    return True

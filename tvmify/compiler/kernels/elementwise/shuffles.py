@@ -1,0 +1,98 @@
+"""Which functions read vectors of elements that lie close together, but not in order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import tvm
+from tvm import s_tir, sym, tirx
+from tvm.ir import Expr, TensorLoad
+from tvm.tirx import Stmt
+
+from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute, uses
+
+#: Attribute of such a function, for `tvmify.compiler.codegen.shuffle_loads`.
+SHUFFLES = "tvmify.shuffles"
+
+
+def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Mark a scheduled function if lanes of a vector are divided, multiplied or turned round.
+
+    Looking through every load of every function where they are flat, and loops unrolled, would
+    take as long as the schedules do.
+    """
+    found = False
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        nonlocal found
+        if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.VECTORIZED:
+            return None
+        store = stmt.body.block.body if isinstance(stmt.body, s_tir.SBlockRealize) else None
+        if not isinstance(store, tirx.BufferStore):
+            return stmt
+        values = zip(stmt.body.block.iter_vars, stmt.body.iter_values, strict=True)
+        of_lane = {axis.var: value for axis, value in values if uses(value, [stmt.loop_var])}
+        found = found or _reads_out_of_order(store.value, of_lane, stmt)
+        return _serial(stmt) if _fills_with_bfloat16(store.value, of_lane) else stmt
+
+    function = rewrite_body(function, visit)
+    return function.with_attr(SHUFFLES, True) if found else function
+
+
+def _reads_out_of_order(value: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
+    found = False
+
+    def visit(node: Expr) -> Expr | None:
+        nonlocal found
+        if isinstance(node, TensorLoad) and node.indices:
+            index = node.indices[-1]
+            if not isinstance(index, (tirx.Var, tirx.IntImm)):
+                text = str(index)
+                suspect = any(sign in text for sign in "*/%-") and uses(index, of_lane)
+                found = found or (suspect and not _is_in_order(index, of_lane, loop))
+        return None
+
+    substitute(value, visit)
+    return found
+
+
+def _is_in_order(index: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
+    """Whether lanes read one element after the other, or all of them the same.
+
+    As in ``channel % 24``, where vectors of 8 lanes begin at multiples of 8.
+    """
+    lane, analyzer = loop.loop_var, sym.Analyzer()
+    first, lanes = tirx.const(0, str(lane.ty.dtype)), int(loop.extent)
+    analyzer.bind(lane, tvm.ir.Range(first, loop.extent))
+    zero = {lane: first}
+    values: dict[tirx.Var, Expr] = {}
+    for variable, value in of_lane.items():
+        start = analyzer.simplify(_with(value, zero))
+        begins = analyzer.modular_set(start)
+        if begins.coeff % lanes == 0 and begins.base % lanes == 0:
+            number = tirx.Var("vector", str(variable.ty.dtype))
+            values[variable] = number * lanes + analyzer.simplify(value - start)
+        else:
+            values[variable] = value
+    there = _with(index, values)
+    distance = analyzer.simplify(there - _with(there, zero))
+    return distance.same_as(lane) or (isinstance(distance, tirx.IntImm) and int(distance) == 0)
+
+
+def _with(node: Expr, values: Mapping[tirx.Var, Expr]) -> Expr:
+    return substitute(node, lambda part: values.get(part) if isinstance(part, tirx.Var) else None)
+
+
+def _fills_with_bfloat16(value: Expr, of_lane: Collection[tirx.Var]) -> bool:
+    """Whether one element may be stored in all lanes: TVM cannot, in bfloat16."""
+    kind = str(value.ty.dtype)
+    while isinstance(value, tirx.Cast):  # to float32 and back, which TVM leaves out
+        value = value.value
+    if not isinstance(value, TensorLoad) or kind != "bfloat16" or not value.indices:
+        return False
+    index = value.indices[-1]
+    return not isinstance(index, tirx.Var) or not uses(index, of_lane)
+
+
+def _serial(loop: tirx.For) -> tirx.For:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)

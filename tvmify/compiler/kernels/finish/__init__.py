@@ -1,0 +1,1 @@
+"""Epilogues: the element-wise chain that a kernel applies as it stores its result."""

@@ -1,0 +1,109 @@
+"""Kernels whose loops are written by hand, and the element-wise chain that follows them.
+
+No sequence of TVM's primitives leads from a tensor expression to such loops: a running softmax
+between two products, steps over time. Whoever lowers the operator writes them into one block, the
+anchor, which has the name of the rule (see `emission.anchor`). The rule
+computes what follows where the kernel stores its results, so that nothing reads them again.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.ir import Range, TensorRegion
+from tvm.tirx import Stmt
+
+from tvmify.compiler.kernels.common.guards import STORES_TWICE
+from tvmify.compiler.kernels.common.inlining import total_work
+from tvmify.compiler.kernels.common.loops import blocks_of
+from tvmify.compiler.kernels.common.rewriting import rewrite
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.chain import Chain
+from tvmify.compiler.kernels.finish.epilogue import inline_producers
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+
+class Handwritten(Rule):
+    """Finds the anchor of its own name, whose loops stay as they are.
+
+    Parameters
+    ----------
+    name
+        Of the rule, and of the block.
+    again
+        Whether a kernel stores some results twice, each time the same.
+    """
+
+    def __init__(self, name: str, *, again: bool = False) -> None:
+        self.name, self.anchors, self.again = name, frozenset({name}), again
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Draw what follows the anchor into it, if it is one expression, or schedule that."""
+        function = sch.mod["main"]
+        if len(blocks_of(sch)) > 1:
+            work = total_work(sch)
+            inline_producers(sch, self.name)  # of the chain: the kernel has none
+            chain = Chain.of(sch, self.name)
+            whole = chain and _storing(sch.mod["main"], chain)
+            if whole is None:
+                for block in blocks_of(sch):
+                    if sch.get(block).name_hint != self.name:
+                        schedule_block(sch, block, machine, work)
+            function = whole or sch.mod["main"]
+        return s_tir.Schedule(function.with_attr(STORES_TWICE, True) if self.again else function)
+
+
+def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
+    """Return a function of an anchor and a chain as one of the anchor alone.
+
+    None if there are other nests, or if results are needed elsewhere than at their place, or by the
+    kernel itself, as the cell of an LSTM.
+    """
+    root = function.body.block
+    if len(root.body.seq) != 2:
+        return None
+    anchor, last = root.body.seq
+    while isinstance(last, tirx.For):
+        last = last.body
+    (result,) = last.block.writes
+    if not chain.is_in_place or _sizes(result.source) != _sizes(chain.stage):
+        return None
+    arguments = {tensor: tensor for tensor in chain.arguments}
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.BufferStore) or not stmt.buffer.same_as(chain.stage):
+            return None
+        value = chain.apply(stmt.value, stmt.indices, arguments)
+        return tirx.BufferStore(result.source, value, stmt.indices)
+
+    block, body = anchor.block, rewrite(anchor.block.body, visit)
+    if chain.stage in tirx.analysis.undefined_vars(body, []):
+        return None
+    writes = [w for w in block.writes if not w.source.same_as(chain.stage)]
+    block = s_tir.SBlock(
+        block.iter_vars,
+        [*block.reads, *map(_whole, arguments)],
+        [*writes, _whole(result.source)],
+        block.name_hint,
+        body,
+        alloc_buffers=block.alloc_buffers,
+        annotations=block.annotations,
+    )
+    root = s_tir.SBlock(
+        [],
+        [],
+        [],
+        root.name_hint,
+        s_tir.SBlockRealize([], True, block),
+        alloc_buffers=[b for b in root.alloc_buffers if not b.same_as(chain.stage)],
+        annotations=root.annotations,
+    )
+    return function.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def _sizes(tensor: tirx.Var) -> list[int]:
+    return [int(size) for size in tensor.ty.shape]
+
+
+def _whole(tensor: tirx.Var) -> TensorRegion:
+    return tirx.BufferRegion(tensor, [Range(0, size) for size in _sizes(tensor)])

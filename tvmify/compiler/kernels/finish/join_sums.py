@@ -1,0 +1,97 @@
+"""Compute what is added up where it is added up.
+
+FuseOps lets a reduction take along what follows, or what comes before, and not both. Ours take what
+follows, so that the squares of a variance or a norm, the products of a similarity, or what an
+arg-extremum compares, would be written to memory by a kernel of their own and read once.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, s_tir, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.common.inlining import inline_cheap
+from tvmify.compiler.kernels.common.loops import (
+    blocks_of,
+    element_count,
+    is_injective,
+    iterations,
+    kinds,
+)
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import join_calls
+
+
+@compiler_pass
+class JoinSums:
+    """Let reductions compute what they read; runs when all else has been fused."""
+
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        return join_calls(ir_mod, _join)
+
+
+def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimFunc | None:
+    if not _reads_each_once(second, place) or not _is_elementwise(first):
+        return None
+    builder = relax.BlockBuilder()
+    functions = [builder.add_func(f, name) for f, name in ((first, "first"), (second, "second"))]
+    *inputs, elements = (_type(parameter) for parameter in first.params)
+    *operands, result = (_type(parameter) for parameter in second.params)
+    del operands[place]
+
+    def parameters() -> list[relax.Var]:
+        return [relax.Var(f"p{i}", ty) for i, ty in enumerate((*inputs, *operands))]
+
+    given = parameters()
+    with builder.function("joined", given, attrs={"Primitive": True}, private=True):
+        with builder.dataflow():
+            value = builder.emit(relax.call_tir(functions[0], given[: len(inputs)], elements))
+            others = given[len(inputs) :]
+            others.insert(place, value)
+            output = builder.emit_output(relax.call_tir(functions[1], others, result))
+        joined = builder.emit_func_output(output)
+    given = parameters()
+    with builder.function("main", given):  # what nobody calls is not kept
+        builder.emit_func_output(builder.emit(relax.Call(joined, given)))
+    return relax.transform.FuseTIR()(builder.get())["joined"]
+
+
+def _type(parameter: tirx.Var) -> relax.TensorType:
+    return relax.TensorType(parameter.ty.shape, str(parameter.ty.dtype))
+
+
+def _reads_each_once(function: tirx.PrimFunc, place: int) -> bool:
+    """Whether a parameter is read by one reduction alone, and each element by one of its steps."""
+    sch, parameter = s_tir.Schedule(function), function.params[place]
+    readers = [
+        block
+        for block in blocks_of(sch)
+        if any(read.source.same_as(parameter) for read in sch.get(block).reads)
+    ]
+    if len(readers) != 1 or "R" not in kinds(sch, readers[0]):
+        return False
+    # The last of some blocks of a sum may be shorter, for which it takes more steps.
+    return iterations(sch, readers[0]) < 2 * element_count(parameter.ty.shape)
+
+
+def _is_elementwise(function: tirx.PrimFunc) -> bool:
+    """Whether each element is computed from those at its own place, as in a broadcast."""
+    sch = s_tir.Schedule(function)
+    inline_cheap(sch)
+    blocks = blocks_of(sch)
+    if len(blocks) != 1 or not is_injective(sch, blocks[0]):
+        return False
+    block = sch.get(blocks[0])
+    own = [variable.var for variable in block.iter_vars]
+    return all(_is_at(own, [axis.min for axis in read.region]) for read in block.reads)
+
+
+def _is_at(own: list[tirx.Var], index: list[Expr]) -> bool:
+    """Whether an index is some of one's own, in their order, and numbers between them."""
+    rest = iter(own)
+    return all(
+        isinstance(axis, tirx.IntImm) or any(axis.same_as(variable) for variable in rest)
+        for axis in index
+    )

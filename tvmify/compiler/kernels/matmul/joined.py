@@ -1,0 +1,209 @@
+"""Several products of the same rows as one kernel, for what follows all of them element by element.
+
+``silu(x @ a) * (x @ b)`` in Llama's layers: one task has the same columns of all products, one
+panel of each after the other, and what follows is computed from their sums, which are in the first
+or second cache. Of two kernels, the first would write its result for the second to read, and both
+would start threads and read the rows.
+
+The panels lie in memory in the order in which a task reads them: columns, blocks of the reduction,
+products. So one block is fetched while the one before it meets all rows, as in any product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar
+
+from tvm import relax, s_tir, te, tirx
+from tvm.ir import Expr
+from tvm.s_tir.schedule import SBlockRV
+
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
+from tvmify.compiler.kernels.common.loops import blocks_of, fuse, output_bits, parallel_if_worth
+from tvmify.compiler.kernels.common.prefetch import fetch_ahead
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
+from tvmify.compiler.kernels.matmul import compact, pairs
+from tvmify.compiler.kernels.matmul import plan as plans
+from tvmify.compiler.kernels.matmul.rule import WIDE, add_up_blocks
+from tvmify.compiler.kernels.matmul.template import (
+    ANCHOR,
+    BLOCK,
+    PACK,
+    PARTIAL,
+    ROWS_FIRST,
+    Product,
+    flatten,
+    stacked,
+    workload,
+)
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Name of the blocks that stand for one product of several.
+ONE = "matmul_one"
+#: Attribute of a function of which FuseOps is to think that it works element by element.
+ELEMENTWISE = "tvmify.elementwise"
+
+
+@dataclass(frozen=True)
+class Joined(Product):
+    """Products whose right-hand sides are stacked on a first axis, all with the same rows."""
+
+    in_registers: ClassVar[bool] = False  # there is no room for those of several products
+
+    @classmethod
+    def over(
+        cls,
+        left: Sequence[int],
+        right: Sequence[int],
+        count: int,
+        dtype: str,
+        machine: Microarchitecture,
+        is_compact: bool,
+        paired: bool,
+    ) -> Joined:
+        """Choose how to cut `count` products: as each of them, since panels are of one product."""
+        bits = bits_of(accumulator(dtype))
+        depth, columns = right
+        out = (count, *left[:-1], columns)
+        rows = prod(left[:-1])
+        work = workload(1, rows, columns, depth, dtype, True, paired)
+        width = compact.VECTORS * machine.lanes(bits)
+        sample = partial(pairs.sample_of, left, right, out[1:]) if paired else None
+        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
+        stack = (count, *[1] * (len(left) - 2), depth, columns)
+        batch = tuple(out[axis] for axis in stacked(stack, out))
+        return cls(tuple(left), stack, out, batch, rows, columns, work.depth, plan, dtype, paired)
+
+    def pack(self, right: te.Tensor) -> te.Tensor:
+        """Lay one of the matrices out as ``[columns / tile, blocks, 1, block, tile]``."""
+        width, length = self.plan.columns, self.plan.depth
+
+        def element(*index: tirx.Var) -> Expr:
+            tile, block, _, step, lane = index
+            k, column = block * length + step, tile * width + lane
+            value = self.step(lambda i: right(i, column), k)
+            return or_zero(value, (column, self.columns, width), (k, self.depth, length))
+
+        shape = -(-self.columns // width), -(-self.depth // length), 1, length, width
+        return te.compute(shape, element, name=PACK)
+
+    def row_of_panel(
+        self, outer: Sequence[Expr], column_tile: Expr, block: Expr, step: Expr
+    ) -> tuple[Expr, ...]:
+        """Return where one step of a block of a panel is."""
+        return column_tile, block, outer[0], step
+
+
+def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -> Expr:
+    """Emit the products of some rows with several weights of one shape, stacked."""
+    machine = Microarchitecture.current()
+    left = [int(size) for size in rows.ty.shape]
+    right = [int(size) for size in weights[0].ty.shape]
+    count, dtype = prod(left[:-1]), str(rows.ty.dtype)
+    narrow = pairs.rows_of(builder, rows, weights, count, machine)
+    paired = narrow is not None
+    is_compact = not paired and compact.applies(builder, count, right, dtype, machine)
+    product = Joined.over(left, right, len(weights), dtype, machine, is_compact, paired)
+    panels = [
+        builder.emit(builder.call_te(product.pack, weight, primfunc_name_hint="pack_matmul"))
+        for weight in weights
+    ]
+    packed = [builder.emit(relax.op.concat(panels, 2))]
+    if is_compact:
+        packed = compact.pack(builder, *packed)
+    every = builder.call_te(
+        product.with_packed,
+        rows if narrow is None else narrow,
+        *packed,
+        primfunc_name_hint="matmul",
+        primfunc_attrs={"op_pattern": 4},
+    )
+    return builder.emit(every)
+
+
+def one_of(builder: relax.BlockBuilder, every: Expr, number: int) -> Expr:
+    """Return one of the products that `legalize` stacked.
+
+    FuseOps is to take it for one of the operators that follow a product element by element, and so
+    to join all of them with the products where they become one value.
+    """
+
+    def one(every: te.Tensor) -> te.Tensor:
+        return te.compute(every.shape[1:], lambda *index: every(number, *index), name=ONE)
+
+    attributes = {ELEMENTWISE: True}
+    return builder.call_te(one, every, primfunc_name_hint="matmul_one", primfunc_attrs=attributes)
+
+
+class JoinedMatmul(Rule):
+    """As `Matmul`, with the panels of all products one after the other in each task."""
+
+    name = "joined matmul"
+    anchors = frozenset({ONE, ANCHOR})
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `legalize` with what follows the products."""
+        inline_producers(sch, ANCHOR, keep=(PARTIAL,))
+        inline_chain(sch, ANCHOR)
+        names = [sch.get(block).name_hint for block in blocks_of(sch)]
+        # What else reads the sums would need them stored.
+        readers = [sch.get(block).name_hint for block in sch.get_consumers(sch.get_sblock(ANCHOR))]
+        if readers != names[-1:]:
+            return None
+        sch = _with_rows_numbered(sch, sch.get_sblock(names[-1]))
+        anchor, partial, last = map(sch.get_sblock, (ANCHOR, PARTIAL, names[-1]))
+        block, summed = sch.get(anchor), sch.get(partial)
+        count, row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
+            "batch0", "row_tile", "column_tile", ROW, LANE
+        )
+        together = int(block.annotations[BLOCK])
+        work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
+        row, column = sch.get_loops(last)
+        row_block, row_tile, row = sch.split(row, [row_tiles // together, together, rows])
+        column_tile, column = sch.split(column, [None, columns])
+        rows_first = bool(block.annotations[ROWS_FIRST])
+        nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
+        sch.reorder(*nest, row_tile, row, column)
+        outermost = fuse(sch, nest)
+        parallel_if_worth(sch, outermost, machine, work)
+        sch.compute_at(anchor, outermost, preserve_unit_loops=True)
+        along = add_up_blocks(sch, partial, anchor, last, machine)
+        weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
+        if together == 1:  # a lone tile has each of them to itself
+            weights /= count
+        narrow = count * column_tiles * columns <= WIDE * row_tiles * rows
+        fetch_ahead(
+            sch,
+            partial,
+            along,
+            together,
+            ["row_tile"],
+            nearby=machine.keeps(weights),
+            rows=["row_tile"] * narrow,
+        )
+        # What is broadcast is computed beforehand.
+        for name in sorted({*names} - {ANCHOR, PARTIAL, names[-1]}):
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        return sch
+
+
+def _with_rows_numbered(sch: s_tir.Schedule, last: SBlockRV) -> s_tir.Schedule:
+    """Let the last block have loops over rows and columns alone.
+
+    Only on one loop does TVM see tiles across leading axes.
+    """
+    *lead, _ = (int(variable.dom.extent) for variable in sch.get(last).iter_vars)
+    if len(lead) == 1:
+        return sch
+    numbered = tirx.IndexMap.from_func(
+        lambda *index: [flatten(index[:-1], lead), index[-1]], ndim=len(lead) + 1
+    )
+    sch.transform_block_layout(last, numbered)
+    # The sums are read at ``row // 17 * 17 + row % 17``, in which it sees no tiles either.
+    return s_tir.Schedule(tirx.transform.StmtSimplify()(sch.mod))

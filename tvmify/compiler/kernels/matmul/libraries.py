@@ -1,0 +1,147 @@
+"""Which products with weights PyTorch's libraries may compute, MKL and oneDNN: one table.
+
+A line of `LIBRARIES` says for which products there is a call, how it is written, and where it is
+taken though nothing was measured. Elsewhere it is one more candidate of ``tune="quick"``, measured
+with a bias and an activation behind it: our kernels take them in; a call takes the bias, and
+another kernel activates. The call is one of ``tvmify.aten``, which saved files have, too.
+
+The weight stays as it lies in memory, and the library lays it out anew in each call. Packed once it
+would be a tensor without strides of oneDNN's or MKL's own (``mkldnn::_reorder_linear_weight``, for
+``mkldnn::_linear_pointwise``; ``mkl::_mkl_reorder_linear_weight``), which is no DLPack tensor: the
+program could not take it as an argument, nor its key say what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import relax
+from tvm.ir import Expr
+
+from tvmify.compiler.aten.calls import multiply
+from tvmify.compiler.kernels.common import choice
+from tvmify.compiler.kernels.common.sample import Sample
+from tvmify.compiler.kernels.matmul import pairs
+from tvmify.compiler.kernels.matmul import plan as plans
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: How many times as many multiply-adds of bfloat16 AMX starts per cycle as two units for pairs do,
+#: 16 times as many as one: 16 × 16 × 32 in 16 cycles. An estimate, by the instructions alone.
+_TILED = 8
+#: Nanoseconds of a call, beyond its work: also an estimate.
+_CALL = 10_000
+#: Bytes that are moved for each weight of bfloat16 that is laid out anew, and for each element of a
+#: result that another kernel activates: both are written and read once more.
+_AGAIN = 4
+
+
+@dataclass(frozen=True)
+class Library:
+    """A call that may compute a product.
+
+    Attributes
+    ----------
+    name
+        As reports and measurements have it.
+    kind
+        Of the products, as `plans.Workload.dtype` names it.
+    dtype
+        Of the operands and of the result.
+    rows
+        It may compute products of so many rows and more.
+    unmeasured
+        Whether it is taken where nothing was measured.
+    write
+        Adds the product to a graph, see `tvmify.compiler.aten.calls.multiply`.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    rows: int
+    unmeasured: Callable[[plans.Workload, Microarchitecture], bool]
+    write: Callable[..., Any] = multiply
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _pays_by_tiles(work: plans.Workload, machine: Microarchitecture) -> bool:
+    """Estimate whether AMX saves more time than it takes to lay out weights, and to call."""
+    if not machine.multiplies_tiles:
+        return False
+    arithmetic = machine.nanoseconds(work.rows * work.depth * work.columns)
+    moved = _AGAIN * work.columns * (2 * work.depth + work.rows)
+    return arithmetic * (1 - 1 / _TILED) > machine.nanoseconds(0, moved) + _CALL
+
+
+def _never(_: plans.Workload, __: Microarchitecture) -> bool:
+    return False
+
+
+#: All of them. None is faster by enough for float32 that it were worth it unmeasured.
+LIBRARIES = (
+    Library("bfloat16 by aten::linear", pairs.KIND, "bfloat16", 32, _pays_by_tiles),
+    Library("float32 by aten::linear", "float32", "float32", 32, _never),
+)
+
+
+def choose(
+    work: plans.Workload,
+    machine: Microarchitecture,
+    left: Sequence[int],
+    out: Sequence[int],
+    turned: bool,
+) -> Library | None:
+    """Return the library that is to compute a product with one weight; None if a kernel of ours is.
+
+    Parameters
+    ----------
+    left, out
+        Shapes of the activation and of the result.
+    turned
+        Whether the weight lies in memory as ``[columns, depth]``.
+    """
+    offered = [line for line in LIBRARIES if line.kind == work.dtype and work.rows >= line.rows]
+    if not offered:
+        return None
+    first = [line for line in offered if line.unmeasured(work, machine)]
+    if not (first or choice.is_asking() or choice.is_measured()):
+        return None  # without the time that it takes to list our kernels
+    # Which of ours to compare with is a question of its own, which its legalizer asks.
+    own = choice.settled(str(work), plans.candidates(work, machine, 32))
+    later = [line for line in offered if line not in first]
+    order = ", weights turned" * turned
+    sample = partial(_sample, work, offered[0].dtype, left, out, turned)
+    best = choice.choose(f"{work} or by a library{order}", [*first, own, *later], sample)
+    return best if isinstance(best, Library) else None
+
+
+def _sample(
+    work: plans.Workload, dtype: str, left: Sequence[int], out: Sequence[int], turned: bool
+) -> Sample:
+    """Return a product with the bias and the activation that most are followed by."""
+    is_narrow = dtype != "float32"
+
+    def wide(builder: relax.BlockBuilder, x: Expr) -> Expr:
+        return builder.emit(relax.op.astype(x, "float32")) if is_narrow else x
+
+    def body(builder: relax.BlockBuilder, operands: list[relax.Var]) -> Expr:
+        rows, weight, bias = (wide(builder, x) for x in operands)
+        if turned:
+            weight = builder.emit(relax.op.permute_dims(weight))
+        product = builder.emit(relax.op.matmul(rows, weight))
+        result = builder.emit(relax.op.add(product, bias))
+        if not is_narrow:
+            return relax.op.nn.relu(result)
+        result = wide(builder, builder.emit(relax.op.astype(result, dtype)))
+        return relax.op.astype(builder.emit(relax.op.nn.relu(result)), dtype)
+
+    weight = [left[-1], work.columns]
+    shapes = left, weight[::-1] if turned else weight, [work.columns], out
+    types = [relax.TensorType(list(shape), dtype) for shape in shapes]
+    multiply_adds = float(work.rows * left[-1] * work.columns)
+    return Sample(types, (False, True, True), body, multiply_adds)

@@ -1,0 +1,190 @@
+"""Matrix products: packed weights or two activations, any number of rows, any tails.
+
+The loops, outermost first: blocks of rows and panels of columns, in the order of the plan and
+shared out among the cores; blocks of the reduction; tiles of rows; along one block of the
+reduction; the tile, in registers. So a block of a panel comes from memory once, stays in the first
+cache for all tiles of rows, and the next one is fetched meanwhile (`prefetch`). With one block of
+the reduction the tile is stored at once, else its sums are added to those of the block of rows,
+which stay in the second cache until the epilogue.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tvm import relax, s_tir
+from tvm.ir import Call, Expr
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.legalizing import is_weight, plain
+from tvmify.compiler.kernels.common.loops import (
+    find,
+    fuse,
+    is_reduction_loop,
+    keep_in_registers,
+    output_bits,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.kernels.common.prefetch import fetch_ahead
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.kernels.matmul import compact, pairs
+from tvmify.compiler.kernels.matmul.template import (
+    ANCHOR,
+    BLOCK,
+    DEPTH,
+    GATED,
+    PACK,
+    PARTIAL,
+    ROWS,
+    ROWS_FIRST,
+    STORE,
+    Product,
+    stacked,
+)
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Rows are multiplied by their gate again for every panel of columns; for more panels than this, a
+#: pass of its own is cheaper, by estimate.
+_FEW_PANELS = 2
+#: Rows are fetched ahead where there are no more than so many columns for each: with more of them,
+#: what each panel of columns spends on it is more than the first one gains (measured).
+WIDE = 8
+
+
+def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
+    """Lower ``relax.matmul``; the packing of a weight is a call of its own, hence can be lifted."""
+    left, right = call.args
+    out = [int(size) for size in call.ty.shape]
+    left_shape = [int(size) for size in left.ty.shape]
+    right_shape = [int(size) for size in right.ty.shape]
+    dtype = str(call.ty.dtype)
+    # Dot products and vectors have no tile to fill: the reduction rule vectorises them better.
+    if min(len(left_shape), len(right_shape)) < 2 or out[-1] == 1 or dtype == "bool":
+        return plain(builder, call)
+    if min(left_shape + right_shape) == 0:
+        return plain(builder, call)
+    machine = Microarchitecture.current()
+    packed = is_weight(builder, right)
+    rows = prod(out[:-1]) // prod(out[axis] for axis in stacked(right_shape, out))
+    narrow = pairs.rows_of(builder, left, [right], rows, machine) if packed else None
+    paired = narrow is not None
+    is_compact = (
+        packed and not paired and compact.applies(builder, rows, right_shape, dtype, machine)
+    )
+    product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact, paired)
+    template, weights = product.with_both, [right]
+    if packed:
+        template = product.with_packed
+        weights = [
+            builder.emit(builder.call_te(product.pack, right, primfunc_name_hint="pack_matmul"))
+        ]
+    if is_compact:
+        weights = compact.pack(builder, *weights)
+    return builder.call_te(
+        template,
+        left if narrow is None else narrow,
+        *weights,
+        primfunc_name_hint="matmul",
+        primfunc_attrs={"op_pattern": 4},
+    )
+
+
+class Matmul(Rule):
+    """Tiles of sums in registers, stored with whatever element-wise chain follows."""
+
+    name = "matmul"
+    anchors = frozenset({ANCHOR})
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `legalize`."""
+        inline_producers(sch, ANCHOR, keep=(GATED, PACK, PARTIAL))
+        store, rest = fuse_epilogue(sch, STORE)
+        anchor = sch.get_sblock(ANCHOR)
+        block = sch.get(anchor)
+        partial, packing = find(sch, PARTIAL), find(sch, PACK)
+        row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
+            "row_tile", "column_tile", ROW, LANE
+        )
+        together = int(block.annotations[BLOCK])
+        summed = sch.get(partial) if partial is not None else block
+        work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
+        bits = bits_of(str(block.writes[0].source.dtype))
+        lanes = machine.lanes(bits)
+        if find(sch, ROWS) is not None:
+            sch.reverse_compute_inline(store)
+            store = sch.get_sblock(ROWS)
+        *around, row, column = sch.get_loops(store)
+        row_block, row_tile, row = sch.split(row, [row_tiles // together, together, rows])
+        column_tile, column = sch.split(column, [None, columns])
+        rows_first = bool(block.annotations[ROWS_FIRST])
+        nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
+        sch.reorder(*around, *nest, row_tile, row, column)
+        outermost = fuse(sch, [*around, *nest])
+        parallel_if_worth(sch, outermost, machine, work)
+        gated = find(sch, GATED)
+        if gated is not None and column_tiles > _FEW_PANELS:
+            schedule_block(sch, gated, machine, work)
+            gated = None
+        if packing is not None and together < row_tiles:
+            # Few columns: the copy is a pass of its own, and the rows are shared out too.
+            schedule_block(sch, packing, machine, work)
+            packing = None
+        if partial is None:
+            sch.compute_at(anchor, row_tile, preserve_unit_loops=True)
+        else:
+            sch.compute_at(anchor, outermost, preserve_unit_loops=True)
+        if partial is None:
+            along = keep_in_registers(sch, anchor, store, machine)
+        else:
+            along = add_up_blocks(sch, partial, anchor, store, machine)
+        if packing is not None:
+            sch.compute_at(packing, outermost, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(packing)[-1], lanes)
+        if gated is not None:
+            # Rows are multiplied where they are used, in L1.
+            at = row_tile if partial is None else outermost
+            sch.compute_at(gated, at, preserve_unit_loops=True)
+            vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
+        if packing is None:
+            fetch_ahead(
+                sch,
+                anchor if partial is None else partial,
+                along,
+                together,
+                ["row_tile"],
+                nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
+                rows=["row_tile"]
+                * (gated is None and column_tiles * columns <= WIDE * row_tiles * rows),
+            )
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        return sch
+
+
+def add_up_blocks(
+    sch: s_tir.Schedule,
+    partial: SBlockRV,
+    anchor: SBlockRV,
+    store: SBlockRV,
+    machine: Microarchitecture,
+) -> LoopRV:
+    """Add blocks of the reduction, from registers, to the sums of a whole block of rows.
+
+    A single block is stored as it is.
+    """
+    loops = sch.get_loops(anchor)[1:]
+    blocks = [loop for loop in loops if is_reduction_loop(sch, loop)]
+    *nest, row, column = loops[: len(loops) - len(blocks)]
+    sch.reorder(*blocks, *nest, row, column)
+    sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
+    whole = (int(sch.get(partial).annotations[DEPTH]), "block") if blocks else None
+    along = keep_in_registers(sch, partial, anchor, machine, whole=whole)
+    for step in blocks:
+        initial = sch.get_loops(sch.decompose_reduction(anchor, step))
+        sch.vectorize(initial[-1])
+    vectorize(sch, sch.get_loops(store)[-1], machine.lanes(output_bits(sch, anchor)))
+    return along

@@ -1,0 +1,268 @@
+"""The template of a matrix product: what is computed, in terms of tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar
+
+from tvm import te, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.kernels.common.axes import LANE, ROW, named
+from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
+from tvmify.compiler.kernels.matmul import compact, pairs
+from tvmify.compiler.kernels.matmul import plan as plans
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Names of the template's blocks: rows times a gate, the copy of the right-hand side, the tile of
+#: sums over a block of the reduction, the sum of those, its rows numbered through, and the result.
+GATED, PACK = "matmul_gated", "matmul_pack"
+PARTIAL, ANCHOR = "matmul_partial", "matmul_tile"
+ROWS, STORE = "matmul_rows", "matmul_store"
+#: Annotations of the tile of sums: see `plans.Plan`.
+BLOCK, ROWS_FIRST = "tvmify.block", "tvmify.rows_first"
+#: Annotation of the sums over a block: elements of the whole reduction.
+DEPTH = "tvmify.depth"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product, cut into tiles.
+
+    Attributes
+    ----------
+    left, right, out
+        Shapes of the operands and of the result.
+    batch
+        Extents of the leading axes with a product each: those of which the right-hand side has
+        more than one matrix.
+    rows, columns, depth
+        Extents of one such product. All rows that meet the same matrix are numbered through.
+    paired
+        Whether two numbers of bfloat16 are one step of the reduction, of which there are `depth`.
+    """
+
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    out: tuple[int, ...]
+    batch: tuple[int, ...]
+    rows: int
+    columns: int
+    depth: int
+    plan: plans.Plan
+    dtype: str
+    paired: bool = False
+
+    #: Whether the sums of a whole reduction may stay in registers until they are stored.
+    in_registers: ClassVar[bool] = True
+
+    @classmethod
+    def of(
+        cls,
+        left: Sequence[int],
+        right: Sequence[int],
+        out: Sequence[int],
+        dtype: str,
+        machine: Microarchitecture,
+        packed: bool = True,
+        is_compact: bool = False,
+        paired: bool = False,
+        apart: int = 1,
+    ) -> Product:
+        """Choose how to number the rows, and how to cut.
+
+        `packed` says that `right` is a weight, `is_compact` that it is stored as `compact` does;
+        `apart` is that of `plans.Workload`.
+        """
+        bits = bits_of(accumulator(dtype))
+        batch = tuple(out[axis] for axis in stacked(right, out))
+        rows, columns, depth = prod(out[:-1]) // prod(batch), out[-1], left[-1]
+        work = workload(prod(batch), rows, columns, depth, dtype, packed, paired, apart)
+        width = compact.VECTORS * machine.lanes(bits)
+        sample = partial(pairs.sample_of, left, right, out) if paired else None
+        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
+        shapes = tuple(left), tuple(right), tuple(out)
+        return cls(*shapes, batch, rows, columns, work.depth, plan, dtype, paired)
+
+    def step(self, numbers: Callable[[Expr], Expr], k: Expr) -> Expr:
+        """Return what is multiplied in a step of the reduction: one of some numbers, or a pair."""
+        if not self.paired:
+            return numbers(k).astype(accumulator(self.dtype))
+        first, second = (numbers(2 * k + i).astype("float32") for i in (0, 1))
+        return pairs.word(first, or_zero(second, (2 * k + 1, self.left[-1], 2)))
+
+    def pack(self, right: te.Tensor) -> te.Tensor:
+        """Lay matrices out as ``[…, columns / tile, depth, tile]``, padded with zeros."""
+        width = self.plan.columns
+        lead = self.right[:-2]
+
+        def element(*index: tirx.Var) -> Expr:
+            *outer, tile, k, lane = index
+            column = tile * width + lane
+            value = self.step(lambda i: right(*outer, i, column), k)
+            return or_zero(value, (column, self.columns, width))
+
+        shape = (*lead, -(-self.columns // width), self.depth, width)
+        return te.compute(shape, element, name=PACK)
+
+    def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
+        """Lay out the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
+        turned = (self.left[-1], self.columns)
+        return self.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turned"))
+
+    def row_of_panel(
+        self, outer: Sequence[Expr], column_tile: Expr, block: Expr, step: Expr
+    ) -> tuple[Expr, ...]:
+        """Return where one step of a block of a panel is in what `pack` lays out."""
+        along = block * self.plan.depth + step
+        return *_align(outer, self.right[:-2]), column_tile, along
+
+    def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
+        """The product of two activations; the copy into tiles is a part of the kernel."""
+        return self.with_packed(left, self.pack(right))
+
+    def with_gated(self, image: te.Tensor, gate: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        """The product whose rows, the pixels of an image, are first multiplied by a gate.
+
+        The gate, ``[batch, 1, 1, depth]``, is one for all pixels; `left` numbers them through.
+        """
+
+        def element(row: tirx.Var, k: tirx.Var) -> Expr:
+            b, y, x = _unflatten(row, self.out[:-1])
+            return image[b, y, x, k] * gate[b, 0, 0, k]
+
+        return self.with_packed(te.compute(self.left, element, name=GATED), packed)
+
+    def with_packed(
+        self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
+    ) -> te.Tensor:
+        """The product with a right-hand side in tiles, compact ones if they have scales."""
+        plan = self.plan
+        rows, width = plan.rows, plan.columns
+        blocks = -(-self.depth // plan.depth)
+        k = te.reduce_axis((0, plan.depth), "k")
+        axes = stacked(self.right, self.out)
+        through = [axis for axis in range(len(self.out) - 1) if axis not in axes]
+        heights = [self.out[axis] for axis in through]
+
+        def part(*index: Expr) -> Expr:
+            """Add up one block of the reduction."""
+            step, *batch, row_tile, column_tile, row, lane = index
+            row = row_tile * rows + row
+            if row_tiles * rows > self.rows:  # rows that are not there: the last one again
+                row = tirx.min(row, self.rows - 1)
+            places = dict(zip((*axes, *through), (*batch, *_unflatten(row, heights)), strict=True))
+            *outer, own = (places[axis] for axis in sorted(places))
+            if len(self.left) > 2:  # else its rows are numbered through as it is
+                row = own
+            along = step * plan.depth + k
+            at = *_align(outer, self.left[:-2]), row
+            element = self.step(lambda i: left(*at, i), along)
+            where = self.row_of_panel(outer, column_tile, step, k)
+            if self.paired:
+                return te.sum(pairs.dot(element, packed(*where, lane)), axis=k)
+            if scales is None:
+                return te.sum(element * packed(*where, lane), axis=k)
+            # Not the element times the scale, which may be infinite where no product is.
+            return te.sum(element * (scales(*where) * compact.unpack(packed, where, lane)), axis=k)
+
+        batch = [f"batch{i}" for i in range(len(self.batch))]
+        nest = (*batch, "row_tile", "column_tile", ROW, LANE)
+        row_tiles = -(-self.rows // rows)
+        row_tiles = -(-row_tiles // plan.block) * plan.block
+        shape = (*self.batch, row_tiles, -(-self.columns // width), rows, width)
+        attrs = {BLOCK: plan.block, ROWS_FIRST: plan.rows_first}
+        if blocks == 1:
+            zero = tirx.const(0, "int64")
+            name = ANCHOR if self.in_registers else PARTIAL
+            sums = tile = te.compute(
+                shape, lambda *i: part(zero, *i), name=name, attrs=attrs | named(*nest, "k")
+            )
+            if not self.in_registers:
+                sums = te.compute(
+                    shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs | named(*nest)
+                )
+        else:
+            # Each block is added up in registers, then added to the sums: the panel's block stays
+            # in the nearest cache, and sums of sums are more exact than one long sum.
+            whole = {DEPTH: self.depth} | named("block", *nest, "k")
+            parts = te.compute((blocks, *shape), part, name=PARTIAL, attrs=whole)
+            step = te.reduce_axis((0, blocks), "step")
+            sums = te.compute(
+                shape,
+                lambda *i: te.sum(parts(step, *i), axis=step),
+                name=ANCHOR,
+                attrs=attrs | named(*nest, "block"),
+            )
+
+        def store(*index: tirx.Var) -> Expr:
+            *batch, row, column = index
+            at = (row // rows, column // width, row % rows, column % width)
+            return sums(*batch, *at).astype(self.dtype)
+
+        if len(through) == 1:
+            return te.compute(self.out, store, name=STORE)
+        # Rows are numbered through: only on one loop does TVM see tiles across leading axes. The
+        # rule merges the two stages, with what follows, into the first.
+        numbered = te.compute((*self.batch, self.rows, self.columns), store, name=ROWS)
+
+        def place(*index: tirx.Var) -> Expr:
+            row = flatten([index[axis] for axis in through], heights)
+            return numbered(*(index[axis] for axis in axes), row, index[-1])
+
+        return te.compute(self.out, place, name=STORE)
+
+
+def workload(
+    batch: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: str,
+    packed: bool,
+    paired: bool,
+    apart: int = 1,
+) -> plans.Workload:
+    """Return what plans are chosen for; where numbers are paired, it has half as many steps."""
+    steps = -(-depth // 2) if paired else depth
+    kind = pairs.KIND if paired else dtype
+    return plans.Workload(batch, rows, columns, steps, kind, packed, apart)
+
+
+def stacked(right: Sequence[int], out: Sequence[int]) -> list[int]:
+    """Return the leading axes of a product, `out`, along which there are several right-hand sides.
+
+    Axes of one element beside them count as such; where there are no others, the list is empty.
+    """
+    own = [*[1] * (len(out) - len(right)), *right[:-2]]
+    if prod(own) == 1:
+        return []
+    return [axis for axis, size in enumerate(own) if size > 1 or out[axis] == 1]
+
+
+def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
+    """Index a tensor of leading axes `shape` that is broadcast to more, or larger, axes."""
+    own = list(index)[len(index) - len(shape) :] if shape else []
+    if len(own) < len(shape):
+        own = [tirx.const(0, "int64")] * (len(shape) - len(own)) + own
+    return [tirx.const(0, "int64") if size == 1 else i for i, size in zip(own, shape, strict=True)]
+
+
+def flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """Number the places of leading axes through."""
+    number: Expr = tirx.const(0, "int64")
+    for i, size in zip(index, shape, strict=True):
+        if size > 1:  # TVM cannot invert a sum of axes of one element
+            number = number * size + i
+    return number
+
+
+def _unflatten(number: Expr, shape: Sequence[int]) -> list[Expr]:
+    index = []
+    for size in reversed(shape[1:]):
+        index.append(number % size)
+        number = number // size
+    return [number, *reversed(index)]

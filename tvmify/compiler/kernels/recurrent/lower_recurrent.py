@@ -1,0 +1,218 @@
+"""A pass over time of LSTM or GRU becomes the product of all inputs and a call of its kernel.
+
+The converter describes it by a call of `NAME`, since the kernel is chosen among several, which
+differ in how states and weights are padded and packed: a program is imported once, and lowered as
+often as its choices are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir import Expr
+from tvm.relax.expr_functor import PyExprMutator
+
+from tvmify.compiler.kernels.common.sample import Sample
+from tvmify.compiler.kernels.recurrent.rule import Plan, choose, kernel
+from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.rewriting import stands_for, values_and_readers
+from tvmify.compiler.passes.views import shape_of
+
+#: Name of the call that stands for a pass over time until this pass of the compiler.
+NAME = "tvmify.recurrence"
+
+
+def describe(
+    x: Expr, first: Sequence[Expr], weights: Sequence[Expr], *, reverse: bool
+) -> relax.Call:
+    """Return a call that stands for one pass over time.
+
+    Its result is a tuple: the states of all steps and, of an LSTM, the last cell.
+
+    Parameters
+    ----------
+    x
+        ``[steps, batch, inputs]``.
+    first
+        State and, of an LSTM, cell before the first step, ``[batch, hidden]`` each.
+    weights
+        Those of the inputs, those of the state, and the biases of both if there are any.
+    reverse
+        Whether the last step is the first.
+    """
+    steps, batch, _ = shape_of(x)
+    _, hidden = shape_of(weights[1])
+    dtype = str(x.ty.dtype)
+    states = relax.TensorType([steps, batch, hidden], dtype)
+    cells = [relax.TensorType([batch, hidden], dtype) for _ in first[1:]]
+    return relax.op.call_pure_packed(
+        NAME,
+        relax.const(reverse),
+        x,
+        *first,
+        *weights,
+        ty_args=relax.TupleType([states, *cells]),
+    )
+
+
+@compiler_pass
+class LowerRecurrent(PyExprMutator):
+    """Replace the calls that `describe` makes; wants the target's scope to be open."""
+
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        values, _ = values_and_readers(ir_mod["main"])
+        items = [value for value in values.values() if isinstance(value, relax.TupleGetItem)]
+        #: Calls, some of which stand for a pass over time, of which more than the states is read.
+        self.with_ends = [values.get(item.tuple_value) for item in items if item.index]
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Replace a call that stands for a pass over time."""
+        call = super().visit_call_(op)
+        if not stands_for(NAME, call):
+            return call
+        reverse, x, *others = call.args[1:]
+        count = len(call.ty.fields)
+        recurrence = _Recurrence(self.builder_, x, others[:count], others[count:])
+        is_read = any(op.same_as(read) for read in self.with_ends)
+        return recurrence.lowered(reverse=bool(reverse.value.numpy()), cell=is_read)
+
+    def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
+        """Take a result itself: to put results into a tuple would be work of each call."""
+        item = super().visit_tuple_getitem_(op)
+        results = self.lookup_binding(item.tuple_value)
+        return results.fields[item.index] if isinstance(results, relax.Tuple) else item
+
+
+class _Recurrence:
+    """One pass over time; the parameters are those of `describe`."""
+
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        x: Expr,
+        first: Sequence[Expr],
+        weights: Sequence[Expr],
+    ) -> None:
+        self.builder, self.x, self.first = builder, x, first
+        self.of_inputs, self.of_state, *self.biases = weights
+        steps, batch, _ = shape_of(x)
+        rows, hidden = shape_of(self.of_state)
+        machine = Microarchitecture.current()
+        own = Plan.of(steps, batch, hidden, rows // hidden, str(x.ty.dtype), machine)
+        self.plan = choose(own, machine, lambda: _sample(own))
+
+    def lowered(self, *, reverse: bool, cell: bool) -> relax.Tuple:
+        """Emit it, and return what is read of what the call that stood for it returned."""
+        plan, builder = self.plan, self.builder
+        weights = builder.emit_te(self._packed, self.of_state, primfunc_name_hint="pack_state")
+        arguments = [self._projected(), weights, *(self._padded(state) for state in self.first)]
+        if plan.kind == "gru":
+            arguments.append(self._new_bias())
+        function = builder.add_func(kernel(plan, reverse, cell), plan.kind)
+        shapes = [(plan.steps, plan.batch, plan.padded), (plan.batch, plan.padded)]
+        types = [relax.TensorType(shape, plan.dtype) for shape in shapes[: 1 + cell]]
+        if len(types) == 1:
+            results = [builder.emit(relax.call_tir(function, arguments, types[0]))]
+        else:
+            both = builder.emit(relax.call_tir(function, arguments, types))
+            results = [builder.emit(relax.TupleGetItem(both, i)) for i in range(len(types))]
+        return relax.Tuple([self._cut(result) for result in results])
+
+    def _projected(self) -> relax.Expr:
+        """The inputs' part of all gates of all steps, ``[steps, batch, gates, padded]``."""
+        plan, builder = self.plan, self.builder
+        weights = builder.emit_te(self._turned, self.of_inputs, primfunc_name_hint="pack_of_inputs")
+        product = builder.emit(relax.op.matmul(self.x, weights))
+        if self.biases:
+            bias = builder.emit_te(self._bias, *self.biases, primfunc_name_hint="pack_bias")
+            product = builder.emit(relax.op.add(product, bias))
+        shape = [plan.steps, plan.batch, plan.gates, plan.padded]
+        return builder.emit(relax.op.reshape(product, shape))
+
+    def _new_bias(self) -> relax.Expr:
+        plan = self.plan
+        if not self.biases:
+            return self.builder.emit(relax.op.zeros([plan.padded], plan.dtype))
+
+        def of_new(bias: te.Tensor) -> te.Tensor:
+            return te.compute((plan.padded,), lambda j: self._unit(bias, 2, j))
+
+        return self.builder.emit_te(of_new, self.biases[1], primfunc_name_hint="pack_new_bias")
+
+    def _padded(self, state: relax.Expr) -> relax.Expr:
+        missing = self.plan.padded - self.plan.hidden
+        if missing == 0:
+            return state
+        return self.builder.emit(relax.op.nn.pad(state, [0, 0, 0, missing]))
+
+    def _cut(self, states: relax.Expr) -> relax.Expr:
+        if self.plan.padded == self.plan.hidden:
+            return states
+        axis = len(states.ty.shape) - 1
+        cut = relax.op.strided_slice(states, [axis], [0], [self.plan.hidden])
+        return self.builder.emit(cut)
+
+    # ---------------------------------------------------------------- packing, of weights alone
+
+    def _unit(self, tensor: te.Tensor, gate: Any, unit: Any, *rest: Any) -> Any:
+        """An element of a weight or bias, zero for units that are not there."""
+        hidden = self.plan.hidden
+        if hidden == self.plan.padded:
+            return tensor(gate * hidden + unit, *rest)
+        zero = tirx.const(0, self.plan.dtype)
+        inside = tensor(gate * hidden + tirx.min(unit, hidden - 1), *rest)
+        return tirx.if_then_else(unit < hidden, inside, zero)
+
+    def _turned(self, weights: te.Tensor) -> te.Tensor:
+        padded = self.plan.padded
+        return te.compute(
+            (weights.shape[1], self.plan.gates * padded),
+            lambda k, i: self._unit(weights, i // padded, i % padded, k),
+            name="turned",
+        )
+
+    def _packed(self, weights: te.Tensor) -> te.Tensor:
+        return te.compute(
+            self.plan.packed_shape,
+            lambda t, k, g, i: self._unit(weights, g, t * self.plan.tile + i, k),
+            name="packed",
+        )
+
+    def _bias(self, of_inputs: te.Tensor, of_state: te.Tensor) -> te.Tensor:
+        padded = self.plan.padded
+
+        def element(i: Any) -> Any:
+            own = self._unit(of_inputs, i // padded, i % padded)
+            other = self._unit(of_state, i // padded, i % padded)
+            if self.plan.gates == 3:  # the new gate's bias of the state stands inside a product
+                zero = tirx.const(0, self.plan.dtype)
+                other = tirx.if_then_else(i // padded == 2, zero, other)
+            return own + other
+
+        return te.compute((self.plan.gates * padded,), element, name="bias")
+
+
+def _sample(plan: Plan) -> Sample:
+    """Return a program of one pass over time.
+
+    An input has a single feature. So the product of all inputs, which is measured by itself, takes
+    next to nothing; but what it leaves is as large as in the program, is padded as the candidate
+    wants it, and was written just now.
+    """
+
+    def body(builder: relax.BlockBuilder, given: list[relax.Var]) -> Expr:
+        x, *first, of_inputs, of_state = given
+        results = builder.emit(describe(x, first, [of_inputs, of_state], reverse=False))
+        return relax.TupleGetItem(results, 0)
+
+    rows, state = plan.gates * plan.hidden, (plan.batch, plan.hidden)
+    first = [state, state] if plan.kind == "lstm" else [state]
+    inputs, weights = [(plan.steps, plan.batch, 1), *first], [(rows, 1), (rows, plan.hidden)]
+    shapes = [*inputs, *weights, (plan.steps, *state)]
+    types = [relax.TensorType(shape, plan.dtype) for shape in shapes]
+    return Sample(types, (False,) * len(inputs) + (True,) * len(weights), body, plan.work)

@@ -1,0 +1,364 @@
+"""LSTM and GRU: the steps of one direction of one layer, written as loops.
+
+What does not depend on the step before, the projection of all inputs, is a matrix product outside.
+A step goes through the hidden units in tiles: for each, the sums of all gates over the previous
+state stay in registers (a few rows of the batch at a time; those of a long state, and all where
+accuracy is to be strict, are sums of blocks), and the activations and the new state follow from
+there. So a step is one pass over the recurrent weights, which lie in the order of that pass:
+``[tiles, previous state, gates, tile]``. Tiles are shared out among threads in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.emission import (
+    anchor,
+    argument,
+    block,
+    lanewise,
+    registers,
+    scratch,
+    vectors,
+)
+from tvmify.compiler.kernels.common.legalizing import FUSIBLE
+from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+if TYPE_CHECKING:
+    from tvmify.compiler.kernels.common.sample import Sample
+
+#: Vectors of each gate, at most: with one row, those of all gates are about as many sums as two
+#: units need that take four cycles for each. Three and four were never faster (AVX2, AVX-512).
+_MOST_VECTORS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a recurrence is cut up.
+
+    Attributes
+    ----------
+    steps, batch, hidden, gates, dtype
+        Extents of the problem. An LSTM has four gates, a GRU three.
+    lanes, vectors
+        Of a tile of hidden units.
+    rows
+        Of the batch that are computed together.
+    depth
+        Of the previous state, whose products are one sum. The last block may be shorter.
+    fork
+        Whether the tiles of a step are shared out.
+    """
+
+    steps: int
+    batch: int
+    hidden: int
+    gates: int
+    dtype: str
+    lanes: int
+    vectors: int
+    rows: int
+    depth: int
+    fork: bool
+
+    @classmethod
+    def of(
+        cls,
+        steps: int,
+        batch: int,
+        hidden: int,
+        gates: int,
+        dtype: str,
+        machine: Microarchitecture,
+    ) -> Plan:
+        """Choose the tile that is estimated to be the fastest."""
+        lanes = machine.lanes(bits_of(dtype))
+        depth = split_evenly(hidden, longest_sum(hidden))
+        plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
+        plan = _ranked(plan, machine)[0]
+        weights = gates * hidden * plan.padded
+        fork = machine.worth_threads(batch * weights, weights * bits_of(dtype) // 8)
+        return replace(plan, fork=fork)
+
+    def __str__(self) -> str:
+        sums = f" sums of {self.depth}" if self.depth < self.hidden else ""
+        return f"{self.rows} rows {self.vectors} vectors{sums}{' shared' * self.fork}"
+
+    @property
+    def kind(self) -> str:
+        """Which kernel it is for."""
+        return "lstm" if self.gates == 4 else "gru"
+
+    @property
+    def workload(self) -> str:
+        """What decides how fast its candidates are: not which way time goes."""
+        return f"{self.kind} {self.steps}x{self.batch}x{self.hidden} {self.dtype}"
+
+    @property
+    def work(self) -> float:
+        """Multiply-adds, an activation counted as twenty."""
+        return float(self.steps * self.batch * self.gates * self.hidden * (self.hidden + 20))
+
+    @property
+    def tile(self) -> int:
+        """Hidden units that are computed together."""
+        return self.lanes * self.vectors
+
+    @property
+    def padded(self) -> int:
+        """Hidden units of whole tiles."""
+        return -(-self.hidden // self.tile) * self.tile
+
+    @property
+    def blocks(self) -> int:
+        """How many times so many rows the batch has."""
+        return -(-self.batch // self.rows)
+
+    @property
+    def parts(self) -> int:
+        """How many tiles a step has, counting rows and units."""
+        return self.padded // self.tile * self.blocks
+
+    @property
+    def packed_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the recurrent weights."""
+        return (self.padded // self.tile, self.hidden, self.gates, self.tile)
+
+
+def choose(own: Plan, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:
+    """Return the plan that was measured to be the fastest, else its own one.
+
+    Parameters
+    ----------
+    sample
+        Returns what candidates are measured by.
+    """
+    return choice.choose(own.workload, candidates(own, machine), sample)
+
+
+def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Return the plans worth trying: its own one, then others by rows, vectors and threads."""
+    ranked = _ranked(own, machine)
+    others = tiles.alternatives(ranked, lambda plan: plan.vectors, lambda plan: plan.rows)
+    this, *rest = (
+        [replace(plan, fork=not plan.fork)] if plan.parts > 1 else [] for plan in (own, *others)
+    )
+    return [own, *this, *others, *chain(*rest)]
+
+
+def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Order plans by how long their products take, that of the fastest tile first.
+
+    Rows that are computed twice, and units that are not there, count like others. With more sums
+    than leave registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM,
+    which fill 24 of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
+    """
+    bits = bits_of(plan.dtype)
+
+    def tile(plan: Plan) -> tiles.Tile:
+        return tiles.Tile(plan.rows, plan.gates * plan.tile)
+
+    within = (
+        replace(plan, rows=rows, vectors=vectors)
+        for vectors in range(1, _MOST_VECTORS + 1)
+        for rows in range(1, min(plan.batch, machine.accumulators) + 1)
+        if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
+    )
+    fitting = (
+        plan
+        for plan in within
+        if tiles.leaves_register(tile(plan), machine, bits, tile(plan).columns)
+    )
+    return sorted(
+        fitting,
+        key=lambda plan: plan.parts * tiles.cycles(tile(plan), machine, bits, tile(plan).columns),
+    )
+
+
+def kernel(plan: Plan, reverse: bool, cell: bool = True) -> tirx.PrimFunc:
+    """Return the function of projected inputs, packed weights, first states, and results.
+
+    Parameters
+    ----------
+    cell
+        Whether the last cell of an LSTM is a result, too. With one result, what follows it can be
+        computed in the kernel.
+    """
+    return lstm(plan, reverse, cell) if plan.kind == "lstm" else gru(plan, reverse)
+
+
+def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
+    """Steps of an LSTM; gates in torch's order: input, forget, cell, output."""
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_attr(FUSIBLE)
+        layer = _Layer(plan, reverse)
+        first_cell = layer.argument("first_cell", plan.batch, plan.padded)
+        states = layer.argument("states", plan.steps, plan.batch, plan.padded)
+        last = [layer.argument("cell", plan.batch, plan.padded)] if returns_cell else []
+        with layer.kernel("lstm", [first_cell], states, *last):
+            cell = last[0] if last else scratch((plan.batch, plan.padded), plan.dtype)
+            layer.copy(first_cell, cell)
+            with layer.tiles() as tile:
+                sums = tile.sums_of(tile.projected)
+
+                def activate(row: Expr, i: Expr) -> None:
+                    # A cell is old until all rows are through: the last may come twice.
+                    kept = tirx.sigmoid(sums[row, 1, i]) * cell[tile.place(row), tile.unit(i)]
+                    added = tirx.sigmoid(sums[row, 0, i]) * tirx.tanh(sums[row, 2, i])
+                    T.buffer_store(sums, kept + added, [row, 1, i])
+                    shown = tirx.sigmoid(sums[row, 3, i]) * tirx.tanh(sums[row, 1, i])
+                    T.buffer_store(sums, shown, [row, 3, i])
+
+                def store(row: Expr, i: Expr) -> None:
+                    T.buffer_store(cell, sums[row, 1, i], [tile.place(row), tile.unit(i)])
+                    tile.store(states, sums[row, 3, i], row, i)
+
+                tile.each(activate)
+                tile.each(store)
+    return builder.get()
+
+
+def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
+    """Steps of a GRU; gates in torch's order: reset, update, new."""
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_attr(FUSIBLE)
+        layer = _Layer(plan, reverse)
+        new_bias = layer.argument("new_bias", plan.padded)
+        states = layer.argument("states", plan.steps, plan.batch, plan.padded)
+        with layer.kernel("gru", [new_bias], states), layer.tiles() as tile:
+
+            def first(row: Expr, gate: Expr, i: Expr) -> Expr:
+                # What is new has a bias of its own, for the reset gate comes before the sum.
+                own = new_bias[tile.unit(i)]
+                return tirx.Select(gate == 2, own, tile.projected(row, gate, i))
+
+            sums = tile.sums_of(first)
+
+            def activate(row: Expr, i: Expr) -> None:
+                reset, update = (tirx.sigmoid(sums[row, gate, i]) for gate in (0, 1))
+                new = tile.projected(row, 2, i) + reset * sums[row, 2, i]
+                T.buffer_store(sums, tirx.tanh(new), [row, 2, i])
+                old = layer.previous[tile.step % 2, tile.place(row), tile.unit(i)]
+                state = sums[row, 2, i] + update * (old - sums[row, 2, i])
+                T.buffer_store(sums, state, [row, 2, i])
+                tile.store(states, sums[row, 2, i], row, i)
+
+            tile.each(activate)
+    return builder.get()
+
+
+class _Layer:
+    """What both kinds of layers read, and the loops over their steps and tiles."""
+
+    def __init__(self, plan: Plan, reverse: bool) -> None:
+        self.plan, self.reverse = plan, reverse
+        self.input = self.argument("projected", plan.steps, plan.batch, plan.gates, plan.padded)
+        self.weights = self.argument("weights", *plan.packed_shape)
+        self.first_state = self.argument("first_state", plan.batch, plan.padded)
+
+    def argument(self, name: str, *shape: int) -> tirx.Buffer:
+        """Declare the next argument of the function."""
+        return argument(name, shape, self.plan.dtype)
+
+    def copy(self, source: tirx.Buffer, to: tirx.Buffer, *lead: int) -> None:
+        """Copy a state."""
+        with T.grid(self.plan.batch, self.plan.padded) as (row, unit):
+            T.buffer_store(to, source[row, unit], [*lead, row, unit])
+
+    @contextmanager
+    def kernel(
+        self, name: str, reads: Sequence[tirx.Buffer], *writes: tirx.Buffer
+    ) -> Iterator[None]:
+        """Open the anchor, once all arguments are declared, and set the first state."""
+        with anchor(name, [self.input, self.weights, self.first_state, *reads], *writes):
+            #: The states before and after a step take turns.
+            self.previous = T.sblock_alloc_buffer(
+                (2, self.plan.batch, self.plan.padded), self.plan.dtype
+            )
+            self.copy(self.first_state, self.previous, 0)
+            yield
+
+    @contextmanager
+    def tiles(self) -> Iterator[_Tile]:
+        """Open the loops over steps and over tiles of units and rows."""
+        shared = T.parallel if self.plan.fork else T.serial
+        with T.serial(self.plan.steps) as step, shared(self.plan.parts) as part, block("tile"):
+            yield _Tile(self, step, part)
+
+
+class _Tile:
+    """Some hidden units of some rows in one step."""
+
+    def __init__(self, layer: _Layer, step: Expr, part: Expr) -> None:
+        self.layer, self.plan, self.step = layer, layer.plan, step
+        self.number, self.block = part // layer.plan.blocks, part % layer.plan.blocks
+        self.time = layer.plan.steps - 1 - step if layer.reverse else step
+        self.lanes = vectors(layer.plan.tile, layer.plan.lanes)
+
+    def place(self, row: Expr) -> Expr:
+        """Return the row of the batch: the last one again where there are no more."""
+        return tirx.min(self.block * self.plan.rows + row, self.plan.batch - 1)
+
+    def unit(self, i: Expr) -> Expr:
+        """Return the number of a hidden unit of the tile."""
+        return self.number * self.plan.tile + i
+
+    def projected(self, row: Expr, gate: Expr | int, i: Expr) -> Expr:
+        """Return what the input of the step adds."""
+        return self.layer.input[self.time, self.place(row), gate, self.unit(i)]
+
+    def each(self, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit the body for each row and unit."""
+        with T.unroll(self.plan.rows) as row:
+            lanewise(self.lanes, lambda i: body(row, i))
+
+    def store(self, states: tirx.Buffer, state: Expr, row: Expr, i: Expr) -> None:
+        """Store a new state, for the next step and for the caller."""
+        at = [self.place(row), self.unit(i)]
+        T.buffer_store(self.layer.previous, state, [(self.step + 1) % 2, *at])
+        T.buffer_store(states, state, [self.time, *at])
+
+    def sums_of(self, first: Callable[[Expr, Expr, Expr], Expr]) -> tirx.Buffer:
+        """Emit the sums of all gates, ``[rows, gates, units]``, from what each begins with."""
+        depth, length = self.plan.hidden, self.plan.depth
+        sums = self._gates()
+        self._each_gate(lambda *at: T.buffer_store(sums, first(*at), [*at]))
+        self._add_up(sums, 0, length)
+        if length < depth:
+            with T.serial(-(-depth // length) - 1) as number:
+                start = (number + 1) * length
+                own = self._gates()
+                zero = tirx.const(0.0, self.plan.dtype)
+                self._each_gate(lambda *at: T.buffer_store(own, zero, [*at]))
+                self._add_up(own, start, tirx.min(length, depth - start))
+                self._each_gate(lambda *at: T.buffer_store(sums, sums[at] + own[at], [*at]))
+        return sums
+
+    def _gates(self) -> tirx.Buffer:
+        return registers((self.plan.rows, self.plan.gates, self.plan.tile), self.plan.dtype)
+
+    def _each_gate(self, body: Callable[[Expr, Expr, Expr], None]) -> None:
+        with T.unroll(self.plan.rows) as row, T.unroll(self.plan.gates) as gate:
+            lanewise(self.lanes, lambda i: body(row, gate, i))
+
+    def _add_up(self, sums: tirx.Buffer, start: Expr | int, count: Expr | int) -> None:
+        """Emit one block of the products with the previous state."""
+        with T.serial(count) as k:
+
+            def add(row: Expr, gate: Expr, i: Expr) -> None:
+                state = self.layer.previous[self.step % 2, self.place(row), start + k]
+                weight = self.layer.weights[self.number, start + k, gate, i]
+                T.buffer_store(sums, sums[row, gate, i] + state * weight, [row, gate, i])
+
+            self._each_gate(add)

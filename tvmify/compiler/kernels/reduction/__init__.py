@@ -1,0 +1,1 @@
+"""Reductions along rows and columns: softmax, norms, means, running sums."""

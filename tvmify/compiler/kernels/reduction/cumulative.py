@@ -1,0 +1,95 @@
+"""Running sums and products: loops that carry each result to the next.
+
+Outermost first: rows in eights, or columns in blocks of up to 64, in parallel; along the axis; the
+rows or columns of a task. Each result waits for the one before, so that those of several rows take
+turns; columns are vectors.
+"""
+
+from __future__ import annotations
+
+import functools
+from math import gcd, prod
+
+from tvm import tirx
+from tvm.ir import Expr
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvmify.compiler.kernels.common.emission import (
+    anchor,
+    argument,
+    block,
+    lanewise,
+    registers,
+    tasks,
+    vectors,
+)
+from tvmify.compiler.kernels.common.legalizing import FUSIBLE, OPAQUE
+from tvmify.compiler.kernels.matmul.plan import split_evenly
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+
+#: Of the rules, and of their anchors.
+SUM, PRODUCT = "cumsum", "cumprod"
+#: Rows, and columns, of a task.
+_ROWS, _COLUMNS = 8, 64
+
+
+@functools.cache
+def kernel(
+    shape: tuple[int, ...], axis: int, dtype: str, name: str, machine: Microarchitecture
+) -> tirx.PrimFunc:
+    """Return the function of a tensor and its running sums, or products, along an axis.
+
+    They are carried in 64 bits, as eager's are: in 32, a million of them lose four digits.
+
+    Parameters
+    ----------
+    shape
+        With at most one axis before, and one behind.
+    name
+        `SUM` or `PRODUCT`.
+    """
+    outer, count, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    lanes = machine.lanes(bits_of(dtype))
+    rows = gcd(outer, _ROWS) if inner == 1 else 1
+    columns = split_evenly(inner, _COLUMNS)
+    if columns < inner:  # whole vectors, or halves
+        columns = -(-columns * 2 // lanes) * lanes // 2
+    across = -(-inner // columns)
+    cuts = vectors(columns, lanes)
+    carried = "float64" if dtype.startswith("float") else dtype
+    # Along memory there are no vectors: an element takes as long as three of them.
+    work = prod(shape) if inner > 1 else prod(shape) * 3 * lanes
+    moved = 2 * prod(shape) * bits_of(dtype) // 8
+
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        # What follows would be computed without vectors, too: three to seven times as slowly, if it
+        # is an exponential.
+        T.func_attr(OPAQUE if inner == 1 else FUSIBLE)
+        source, result = (argument(role, shape, dtype) for role in ("source", "result"))
+        with (
+            anchor(name, [source], result),
+            tasks(outer // rows * across, work, moved, machine) as task,
+            block("task"),
+        ):
+            first_row = task // across * rows
+            # The last columns begin where they fit, and some are computed twice.
+            first_column = tirx.min(task % across * columns, inner - columns)
+            carry = registers((rows, columns), carried)
+
+            def begin(row: Expr, column: Expr) -> None:
+                T.buffer_store(carry, tirx.const(name == PRODUCT, carried), [row, column])
+
+            def go_on(row: Expr, column: Expr, k: Expr) -> None:
+                place = [first_row + row] * (axis > 0) + [k]
+                place += [first_column + column] * (axis < len(shape) - 1)
+                value, before = source[tuple(place)].astype(carried), carry[row, column]
+                value = before * value if name == PRODUCT else before + value
+                T.buffer_store(carry, value, [row, column])
+                T.buffer_store(result, carry[row, column].astype(dtype), place)
+
+            with T.unroll(rows) as row:
+                lanewise(cuts, lambda column: begin(row, column))
+            with T.serial(count) as k, T.unroll(rows) as row:
+                lanewise(cuts, lambda column: go_on(row, column, k))
+    return builder.get()

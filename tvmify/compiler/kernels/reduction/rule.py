@@ -1,0 +1,186 @@
+"""Reductions along rows: softmax, norms, means, maxima; whatever stages they are made of."""
+
+from __future__ import annotations
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvmify.compiler.kernels.common.loops import (
+    blocks_of,
+    element_count,
+    extent,
+    fuse,
+    is_output,
+    is_reduction_loop,
+    kinds,
+    output_bits,
+    parallel_if_worth,
+    vectorize,
+)
+from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.tails import remember_bound
+from tvmify.compiler.kernels.common.ways import Several, Way
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.reduction.template import LONGEST
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: Partial sums are added up in steps of so many.
+_STEP = 4
+#: So many partial sums of a row at most: more than 16 vectors leave the registers, and all that
+#: there may be are stepped through in the first cache.
+_WIDEST = 1024
+
+
+class _OfSums(Several):
+    """A rule of functions that add something up."""
+
+    def takes(self, sch: s_tir.Schedule) -> bool:
+        """Tell whether there is such a stage."""
+        return any("R" in kinds(sch, block) for block in blocks_of(sch))
+
+
+class Reduction(_OfSums):
+    """One parallel loop over rows; all stages of a row inside it, each vectorised along the row.
+
+    A sum along a row becomes a few vectors of partial sums, which are folded at the end of the
+    row. This is also more exact than one long sum.
+    """
+
+    name = "reduction"
+    #: Four vectors are as many as an addition takes cycles, which they hide.
+    ways = Way(4), Way(8), Way(2)
+
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
+        """Schedule a function whose reductions all run along the last axes of one set of rows."""
+        rows = _row_axes(sch)
+        if rows is None:
+            return None
+        for block in blocks_of(sch):
+            if not sch.get_loops(block):  # one number; without a loop TVM cannot split its sum
+                sch.add_unit_loop(block)
+        try:
+            for block in blocks_of(sch):
+                if "R" in kinds(sch, block):
+                    name = sch.get(block).name_hint
+                    _split_into_partials(sch, name, rows, machine, way.vectors)
+        except s_tir.ScheduleError:  # of no kind that TVM splits, as maxima that keep NaN
+            return None
+        *before, last = blocks_of(sch)
+        loops = sch.get_loops(last)
+        if rows:
+            row = fuse(sch, loops[:rows])
+            parallel_if_worth(sch, row, machine, way.work)
+        else:
+            # One row alone has a loop, too: `compute_at` drops the predicates of its partial sums.
+            # With them TVM finds these blocks not affine, and reorders none of their loops.
+            row = sch.add_unit_loop(loops[0])
+        for block in reversed(before):
+            sch.compute_at(block, row)
+        for block in (*before, last):
+            _vectorize_row(sch, block, sch.get_loops(block)[1:], machine)
+        return sch
+
+
+class ColumnReduction(_OfSums):
+    """Reductions across memory: the lanes are neighbours that are not added to each other."""
+
+    name = "column reduction"
+    ways = Way(8), Way(8, rows=True), Way(2)
+
+    def nest(
+        self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
+    ) -> s_tir.Schedule | None:
+        """Schedule a function with a reduction, stage by stage."""
+        for block in blocks_of(sch):
+            schedule_block(sch, block, machine, way.work, sums=way.vectors, rows=way.rows)
+        return sch
+
+
+def _row_axes(sch: s_tir.Schedule) -> int | None:
+    """How many leading axes number the rows; None when not all reductions run along such rows."""
+    blocks = blocks_of(sch)
+    if sum(is_output(sch, block) for block in blocks) != 1:
+        return None
+    counts, extents = [], []
+    for block in blocks:
+        letters = kinds(sch, block)
+        if set(letters) - set("SR") or "S" in letters.lstrip("S"):
+            return None
+        extents.append([int(variable.dom.extent) for variable in sch.get(block).iter_vars])
+        if "R" in letters:
+            counts.append((letters.count("S"), extents[-1]))
+            # Lanes that are columns would be better, if there is more than one.
+            by_columns = not _runs_along_memory(sch, block) or _reads_often(sch, block)
+            if by_columns and "S" in letters:
+                return None
+    # A reduction that keeps its axes, as axes of one element, has the same rows.
+    for rows in range(min(count for count, _ in counts), -1, -1):
+        units = all(size == 1 for count, own in counts for size in own[rows:count])
+        if units and all(own[:rows] == extents[0][:rows] for own in extents):
+            return rows
+    return None
+
+
+def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    body = sch.get(block)
+    innermost = body.iter_vars[-1].var
+    largest = max(body.reads, key=lambda read: len(read.region))
+    single = int(body.iter_vars[-1].dom.extent) == 1
+    return single or uses(largest.region[-1].min, [innermost])
+
+
+def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether elements take part in several sums, as in a convolution: then columns are better."""
+    body = sch.get(block)
+    largest = max(element_count(read.source.ty.shape) for read in body.reads)
+    return element_count(variable.dom.extent for variable in body.iter_vars) > 2 * largest
+
+
+def _split_into_partials(
+    sch: s_tir.Schedule, name: str, rows: int, machine: Microarchitecture, vectors: int
+) -> None:
+    """Turn one sum per row into some vectors of partial sums, folded in steps of four."""
+    block = sch.get_sblock(name)
+    body = sch.get(block)
+    if len(body.writes) > 1:  # an index travels with the value: scalar
+        return
+    lanes = machine.lanes(output_bits(sch, block))
+    spatial = kinds(sch, block).count("S")
+    whole = fuse(sch, sch.get_loops(block)[spatial:])
+    width = lanes * vectors
+    while width > lanes and extent(sch, whole) < 2 * width:
+        width //= 2
+    while width < _WIDEST and extent(sch, whole) > LONGEST * width:
+        width *= 2
+    while width >= _STEP and extent(sch, whole) > width:
+        length = extent(sch, whole)
+        _, inner = sch.split(whole, [None, width])
+        partial = sch.rfactor(inner, rows)
+        if length % width:
+            remember_bound(sch, partial, length)
+        whole = sch.get_loops(sch.get_sblock(name))[-1]
+        width //= _STEP
+
+
+def _vectorize_row(
+    sch: s_tir.Schedule, block: SBlockRV, loops: list[LoopRV], machine: Microarchitecture
+) -> None:
+    lanes = machine.lanes(output_bits(sch, block))
+    reduced = [loop for loop in loops if is_reduction_loop(sch, loop)]
+    spatial = [loop for loop in loops if loop not in reduced and extent(sch, loop) > 1]
+    if not reduced:
+        if spatial:
+            vectorize(sch, spatial[-1], lanes, unroll=False)
+        return
+    if not spatial:
+        sch.decompose_reduction(block, reduced[0])
+        return
+    sch.reorder(*reduced, spatial[-1])
+    several = extent(sch, spatial[-1]) > lanes
+    vectorize(sch, spatial[-1], lanes)
+    initial = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
+    sch.vectorize(initial[-1])
+    if several:
+        sch.unroll(initial[-2])

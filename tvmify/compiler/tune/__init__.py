@@ -1,0 +1,1 @@
+"""Measured choice between kernels."""

@@ -1,0 +1,96 @@
+"""Operators and kernels of a program, each as one of its own: what is measured to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import tvm
+from torch.utils import _pytree as pytree
+from tvm import relax
+
+from tvmify.artifact import Artifact
+from tvmify.artifact.results import Computed
+from tvmify.artifact.structure import structure_text
+from tvmify.compiler import pipeline
+from tvmify.compiler.backend import Legalize
+from tvmify.compiler.codegen import build
+from tvmify.compiler.codegen.packing import packed_keys
+from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.common.legalizing import is_weight
+from tvmify.compiler.kernels.common.sample import Sample
+from tvmify.target import Target
+
+
+def samples_of(
+    ir_mod: tvm.IRModule, target: tvm.target.Target, choices: Choices
+) -> dict[str, Sample]:
+    """Lower a program, and schedule it, to learn its workloads.
+
+    ``choices.asked`` is filled with their candidates. A workload whose operator takes more than
+    tensors has no sample, unless whoever asked gave one.
+    """
+    found: dict[str, Sample] = {}
+
+    def noting(legalize: Legalize) -> Legalize:
+        def legalize_and_note(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+            before = choices.asked.keys() - found.keys()
+            result = legalize(builder, call)
+            if all(isinstance(argument.ty, relax.TensorType) for argument in call.args):
+                weights = tuple(is_weight(builder, argument) for argument in call.args)
+                sample = Sample.of(call, weights)
+                found.update(dict.fromkeys(choices.asked.keys() - found.keys() - before, sample))
+            return result
+
+        return legalize_and_note
+
+    backend = pipeline.backend_of(target)
+    legalizers: dict[str, Any] = {name: noting(f) for name, f in backend.legalizers.items()}
+    with choosing(replace(choices, asks=True)):
+        lowered = pipeline.lower(ir_mod, target, legalizers)
+        if target.kind.name == "llvm":  # rules for GPUs have nothing to choose
+            pipeline.schedule(_without_packing(pipeline.fuse(lowered, target)), target)
+    return found | choices.samples
+
+
+def _without_packing(ir_mod: tvm.IRModule) -> tvm.IRModule:
+    """Return what runs at every call: weights are packed once, in whatever time that takes."""
+    main = {variable: f for variable, f in ir_mod.functions_items() if variable.name_hint != "pack"}
+    return relax.transform.DeadCodeElimination()(
+        tvm.IRModule(main, global_infos=ir_mod.global_infos)
+    )
+
+
+def lower_sample(
+    sample: Sample, target: tvm.target.Target, choices: Choices
+) -> Callable[[], Artifact]:
+    """Lower and schedule a sample as these choices have it.
+
+    Returns
+    -------
+    Callable
+        Builds it. Several threads may build at once, but only one may lower: TVM keeps its block
+        builders on one stack for all threads.
+    """
+    names = [f"x{i}" for i, fixed in enumerate(sample.weights) if fixed]
+    with choosing(choices):
+        lowered = pipeline.lower(sample.ir_mod(), target)
+        packed = packed_keys(lowered, names)
+        scheduled, kernels = pipeline.schedule(pipeline.fuse(lowered, target), target)
+        planned = pipeline.plan_memory(scheduled, target)
+    arch = {"arch": str(target.attrs["arch"])} if target.kind.name == "cuda" else {}
+
+    def built() -> Artifact:
+        return Artifact(
+            library=build.link(build.generate(planned, target)),
+            target=str(Target(target.kind.name, arch)),  # it runs here or nowhere
+            inputs=tuple(range(sample.weights.count(False))),
+            weights=tuple(names) if packed else (),
+            packed=packed,
+            outputs=(Computed(0),),
+            output_structure=structure_text(pytree.tree_structure(0)),
+            report={"kernels": {name: str(outcome) for name, outcome in kernels.items()}},
+        )
+
+    return built

@@ -1,0 +1,1 @@
+"""The decorator: on classes, instances, methods and functions."""

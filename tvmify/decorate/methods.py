@@ -1,0 +1,191 @@
+"""The methods of a class that run compiled, and the class as it was without them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+
+from tvmify.capture.twin import twin
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.errors import OptionError
+from tvmify.options import CompileOptions
+from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
+from tvmify.system import forks
+
+# Held while a dispatcher is made, so that threads that call first together share one.
+_MAKING = forks.Lock()
+
+
+class Decoration(NamedTuple):
+    """What the decorator left on a class, as its ``__tvmify__``."""
+
+    methods: dict[str, Callable[..., Any]]  # as the class came with them
+    options: CompileOptions
+    attribute: str  # how the attributes begin under which an instance keeps its dispatchers
+
+
+def check_methods(methods: object) -> tuple[str, ...]:
+    """Return the names that the option ``methods`` holds.
+
+    Raises
+    ------
+    OptionError
+        It is no list of different names.
+    """
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise OptionError(f"option 'methods' is {methods!r}: expected a list of names")
+    names = tuple(methods)
+    if not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names):
+        raise OptionError(f"option 'methods' is {methods!r}: expected different names of methods")
+    return names
+
+
+def decorate_methods(
+    cls: type[nn.Module], methods: Sequence[str], compile_options: CompileOptions
+) -> None:
+    """Put, in place of each method, one that hands its calls to a dispatcher.
+
+    Raises
+    ------
+    OptionError
+        The class has no such method, or it is none that returns a result for an instance.
+    """
+    eager = {name: _eager_method(cls, name) for name in methods}
+    # By class, since several classes of one hierarchy may be decorated, each for its own methods.
+    attribute = f"{DISPATCHER}{cls.__module__}.{cls.__qualname__}."
+    decoration = Decoration(eager, compile_options, attribute)
+    for name, function in eager.items():
+        setattr(cls, name, _decorated(function, name, decoration))
+    if "forward" in eager:
+        cls._compiled_call_impl = shortcut(f"{attribute}forward", cls.forward)
+    cls.__tvmify__ = decoration  # type: ignore[attr-defined]
+    cls.__prepare_scriptable__ = undecorated  # type: ignore[attr-defined]
+
+
+def shortcut(place: str, forward: Callable[..., Any]) -> Any:
+    """Return what, as ``_compiled_call_impl`` of a class, leads calls straight to the latest one.
+
+    Parameters
+    ----------
+    place
+        The attribute under which an instance keeps the dispatcher of ``forward``.
+    forward
+        As the class has it now: calls that lead to another one do not go this way.
+    """
+    return Shortcut(_uncompiled, place, forward)
+
+
+@torch.jit.unused  # else a traced module with exported methods would have it as a property
+def _uncompiled(_: nn.Module) -> None:
+    """Stand for native code, which torch.compile cannot read."""
+
+
+def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
+    method = inspect.getattr_static(cls, name, None)
+    if not callable(method):  # a staticmethod is callable, a property is not
+        raise OptionError(f"{cls.__qualname__} has no method {name!r} that could be compiled")
+    wrong = isinstance(method, (staticmethod, classmethod)) or any(
+        check(method) for check in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
+    )
+    if wrong or (name.startswith("__") and name.endswith("__")):
+        raise OptionError(
+            f"{cls.__qualname__}.{name} cannot be compiled: name plain methods of instances, and "
+            "'forward' for what a call of the module runs"
+        )
+    return getattr(method, "__tvmify_eager__", None) or method  # type: ignore[return-value]
+
+
+def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> Any:
+    attribute = decoration.attribute + name
+
+    @functools.wraps(eager)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # torch.compile looks through us, at the operators
+        if is_compiling() and is_traced_here():
+            return eager(self, *args, **kwargs)
+        dispatcher = self.__dict__.get(attribute)
+        # A shallow copy of a module comes with the dispatcher of the one it was copied from.
+        if dispatcher is None or dispatcher.module() is not self:
+            dispatcher = dispatcher_of_method(self, name, decoration)
+        return dispatcher(args, kwargs)
+
+    method.__tvmify_eager__ = eager  # type: ignore[attr-defined]
+    return method
+
+
+def dispatcher_of_method(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
+    """Return what runs the calls of one method of a module; made when it is first asked for."""
+    attribute = decoration.attribute + name
+    eager = decoration.methods[name]
+    is_forward = name == "forward"
+    with _MAKING:
+        dispatcher = module.__dict__.get(attribute)
+        if dispatcher is None or dispatcher.module() is not module:
+            dispatcher = module.__dict__[attribute] = Dispatcher(
+                name=type(module).__name__ + ("" if is_forward else f".{name}"),
+                eager=eager,
+                captured=lambda module: undecorated(module, eager, is_forward=is_forward),
+                compile_options=decoration.options,
+                module=module,
+                calls_itself=not is_forward,
+            )
+        return dispatcher
+
+
+def undecorated(
+    module: nn.Module, eager: Callable[..., Any] | None = None, *, is_forward: bool = True
+) -> nn.Module:
+    """Return a twin of a module, without decorators.
+
+    Parameters
+    ----------
+    module
+        Not changed; the twin shares its tensors, and has attributes and submodules of its own.
+    eager
+        What is called when the twin is called; None for the forward that its class came with.
+    is_forward
+        Whether ``eager`` is a forward, of this class or a base, and not another method.
+    """
+    copied = twin(module)
+    # They run around the compiled call, with the tensors of the call.
+    copied._forward_hooks.clear()
+    copied._forward_pre_hooks.clear()
+    for part in copied.modules():
+        is_root = part is copied and eager is not None
+        if getattr(type(part), "__tvmify__", None) is not None or is_root:
+            for name in [name for name in vars(part) if name.startswith(DISPATCHER)]:
+                del vars(part)[name]
+            part.__class__ = _plain_class(type(part), eager if is_root else None, is_forward)
+    return copied
+
+
+@functools.cache
+def _plain_class(
+    cls: type[nn.Module], called: Callable[..., Any] | None, is_forward: bool
+) -> type[nn.Module]:
+    members: dict[str, Any] = dict.fromkeys(("__tvmify__", "_compiled_call_impl"))
+    members["__module__"] = cls.__module__
+    members["__qualname__"] = cls.__qualname__
+    for base in cls.__mro__:
+        decoration = vars(base).get("__tvmify__")
+        for name in decoration.methods if decoration is not None else ():
+            # A subclass that is not decorated may have put its own in its place.
+            eager = getattr(getattr(cls, name), "__tvmify_eager__", None)
+            if eager is not None:
+                members[name] = eager
+    plain = type(cls.__name__, (cls,), members)
+    if called is None:
+        return plain
+    if is_forward:
+        plain.forward = called
+        return plain
+    # Who calls the module from within the method means the forward that it has.
+    return type(
+        cls.__name__, (plain,), members | {"forward": called, "__tvmify_forward__": plain.forward}
+    )

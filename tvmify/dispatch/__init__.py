@@ -1,0 +1,1 @@
+"""The path of a call, from its signature to an executor. Begin with `dispatcher`."""

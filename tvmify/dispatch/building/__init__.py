@@ -1,0 +1,218 @@
+"""A process of low priority that compiles what no call waits for.
+
+It has torch and TVM loaded, and takes one program at a time; what it is given, and how, is in
+`tvmify.dispatch.building.crossing`. The calls of this process keep the interpreter and the
+processors to themselves meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+
+from tvmify import errors
+from tvmify.artifact import Artifact
+from tvmify.dispatch.building import crossing
+from tvmify.system import forks
+from tvmify.target import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.export import ExportedProgram
+
+#: What is added to its niceness: it gets a tenth of a processor that others want, too.
+NICENESS = 10
+#: Signals that say that the compiler itself crashed, as it would have in this process.
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
+
+
+class Unavailable(Exception):
+    """There is no such process, and why."""
+
+
+class Builder:
+    """The process, which is started when the first program comes, and by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None  # what it prints
+        self._last_words = ""
+        self._is_lost = self._is_stopped = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    def build(
+        self,
+        program: ExportedProgram,
+        target: Target,
+        accuracy: str,
+        unpacked: Sequence[str],
+        places: Sequence[Path] = (),
+    ) -> Artifact | None:
+        """Compile a program, as `tvmify.compiler.compile` does.
+
+        Returns
+        -------
+        artifact
+            None if it has to be compiled in this process: it has something that cannot cross, or
+            there is no other process.
+
+        Raises
+        ------
+        NotCompiled
+            The program cannot be compiled.
+        """
+        if self._is_lost or self._is_stopped:
+            return None
+        try:
+            content = crossing.pack(program)
+        except Exception:  # of any kind: torch does not write down everything
+            return None
+        request = {
+            "target": str(target),
+            "accuracy": accuracy,
+            "unpacked": list(unpacked),
+            "places": list(map(str, places)),
+            "modes": crossing.modes(),
+            "environment": dict(os.environ),
+        }
+        try:
+            answer, library = self._ask(request, content)
+        except Unavailable as problem:
+            if self._is_stopped:
+                return None
+            self._is_lost = True
+            errors.warn(
+                f"programs are compiled in a thread of this process: the process for it {problem}"
+            )
+            return None
+        if "refused" in answer:
+            name, arguments = answer["refused"]
+            raise getattr(errors, name)(*arguments)
+        if "artifact" not in answer:
+            return None
+        structure = crossing.output_structure(program)
+        return Artifact.from_description(library, answer["artifact"] | structure)
+
+    def end(self) -> None:
+        """End the process, if there is one, and wait for that."""
+        process, self._process = self._process, None
+        words, self._words = self._words, None
+        if words is not None:
+            words.close()
+        if process is None:
+            return
+        process.kill()
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        process.stdout.close()  # type: ignore[union-attr]
+        process.wait()
+
+    def stop(self) -> None:
+        """Give up what another thread has it build, and build nothing more."""
+        self._is_stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def abandon(self) -> None:
+        """Leave the process to the parent of this one, which was forked."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.returncode = 0  # not ours to wait for
+            # Else the pipes would stay open when the parent ends. What is buffered is the parent's.
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    os.close(pipe.fileno())  # type: ignore[union-attr]
+                    pipe.detach()  # type: ignore[union-attr]
+
+    # ----------------------------------------------------------------------------- the process
+
+    def _ask(self, request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+        is_old = self.is_running  # it may have ended since
+        for is_last in (not is_old, True):
+            if not self.is_running:
+                self._start()
+            process = self._process
+            assert process is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                with forks.resting():
+                    crossing.send(process.stdin, request, content)
+                    return crossing.receive(process.stdout)
+            except (OSError, EOFError, ValueError):
+                status = self._status()
+                if not (is_last or self._is_stopped):
+                    continue
+                if -status in _CRASHES:
+                    raise errors.BuildError(
+                        f"the compiler crashed ({signal.Signals(-status).name})",
+                        "Run this module in eager PyTorch, and report the program.",
+                    ) from None
+                raise Unavailable(f"ended with status {status}{self._last_words}") from None
+        raise AssertionError  # the last time returns or raises
+
+    def _start(self) -> None:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise Unavailable("has no Python that could run it")
+        paths = [str(Path(path).absolute()) for path in sys.path if path]
+        imports = "from tvmify.dispatch.building.process import main"
+        code = f"import sys; sys.path[:0] = {paths!r}; {imports}"
+        self._last_words = ""
+        try:
+            self._words = os.fdopen(os.memfd_create("tvmify builds"), "w+b", 0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"{code}; main({NICENESS})"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._words,
+                cwd="/",
+                env=os.environ | _ALONE,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+            with forks.resting():
+                crossing.receive(self._process.stdout)  # type: ignore[arg-type]
+        except (OSError, EOFError, ValueError, subprocess.SubprocessError, MemoryError) as error:
+            status = self._status() if self.is_running else None
+            self.end()
+            how = f"could not be started: {error}" if status is None else f"ended with {status}"
+            raise Unavailable(f"{how}{self._last_words}") from error
+
+    def _status(self) -> int:
+        """End it, and return how it ended."""
+        process = self._process
+        assert process is not None
+        if self._words is not None:
+            size = self._words.seek(0, os.SEEK_END)
+            self._words.seek(max(size - 2000, 0))
+            said = self._words.read().decode(errors="replace").strip().splitlines()
+            self._last_words = f" ({said[-1]})" if said else ""
+        try:
+            process.wait(timeout=1.0)  # its pipe is closed a moment before
+        except subprocess.TimeoutExpired:
+            process.kill()
+        self.end()
+        return process.returncode
+
+
+def can_cross(target: Target) -> bool:
+    """Tell whether programs for a target are built by another process."""
+    return target.kind == "llvm" and torch.get_default_device().type == "cpu"

@@ -1,0 +1,140 @@
+"""What goes to the process that compiles, and comes back: lines of JSON and bytes.
+
+A program goes as ``torch.export`` writes it, without weights (their elements play no part) and
+without the structure of its arguments and results (which may hold classes that only this process
+has).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import struct
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact.structure import structure_text
+from tvmify.torch_compat.silence import silenced
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_LENGTHS = struct.Struct("<QQ")
+_WEIGHTS = "weights.json"
+
+
+def send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:
+    """Write a message."""
+    head = json.dumps(header).encode()
+    pipe.write(_LENGTHS.pack(len(head), len(content)))
+    pipe.write(head)
+    pipe.write(content)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+    """Read a message.
+
+    Raises
+    ------
+    EOFError
+        There is none, or not all of it.
+    """
+    head, content = (_read(pipe, length) for length in _LENGTHS.unpack(_read(pipe, _LENGTHS.size)))
+    return json.loads(head), content
+
+
+def _read(pipe: IO[bytes], length: int) -> bytes:
+    content = pipe.read(length)
+    if len(content) < length:
+        raise EOFError("the other process has ended")
+    return content
+
+
+# ------------------------------------------------------------------------------------ programs
+
+
+def pack(program: ExportedProgram) -> bytes:
+    """Write a program; raises what torch raises if that is not possible."""
+    from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+
+    weights: dict[str, Any] = {}
+    stand_ins: dict[str, torch.Tensor] = {}
+    numbers: dict[int, int] = {}
+    for name, tensor in program.state_dict.items():
+        number = numbers.setdefault(id(tensor), len(numbers))
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        weights[name] = [
+            number,
+            is_parameter,
+            tensor.requires_grad,
+            list(tensor.shape),
+            list(tensor.stride()),
+        ]
+        stand_in = torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape)
+        is_checked = torch.nn.Parameter(stand_in, requires_grad=False)  # by torch
+        stand_ins[name] = is_checked if is_parameter else stand_in
+    entry = program.module_call_graph[0]
+    results = entry.signature.out_spec.num_leaves if entry.signature else 0
+    flat = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=pytree.tree_structure(((0,) * len(program.graph_signature.user_inputs), {})),
+        out_spec=pytree.tree_structure((0,) * results),
+    )
+    bare = copy.copy(program)
+    bare._module_call_graph = [ModuleCallEntry(fqn="", signature=flat)]
+    bare._state_dict = stand_ins
+    bare._example_inputs = None
+    file = io.BytesIO()
+    with silenced():  # it misses the elements of weights
+        torch.export.save(bare, file, extra_files={_WEIGHTS: json.dumps(weights)})
+    return file.getvalue()
+
+
+def unpack(content: bytes) -> ExportedProgram:
+    """Read what `pack` wrote; the weights are tensors whose memory nobody has touched."""
+    extra = {_WEIGHTS: ""}
+    program = torch.export.load(io.BytesIO(content), extra_files=extra)
+    tensors: dict[int, torch.Tensor] = {}
+    for name, (number, is_parameter, needs_grad, shape, strides) in json.loads(
+        extra[_WEIGHTS]
+    ).items():
+        if number not in tensors:
+            dtype = program.state_dict[name].dtype
+            tensor = torch.empty_strided(shape, strides, dtype=dtype)
+            tensors[number] = (
+                torch.nn.Parameter(tensor, requires_grad=needs_grad) if is_parameter else tensor
+            )
+        program.state_dict[name] = tensors[number]
+    return program
+
+
+def output_structure(program: ExportedProgram) -> dict[str, str]:
+    """Return the field of an artifact that an unpacked program does not have."""
+    structure = program.call_spec.out_spec
+    assert structure is not None
+    return {"output_structure": structure_text(structure)}
+
+
+# --------------------------------------------------------------------------------------- modes
+
+
+def modes() -> dict[str, Any]:
+    """Return the modes of torch that decide what the compiler makes of a program."""
+    return {
+        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def enter(wanted: dict[str, Any]) -> None:
+    """Let these modes hold from now on."""
+    torch.set_default_dtype(getattr(torch, wanted["default dtype"]))
+    torch.use_deterministic_algorithms(wanted["deterministic"], warn_only=wanted["warn only"])
+    torch.set_float32_matmul_precision(wanted["float32 matmul precision"])

@@ -1,0 +1,90 @@
+"""The side of the process that compiles; `tvmify.dispatch.building` starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from tvmify import compiler
+from tvmify.dispatch.building import crossing
+from tvmify.errors import NotCompiled
+from tvmify.target import Target
+
+#: Bytes of memory after which it ends, and the next program has a new process.
+_MOST_MEMORY = 2 << 30
+#: Seconds between two looks at whether the parent is still there.
+_LOOK = 5.0
+
+
+def main(niceness: int) -> None:
+    """Compile what comes, until the parent ends or closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(niceness)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    with contextlib.suppress(OSError):  # of the two, this is the one to do without
+        Path("/proc/self/oom_score_adj").write_text("500")
+    torch.set_num_threads(1)
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed is no answer
+    waiting: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    crossing.send(answers, {"ready": os.getpid()})
+    while True:
+        crossing.send(answers, *_answer(*waiting.get()))
+        if _memory() > _MOST_MEMORY:
+            os._exit(0)
+
+
+def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
+    # A thread, so that the end of the parent is noticed in the middle of a build, too.
+    try:
+        while True:
+            waiting.put(crossing.receive(requests))
+    finally:
+        os._exit(0)
+
+
+def _watch(parent: int) -> None:
+    # Another process may have the other end of the pipe: one that was forked without Python.
+    wakes = threading.Event()
+    while os.getppid() == parent:
+        wakes.wait(_LOOK)
+    os._exit(0)
+
+
+def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None  # which is cached
+    try:
+        crossing.enter(request["modes"])
+        program = crossing.unpack(content)
+        target = Target.parse(request["target"])
+        places = [Path(place) for place in request["places"]]
+        chosen = request["accuracy"], None, request["unpacked"], 1, places
+        artifact = compiler.compile(program, target, lambda _: None, *chosen)
+    except NotCompiled as reason:
+        return {"refused": [type(reason).__name__, list(reason.__reduce__()[1])]}, b""
+    except Exception as error:  # of any kind: the parent tries it by itself
+        return {"failed": f"{type(error).__name__}: {error}"}, b""
+    return {"artifact": artifact.description()}, artifact.library
+
+
+def _memory() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

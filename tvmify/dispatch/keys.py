@@ -1,0 +1,218 @@
+"""The key of a compiled program: gathers, under names, everything that decides its code."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tvmify.artifact import FORMAT_VERSION
+from tvmify.cache import Key
+from tvmify.dispatch import sources
+from tvmify.errors import UnsupportedTarget
+from tvmify.options import CompileOptions
+from tvmify.runtime import autocast_text, cpu_features
+from tvmify.signature import Signature, TensorSpec, check_weight
+from tvmify.target import DEVICE_OF_KIND, Target, target_for
+
+#: Name of the entry that only keys of programs for GPUs have, and the driver of one that was built
+#: without a GPU: it serves all of them.
+_CUDA, _ANY = "cuda", "any"
+
+#: What names a model of processor, on x86 and on ARM, in Linux's list of them.
+_MODEL = ("vendor_id", "model name", "cpu family", "model", "CPU implementer", "CPU part")
+
+
+def key(
+    fingerprint: str,
+    signature: Signature,
+    weights: Mapping[str, torch.Tensor],
+    target: Target,
+    options: CompileOptions,
+    unpacked: Sequence[str] = (),
+) -> Key:
+    """Return the key of a program for one signature.
+
+    Parameters
+    ----------
+    fingerprint
+        The canonical text of the program.
+    signature
+        Of the call; values of tensors play no part.
+    weights
+        The tensors that the program reads from its module, by dotted name. Their shapes, dtypes
+        and aliases count, their values do not.
+    target
+        Resolved for the device of the call.
+    options
+        Those that can change the code count.
+    unpacked
+        Names of weights that calls write to, of which the program may not keep packed copies.
+    """
+    # What a machine without a GPU has built is for all GPUs of that kind, whatever their numbers.
+    device = target.device
+    devices = signature.devices | {weight.device for weight in weights.values()}
+    gpu = next((found for found in devices if found.type == "cuda"), None)
+    cuda = {_CUDA: _cuda_text(gpu)} if target.kind == "cuda" else {}
+    return Key(
+        {
+            "program": fingerprint,
+            "inputs": signature.key_text(device),
+            "weights": _weights_text(weights, device),
+            "unpacked": "\n".join(unpacked),
+            "target": str(target),
+            "options": options.key_text(),
+            "modes": modes_text(),
+            "tuned for": _tuned_for(target, gpu) if options.tune else "",
+            "tvmify": _tvmify_text(),
+            "torch": torch.__version__,
+            "tvm": metadata.version("apache-tvm"),
+            "tvm-ffi": metadata.version("apache-tvm-ffi"),
+            **cuda,
+        }
+    )
+
+
+def key_without_gpu(key: Key) -> Key | None:
+    """Return the key under which a machine without a GPU stores the same program for this one.
+
+    None if it is such a key, or one for the CPU.
+    """
+    if _CUDA not in key.entries or key.entries[_CUDA] == _cuda_text(None):
+        return None
+    return Key({**key.entries, _CUDA: _cuda_text(None), "tuned for": ""})
+
+
+def target_of_call(
+    signature: Signature, weights: Mapping[str, torch.Tensor], option: Any
+) -> Target:
+    """Return what to build for: the option ``target``, resolved for the one device of a call.
+
+    Raises
+    ------
+    UnsupportedInput
+        A weight is not a plain dense tensor, or has no memory.
+    UnsupportedTarget
+        The tensors are on several devices, or no code can be built for theirs.
+    """
+    for name, weight in weights.items():
+        check_weight(f"weight {name!r}", weight)
+    devices = signature.devices | {weight.device for weight in weights.values()}
+    if len(devices) > 1:
+        raise UnsupportedTarget(
+            f"inputs and weights are on {', '.join(sorted(map(str, devices)))}",
+            "Move them to one device.",
+        )
+    device = devices.pop() if devices else torch.get_default_device()
+    on_gpu = device.type == "cuda"
+    capability = torch.cuda.get_device_capability(device) if on_gpu else None
+    target = target_for(option, device.type, cpu_features(), capability)
+    if target.device != device.type and autocast_text():
+        raise UnsupportedTarget(
+            f"autocast would not do for tensors on {device.type!r} what it does on a GPU",
+            "Build without autocast, or with tensors on the GPU.",
+        )
+    return target
+
+
+def check_place(option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a call whose tensors are not where code for the option ``target`` would run.
+
+    Raises
+    ------
+    UnsupportedInput
+        An argument is of a kind that compiled code does not take.
+    UnsupportedTarget
+        Tensors are elsewhere: that such code could be built for another machine does not help.
+    """
+    kind = option.get("kind") if isinstance(option, Mapping) else option
+    devices = {device.type for device in Signature.of(args, kwargs).devices}
+    others = sorted(devices - {DEVICE_OF_KIND[kind]}) if kind is not None else []
+    if others:
+        raise UnsupportedTarget(
+            f"the inputs are on {', '.join(map(repr, others))} and the target is {kind!r}",
+            "Move them, or leave target= out.",
+        )
+
+
+def processor(key: Key) -> str:
+    """Return what decides, besides the workload, how long a kernel takes: see `Measurements`."""
+    names = ["target", "tuned for", "tvmify", "tvm"]
+    if _CUDA in key.entries:
+        names += [_CUDA, "torch"]  # which brings the libraries that are timed, too
+    return "\n".join(key.entries[name] for name in names)
+
+
+def _cuda_text(gpu: torch.device | None) -> str:
+    driver = _ANY if gpu is None else _driver_version()
+    return f"version: {torch.version.cuda}\ndriver: {driver}"
+
+
+@functools.cache
+def _driver_version() -> str:
+    """Return which version of CUDA the driver serves; only where there are tensors on a GPU."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError as error:  # of AMD's GPUs, PyTorch says that they are CUDA's
+        raise UnsupportedTarget(
+            f"there is no driver for NVIDIA GPUs: {error}", "Run this in eager PyTorch."
+        ) from error
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _tuned_for(target: Target, gpu: torch.device | None) -> str:
+    if target.kind != "cuda":
+        return f"{torch.get_num_threads()} threads of {_processor_model()}"
+    return "" if gpu is None else torch.cuda.get_device_name(gpu)
+
+
+@functools.cache
+def _processor_model() -> str:
+    """Return what Linux says of this processor: those of equal features have unequal caches."""
+    first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    lines = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    return " ".join(facts[name] for name in _MODEL if name in facts)
+
+
+def _weights_text(weights: Mapping[str, torch.Tensor], device: str) -> str:
+    first_name: dict[int, str] = {}
+    lines = []
+    for name, tensor in sorted(weights.items()):
+        same_as = first_name.setdefault(id(tensor), name)
+        alias = "" if same_as == name else f" is {same_as}"
+        lines.append(f"{name}: {TensorSpec.of(tensor).text(device)}{alias}")
+    return "\n".join(lines)
+
+
+def modes_text() -> str:
+    """Return the modes of torch that decide what a program computes, one a line."""
+    modes = {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+    }
+    if autocast := autocast_text():
+        modes["autocast"] = autocast.replace("autocast ", "")
+    return "\n".join(f"{name}: {value}" for name, value in modes.items())
+
+
+def _tvmify_text() -> str:
+    version, sources = metadata.version("tvmify"), _compiler_digest()
+    return f"version: {version}\nformat: {FORMAT_VERSION}\nsources: {sources}"
+
+
+@functools.cache
+def _compiler_digest() -> str:
+    # The version alone would serve stale code to whoever edits the compiler.
+    package, _, _ = __name__.partition(".")
+    (folder,) = sys.modules[package].__path__
+    return sources.digest(Path(folder), (f"{package}.capture", f"{package}.compiler"))

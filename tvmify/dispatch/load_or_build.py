@@ -1,0 +1,315 @@
+"""A key leads to an executor: from this process, from the disk cache, or from the compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact import Artifact
+from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
+from tvmify.cache.directory import is_there
+from tvmify.cache.stored import has_entries
+from tvmify.capture import Program
+from tvmify.dispatch import background, building, on_miss
+from tvmify.dispatch.allowance import allowance
+from tvmify.dispatch.fit import misfit
+from tvmify.dispatch.keys import key_without_gpu, processor
+from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.proof import Prove, loads
+from tvmify.errors import BuildError, CacheError
+from tvmify.options import CompileOptions
+from tvmify.runtime import Executor, casting, measure, measure_on
+from tvmify.signature import TensorSpec, map_only
+from tvmify.system import forks, toolchain
+from tvmify.system.garbage import uncollected
+from tvmify.target import Target
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+Disk = DiskCache | TwoLevels
+
+#: Where an executor came from, as ``explain()`` says it.
+SHARED, LOADED, BUILT = "shared with another module of this process", "loaded from disk", "built"
+KEPT = "kept in memory"
+
+# Executors by the digest of their key: instances that differ only in weights share the code.
+_LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
+# Held while a program is built, so that a process builds each only once; not while one is loaded,
+# which had to wait for the builds of others.
+_BUILDING = forks.Lock()
+# Hashes of libraries that turned out not to run: they are not loaded again, whoever has them.
+_REJECTED: set[int] = set()
+#: Seconds to wait for a process that builds the same program, before this one does so, too.
+_LONGEST_WAIT = 300
+
+
+def obtain(
+    key_of: Callable[[Sequence[str]], Key],
+    volatile: Collection[str],
+    program: Program,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CompileOptions,
+    stages: Stages,
+    prove: Prove,
+) -> tuple[Key, Executor, str]:
+    """Return the key of a program, its executor without weights, and where that came from.
+
+    Parameters
+    ----------
+    key_of
+        Returns the key of the program and its signature; takes ``unpacked`` of `keys.key`.
+    volatile
+        Names of weights that other calls write to: the program may not keep packed copies of them.
+    program, args, kwargs
+        Built, for these arguments, if no cache has the key.
+    options
+        Name the disk cache, in which what is built is stored at once.
+    stages
+        Told the name of each stage as it begins.
+    prove
+        Called with what is built now, before it is stored; what is built later is only loaded.
+
+    Raises
+    ------
+    CacheMiss
+        It is in no cache, and is not to be built now.
+    NotCompiled
+        The program cannot be exported or built.
+    """
+    unpacked: list[str] = []
+    while True:
+        key = key_of(unpacked)
+        disk = _disk(options)
+        find = functools.partial(_find, key, program, args, kwargs)
+        stages.begin("load")
+        found = _shared(key) or on_miss.finished(key) or _load(disk, find)
+        if found is None:
+            call = program, *_examples(args, kwargs)
+            # A build that may come later must not hold the arguments of this call.
+            proof = prove if on_miss.builds_now(options) else loads
+            make = functools.partial(_make, key, disk, *call, options, tuple(unpacked), proof)
+            export = functools.partial(_export, *call, stages)
+            with _BUILDING:  # another thread may have built it since we looked
+                found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
+                _LOADED.setdefault(key.digest, found[0])  # before the next thread looks
+        executor, source = found
+        if source != SHARED:
+            _LOADED[key.digest] = executor
+        stale = [name for name in executor.artifact.weights if name in volatile]
+        if not stale:
+            return key, executor, source
+        unpacked = stale
+
+
+def _shared(key: Key) -> tuple[Executor, str] | None:
+    loaded = _LOADED.get(key.digest)
+    return None if loaded is None else (loaded.share(), SHARED)
+
+
+def load_again(key: Key, artifact: Artifact) -> Executor:
+    """Return an executor, without weights, of an artifact that had one before."""
+    if (shared := _shared(key)) is not None:
+        return shared[0]
+    return _LOADED.setdefault(key.digest, Executor(artifact))
+
+
+def check_toolchain(options: CompileOptions) -> None:
+    """Refuse a call, before it is captured, whose program can be neither found nor built.
+
+    Raises
+    ------
+    BuildError
+        There is nothing to link with, and no cache that could have the program.
+    """
+    if not on_miss.builds(options) or options.cache_url() is not None or len(_LOADED):
+        return
+    try:
+        toolchain.find()
+    except BuildError:
+        directory = options.cache_directory()
+        if directory is None or not has_entries(directory):
+            raise
+
+
+def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
+    """Store again, in the disk cache if there is one, what has changed about an artifact."""
+    disk = _disk(options)
+    if disk is not None:
+        disk.store(key, artifact)
+
+
+def reject(key: Key, artifact: Artifact, problem: Exception, options: CompileOptions) -> None:
+    """Forget a program that was loaded from disk and turned out not to run.
+
+    Raises
+    ------
+    torch.OutOfMemoryError, torch.AcceleratorError
+        The problem is none of the program, but of the GPU: it is full, or has failed.
+    """
+    if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
+        raise problem
+    _LOADED.pop(key.digest, None)
+    _REJECTED.add(hash(artifact.library))
+    disk = _disk(options)
+    if disk is not None:
+        disk.reject(key, str(problem))
+
+
+def build_once(
+    key: Key,
+    disk: Disk | None,
+    find: Callable[[Disk], Executor | None],
+    build: Callable[[], Artifact],
+    stages: Stages,
+    prove: Prove = lambda executor: None,
+) -> tuple[Executor, str]:
+    """Build and store a program while other processes wait for that, or load what they built."""
+    if disk is None:
+        return _proven(build(), prove, stages), BUILT
+    with contextlib.ExitStack() as lock:
+        for _ in range(_LONGEST_WAIT):
+            stages.begin("wait")  # each second: a build in the background may be given up here
+            if lock.enter_context(disk.building(key.digest, timeout=1.0)):
+                break
+        stages.begin("load")
+        # another process may have built it since we looked
+        if (found := _load(disk, find)) is not None:
+            return found
+        artifact = build()
+        executor = _proven(artifact, prove, stages)
+        stages.begin("store")
+        disk.store(key, artifact)
+        _REJECTED.discard(hash(artifact.library))
+    return executor, BUILT
+
+
+def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
+    stages.begin("try")
+    executor = Executor(artifact)
+    prove(executor)
+    return executor
+
+
+def _load(
+    disk: Disk | None, find: Callable[[Disk], Executor | None]
+) -> tuple[Executor, str] | None:
+    executor = find(disk) if disk is not None else None
+    return None if executor is None else (executor, LOADED)
+
+
+def _make(
+    key: Key,
+    disk: Disk | None,
+    program: Program,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CompileOptions,
+    unpacked: Sequence[str],
+    prove: Prove,
+    stages: Stages,
+) -> tuple[Executor, str]:
+    """Do what `misses.resolve` asks for, now or later."""
+    find = functools.partial(_find, key, program, args, kwargs)
+    build = functools.partial(_build, key, program, args, kwargs, options, stages, unpacked)
+    return build_once(key, disk, find, build, stages, prove)
+
+
+def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Return arguments of the same signature, for a build that may come when those are gone."""
+    return map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs))
+
+
+def _find(
+    key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
+) -> Executor | None:
+    # What was built without a GPU serves, too; how fast it is here is noted under the first.
+    for place in filter(None, (key, key_without_gpu(key))):
+        artifact = disk.load(place)
+        if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
+            continue
+        problem = misfit(artifact, place, program, args, kwargs)
+        if not problem:
+            try:
+                return Executor(artifact)
+            except (RuntimeError, ValueError, TypeError) as error:
+                problem = str(error)
+        disk.reject(place, problem)
+    return None
+
+
+def _disk(options: CompileOptions) -> Disk | None:
+    directory, url = options.cache_directory(), options.cache_url()
+    if directory is None:
+        return None
+    near = disk_at(directory, Limits(*options.cache_limits()))
+    return near if url is None else TwoLevels(near, remote_at(url))
+
+
+def _export(
+    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], stages: Stages
+) -> ExportedProgram:
+    stages.begin("export")
+    return program.export(args, kwargs)
+
+
+def _build(
+    key: Key,
+    program: Program,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CompileOptions,
+    stages: Stages,
+    unpacked: Sequence[str],
+) -> Artifact:
+    toolchain.find()  # before the work
+    # Imported here, since a warm process must not load TVM's compiler.
+    from tvmify.compiler import Tuning, compile
+
+    with contextlib.ExitStack() as around:
+        if stages.threads is None:  # nobody waits for what is built in the background
+            around.enter_context(uncollected())
+        builder = background.builder_here()
+        with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
+            exported = _export(program, args, kwargs, stages)
+        target = Target.parse(key.entries["target"])
+        if builder and not key.entries["tuned for"] and building.can_cross(target):
+            stages.begin("build")
+            chosen = options.accuracy, unpacked, _places(options)
+            artifact = builder.build(exported, target, *chosen)
+            if artifact is not None:
+                return artifact
+        tuning = None
+        if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
+            database = Measurements(options.cache_directory(), processor(key))
+            stopwatch = _stopwatch(target, args, kwargs)
+            tuning = Tuning(stopwatch, database, stages.advance)
+        # The program casts what autocast would: what the compiler calls is not to cast again.
+        around.enter_context(casting({}))
+        how = options.accuracy, tuning, unpacked, stages.threads, _places(options)
+        return compile(exported, target, stages.begin, *how)
+
+
+def _places(options: CompileOptions) -> list[Path]:
+    """Return where else a build may keep temporary files: in the cache, which is private."""
+    directory = options.cache_directory()
+    with contextlib.suppress(CacheError):
+        if directory is not None and is_there(directory):
+            return [directory]
+    return []
+
+
+def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[float]]:
+    if target.kind != "cuda":
+        return measure
+    leaves = pytree.tree_leaves((args, kwargs))
+    gpus = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
+    return functools.partial(measure_on, gpus[0] if gpus else torch.device("cuda"))

@@ -1,0 +1,97 @@
+"""The stages between a call and its executor: their seconds, and a line for a person who waits."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from tvmify.system import forks
+from tvmify.system.signals import HeldSignals, handle_signals
+
+
+class Stages:
+    """Times stages that follow each other, and shows the present one.
+
+    A fork waits until the thread is between two of them, and so do the handlers of signals.
+
+    Parameters
+    ----------
+    subject
+        What is being compiled, for the person to read.
+    visible
+        Whether to draw on standard error with rich.
+
+    Attributes
+    ----------
+    seconds
+        Seconds per finished stage, by name.
+    threads
+        How many the compiler may use; None for as many as there are processors.
+    """
+
+    threads: int | None = None
+
+    def __init__(self, subject: str, visible: bool) -> None:
+        self.seconds: dict[str, float] = {}
+        self._subject = subject
+        self._visible = visible
+        self._status: Any = None
+        self._stage: tuple[str, float] | None = None
+        self._signals = HeldSignals()
+
+    def begin(self, name: str) -> None:
+        """End the present stage, if there is one, and begin another."""
+        self.end()
+        handle_signals()
+        forks.begin(self)
+        self._stage = name, time.perf_counter()
+        if self._visible:
+            self._draw(f"tvmify: {self._subject}: {name} …")
+
+    def end(self) -> None:
+        """End the present stage, if there is one."""
+        if self._stage is not None:
+            name, begun = self._stage
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+            self._stage = None
+            forks.end(self)
+
+    def advance(self, done: int, total: int) -> None:
+        """Show how far the present stage is."""
+        handle_signals()
+        if self._visible and self._stage is not None:
+            from rich.progress_bar import ProgressBar
+            from rich.table import Table
+
+            line = Table.grid(padding=(0, 1))
+            bar = ProgressBar(total=total, completed=done, width=30)
+            line.add_row(f"tvmify: {self._subject}: {self._stage[0]}", bar, f"{done}/{total}")
+            self._draw(line)
+
+    def _draw(self, text: Any) -> None:
+        if self._status is None:
+            # Imported here, since a process that draws nothing need not load it.
+            from rich.console import Console
+
+            self._status = Console(stderr=True).status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+        if self._status is not None:
+            self._status.stop()
+        self._signals.__exit__(kind, error, trace)

@@ -1,0 +1,104 @@
+"""What was built is loaded and run once, before it is stored or used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.dispatch.numbers import NumberCall
+from tvmify.errors import BuildError, described
+from tvmify.runtime import Executor, PackedWeights
+from tvmify.system.faults import environment_fault
+from tvmify.target import Target
+
+#: Whether a program runs; raises a `BuildError` if not.
+Prove = Callable[[Executor], None]
+
+
+def loads(executor: Executor) -> None:
+    """Load a program, if it is for this machine's CPU.
+
+    Raises
+    ------
+    BuildError
+        It cannot be loaded.
+    """
+    if _is_for_this_cpu(executor):
+        try:
+            executor.compiled.load()
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise unusable(error) from error
+
+
+def runs(
+    tensors: Callable[[tuple[str, ...]], list[torch.Tensor]],
+    store: PackedWeights,
+    args: Any,
+    kwargs: Any,
+    eager: Callable[[], Any],
+    executor: Executor,
+) -> None:
+    """Load a program, if it is for this machine's CPU, pack its weights and run it once.
+
+    A program with effects is not run.
+
+    Parameters
+    ----------
+    tensors
+        Returns the tensors of the module of these names.
+    store
+        Keeps what is packed.
+    args, kwargs
+        Of the call.
+    eager
+        Computes the same. Where it raises, too, the call says nothing about the program.
+
+    Raises
+    ------
+    BuildError
+        It does not load, or does not run.
+    """
+    loads(executor)
+    if not _is_for_this_cpu(executor):
+        return
+    artifact = executor.artifact
+    try:
+        executor.bind(tensors(artifact.weights), store, tensors(artifact.state))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise unusable(error) from error
+    leaves = tuple(pytree.tree_leaves((args, kwargs)))
+    numbers = [i for i in artifact.inputs if type(leaves[i]) in (int, float)]
+    call = NumberCall(executor.call(), numbers)
+    if artifact.writes or call.obstacle(leaves):
+        return
+    # What PyTorch computes in it may draw random numbers, which nobody was given.
+    may_draw = bool(artifact.report.get("bridged"))
+    with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=may_draw):
+        try:
+            call(leaves)
+        except Exception as error:  # of any kind: those that eager raises are among them
+            if not _raises(eager):
+                raise unusable(error) from error
+
+
+def unusable(error: Exception) -> BuildError:
+    """Return the reason for an error with which code that was just built does not run."""
+    return environment_fault(error, "loading compiled code") or BuildError(
+        f"what was built cannot be run: {described(error)}",
+        "Run `tvmify doctor` to see whether the compiler works here, then call refresh().",
+    )
+
+
+def _raises(eager: Callable[[], Any]) -> bool:
+    try:
+        eager()
+    except Exception:  # of any kind: the forward of a user ran
+        return True
+    return False
+
+
+def _is_for_this_cpu(executor: Executor) -> bool:
+    return not executor.refusal and Target.parse(executor.artifact.target).kind != "cuda"

@@ -1,0 +1,206 @@
+"""The signatures that a program calls, as JSON lines: what ``tvmify warmup --from`` compiles."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tvmify.dispatch.explanation import warn_once
+from tvmify.dispatch.recording import trees
+from tvmify.dispatch.recording.modes import modes_now
+from tvmify.dispatch.recording.trees import text_of, tree_of, value_of
+from tvmify.errors import WarmUpError
+from tvmify.options import CompileOptions
+from tvmify.system.forks import short_lock
+from tvmify.system.regular_files import open_regular
+
+#: Raised whenever a line means something else than before.
+VERSION = 1
+
+#: What making arguments raises; the last is what tensors on a GPU need and a torch lacks.
+_NOT_MADE = ValueError, KeyError, TypeError, AttributeError, RuntimeError, AssertionError
+
+#: Whether this process writes what its calls look like: one that warms up does not.
+is_on = True
+
+_LOCK = short_lock()
+_written: set[tuple[Path, str]] = set()
+_said: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One signature.
+
+    Attributes
+    ----------
+    module
+        Name of the class, or of the function.
+    method
+        Name of the method; empty for a function.
+    args, kwargs
+        The arguments, see `tvmify.dispatch.recording.trees`.
+    modes
+        Of torch, see `tvmify.dispatch.recording.modes`, and whether the module was training.
+    """
+
+    module: str
+    method: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    modes: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, module: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> Recorded:
+        """Describe a call.
+
+        Raises
+        ------
+        WarmUpError
+            An argument is of a kind that no line holds.
+        """
+        described = [tree_of(value) for value in args]
+        named = {name: tree_of(value) for name, value in kwargs.items()}
+        return cls(module, method, described, named, modes_now() | {"training": training})
+
+    def to_json(self) -> str:
+        """Return the line."""
+        return json.dumps({"version": VERSION} | vars(self))
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Recorded:
+        """Read a line.
+
+        Raises
+        ------
+        WarmUpError
+            It is no signature, or one of another version.
+        """
+        try:
+            entry = json.loads(line)
+            version = entry.pop("version")
+            recorded = cls(**entry)
+            fields = (str, str, list, dict, dict)
+            if version != VERSION or any(map(_is_other, vars(recorded).values(), fields)):
+                raise ValueError(f"version {version}")
+            used = recorded.modes.get("autocast", {}), recorded.modes.get("threads", 1)
+            if any(map(_is_other, used, (dict, int))):
+                raise ValueError(f"modes {used}")
+            str(recorded)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WarmUpError(f"no signature: {error!r}") from error
+        return recorded
+
+    def call(self, on_cpu: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments of such a call, with tensors of zeros.
+
+        Parameters
+        ----------
+        on_cpu
+            Make the tensors there, wherever they were: the GPU is elsewhere.
+
+        Raises
+        ------
+        WarmUpError
+            They are described in a form that does not exist, or name a class that is not imported.
+        """
+        place = trees.on_cpu if on_cpu else lambda tree: tree
+        try:
+            args = tuple(value_of(place(tree)) for tree in self.args)
+            return args, {name: value_of(place(tree)) for name, tree in self.kwargs.items()}
+        except _NOT_MADE as error:
+            raise WarmUpError(f"the arguments cannot be made: {error}") from error
+
+    def __str__(self) -> str:
+        values = [*map(text_of, self.args), *(f"{n}={text_of(t)}" for n, t in self.kwargs.items())]
+        name = f"{self.module}.{self.method}" if self.method not in ("", "forward") else self.module
+        casts = "".join(f" autocast {dtype}" for dtype in self.modes.get("autocast", {}).values())
+        return f"{name}({', '.join(values)}){casts}"
+
+
+def names_of(name: str, module: object) -> tuple[str, str]:
+    """Return module and method, as lines name them, of what a dispatcher calls its name."""
+    if module is None:
+        return name, ""
+    cls, _, method = name.partition(".")
+    return cls, method or "forward"
+
+
+def record(
+    options: CompileOptions,
+    name: str,
+    module: torch.nn.Module | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Append the signature of a call to the file that the options name, unless it was before.
+
+    Parameters
+    ----------
+    name, module
+        Of the dispatcher.
+    """
+    path = options.record_file()
+    if path is None or not is_on:
+        return
+    try:
+        training = module is not None and module.training
+        line = Recorded.of(*names_of(name, module), args, kwargs, training).to_json()
+    except WarmUpError as error:
+        warn_once(_said, f"a call of {name} is not recorded: {error}")
+        return
+    with _LOCK:
+        if (path, line) in _written:
+            return
+        _written.add((path, line))
+    try:
+        append(path, line)
+    except OSError as error:
+        warn_once(_said, f"signatures are not recorded: {path}: {error.strerror}")
+
+
+def append(path: Path, line: str) -> None:
+    """Append a line by one write, which POSIX keeps whole among several processes.
+
+    It begins with a line break too: half a line that a power cut left spoils no other.
+    """
+    # A pipe that nobody reads would block: without O_NONBLOCK the call would never return.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+    file = os.open(path, flags, 0o600)
+    try:
+        os.write(file, f"\n{line}\n".encode())
+    finally:
+        os.close(file)
+
+
+def read(path: Path) -> tuple[list[Recorded], int]:
+    """Return the different signatures of a file, and how many lines are none.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    found: dict[str, Recorded] = {}
+    unreadable = 0
+    with open_regular(path) as file:
+        lines = file.read().splitlines()
+    for line in filter(None, lines):
+        try:
+            recorded = Recorded.from_json(line)
+        except WarmUpError:
+            unreadable += 1
+        else:
+            found[recorded.to_json()] = recorded
+    return list(found.values()), unreadable
+
+
+def _is_other(value: object, kind: type) -> bool:
+    return type(value) is not kind

@@ -1,0 +1,303 @@
+"""Calls of a module whose control flow depends on values: each region is dispatched by itself.
+
+The driver (`tvmify.capture.scripted.driver`) calls a region by its number: from Python, where the
+module is Python, or as the operator ``tvmify::region``, where it is TorchScript. What the region
+computes is then a call like any other: compiled when its shapes are first seen, and run in eager
+PyTorch where that is not possible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tvmify.cache import Neighbours
+from tvmify.capture import REGION_SCHEMA, Part, drive
+from tvmify.dispatch.agreement import is_same_result
+from tvmify.dispatch.explanation import CacheInfo
+from tvmify.dispatch.submodules import Children
+from tvmify.errors import (
+    CaptureError,
+    DependsOnValues,
+    GradientsNeeded,
+    NotCompiled,
+    TracedElsewhere,
+    UnsupportedInput,
+    UnsupportedOperator,
+    described,
+)
+from tvmify.runtime import autocast_text
+
+#: Why a region computes further shapes in eager PyTorch.
+TOO_MANY = NotCompiled(
+    "it was called with more signatures than cache_size",
+    "Raise cache_size, if there are not many more: each of them is compiled.",
+)
+
+_DIFFERENT = "Look for torch.jit.is_scripting() and for types that TorchScript does not have."
+
+_NUMBERS = itertools.count(1)
+_REGIONS: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
+#: The error that a region raised, which TorchScript passes on as nothing but text.
+_RAISED = threading.local()
+
+
+class Driven:
+    """One module or function, run by a driver.
+
+    Parameters
+    ----------
+    dispatcher
+        Of the module or function.
+    reason
+        Why the whole is not one program.
+
+    Attributes
+    ----------
+    reason
+        As given.
+    how
+        Who runs the control flow, in words.
+    has_effects
+        Whether a call may change more than its result.
+    is_random
+        Whether it may draw random numbers.
+
+    Raises
+    ------
+    NotCompiled
+        Nothing of it can run compiled this way.
+    """
+
+    def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
+        self.reason = reason
+        callable_ = dispatcher.captured()
+        self._driver = driver = drive(callable_, _NUMBERS.__next__, _run_region)
+        self.has_effects = driver.has_effects
+        self.is_random = driver.is_random
+        self._is_scripted = isinstance(
+            callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+        )
+        runs = "TorchScript" if self._is_scripted else "Python"
+        self.how = f"control flow runs in {runs}, and regions between are compiled each for itself"
+        self._regions: list[_Region] = []
+        for number, part in driver.parts.items():
+            name = f"{dispatcher.name}, region {len(self._regions) + 1}"
+            region = _REGIONS[number] = _Region(name, part, dispatcher, self._is_scripted)
+            self._regions.append(region)
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
+    ) -> Any:
+        """Run one call; what a region raises reaches the caller."""
+        try:
+            values = self._driver.bound(args, kwargs)
+        except UnsupportedInput:
+            return eager()
+        if self._is_scripted:
+            return self._run(values)
+        generator = torch.get_rng_state() if self._driver.is_random else None
+        try:
+            return self._run(values)
+        except NotCompiled:
+            raise
+        except Exception:
+            # nothing has happened yet, and only eager raises what the code says
+            if generator is not None:
+                torch.set_rng_state(generator)
+            return eager()
+
+    def _run(self, values: list[Any]) -> Any:
+        _RAISED.error = None
+        try:
+            # gradients, if somebody wants some, come from eager
+            with torch.no_grad():
+                return self._driver.run(values)
+        except RuntimeError as text:
+            error, _RAISED.error = _RAISED.error, None
+            if error is None or error is text:
+                raise
+            raise error from text
+
+    def check(
+        self, eager: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse a call that would not be the same as in eager PyTorch.
+
+        TorchScript, which has fewer types than Python, decided some things while it compiled. A
+        plain module is therefore run both ways, once for each signature.
+
+        Raises
+        ------
+        NotCompiled
+            It returns something else than eager does.
+        """
+        if autocast_text():
+            raise CaptureError(
+                "TorchScript would run the control flow, which has rules of its own for autocast",
+                "Leave torch.autocast, or convert the module with .to(dtype).",
+            )
+        if self._driver.asks and torch.is_grad_enabled():
+            raise CaptureError(
+                "forward asks whether gradients are on, and TorchScript runs it without them",
+                "Call under torch.no_grad() or torch.inference_mode().",
+            )
+        if self._is_scripted:
+            return
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            expected = eager()
+            drawn = torch.get_rng_state()
+        with torch.random.fork_rng(devices=[]):
+            try:
+                result = self._run(self._driver.bound(args, kwargs))
+                if not torch.equal(torch.get_rng_state(), drawn):
+                    raise CaptureError(
+                        "TorchScript does not draw the random numbers that eager PyTorch draws",
+                        "Use all that is drawn, or draw outside of forward, and pass it.",
+                    )
+            except NotCompiled:
+                raise
+            except Exception as error:
+                raise CaptureError(
+                    f"By regions it raises where eager PyTorch does not: {described(error)}",
+                    _DIFFERENT,
+                ) from error
+        if not is_same_result(result, expected):
+            raise CaptureError("By regions it returns something else than eager", _DIFFERENT)
+
+    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+        """Take the present tensors of the module, and return their names and them."""
+        return self._driver.bind(module)
+
+    def cache_infos(self) -> list[CacheInfo]:
+        """Return what the caches of each region have done."""
+        return [region.dispatcher.cache_info() for region in self._regions]
+
+    def explain(self, neighbours: Neighbours) -> list[str]:
+        """Return lines that say what is in each region, and where it runs."""
+        lines = []
+        for region in self._regions:
+            operators = ", ".join(f"{n} {name}" for name, n in sorted(region.operators.items()))
+            lines += ["", f"  a region of {region.operators.total()} operators: {operators}"]
+            lines += [f"  {line}" for line in region.dispatcher.explain(neighbours).splitlines()]
+        return lines
+
+
+def drive_instead(
+    dispatcher: Any, state: Any, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Run the control flow that keeps an entry from being one program apart from its regions.
+
+    Parameters
+    ----------
+    dispatcher
+        Of the module or function.
+    state
+        Of the module; keeps what runs all of its entries.
+    entry
+        Its ``reason`` says what stands in the way. Where that is neither control flow nor the
+        module's state, and where nothing can be compiled, it stays as it is.
+    """
+    reason = entry.reason
+    if not is_about_flow(reason):
+        return
+    if autocast_text():
+        return  # TorchScript casts by rules of its own
+    if state.driven is None:
+        try:
+            state.driven = _driven(dispatcher, reason)
+        except TracedElsewhere as busy:
+            entry.reason = busy
+            return
+    if state.driven is not None:
+        entry.names, entry.tensors = state.driven.bind(dispatcher.module())
+        eager = dispatcher.eager_call(args, kwargs)
+        try:
+            if entry.differentiable and state.driven.has_effects:
+                raise GradientsNeeded(
+                    "weights require gradients, and forward may have effects, which a backward "
+                    "must not repeat",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+            if entry.differentiable and state.driven.is_random:
+                raise GradientsNeeded(
+                    "forward draws random numbers, and weights require gradients: the backward "
+                    "would draw others",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+            state.driven.check(eager, args, kwargs)
+        except NotCompiled as other:
+            entry.reason = other
+        else:
+            entry.driven, entry.reason = state.driven, None
+            entry.remember(args, kwargs)
+
+
+def _driven(dispatcher: Any, reason: NotCompiled) -> Driven | Children | None:
+    try:
+        return Driven(dispatcher, reason)
+    except TracedElsewhere:
+        raise
+    except NotCompiled:
+        pass  # the reason that there is says more
+    # with `strict`, nothing runs in Python unsaid
+    if isinstance(reason, DependsOnValues) and not dispatcher.options.strict:
+        with contextlib.suppress(NotCompiled):
+            return Children(dispatcher, reason)
+    return None
+
+
+def is_about_flow(reason: NotCompiled) -> bool:
+    """Tell whether control flow, or the module's state, keeps the whole from being one program."""
+    if isinstance(reason, UnsupportedOperator):
+        return "prim::SetAttr" in reason.operators
+    return isinstance(reason, DependsOnValues)
+
+
+class _Region:
+    """Calls of one region."""
+
+    def __init__(self, name: str, part: Part, dispatcher: Any, is_scripted: bool) -> None:
+        self.operators = part.operators
+        self._is_scripted = is_scripted
+        self._booleans = part.booleans
+        self._carrier = part.carrier  # which its dispatcher does not keep alive
+        in_eager = part.in_eager
+        self.dispatcher = type(dispatcher)(
+            name,
+            eager=lambda _, *inputs: in_eager(*inputs),
+            captured=lambda _: part.program,
+            compile_options=dispatcher.options,
+            module=part.carrier,
+            keeps_all=True,
+        )
+
+    def __call__(
+        self, tensors: Sequence[torch.Tensor], integers: list[Any], floats: Sequence[float]
+    ) -> list[torch.Tensor]:
+        for place in self._booleans:
+            integers[place] = bool(integers[place])
+        if not self._is_scripted and not all(type(number) is float for number in floats):
+            raise TypeError("a number is an int where TorchScript's types say float")
+        try:
+            return list(self.dispatcher((*tensors, *integers, *floats), {}))
+        except BaseException as error:
+            _RAISED.error = error
+            raise
+
+
+def _run_region(
+    number: int, tensors: list[torch.Tensor], integers: list[int], floats: list[float]
+) -> list[torch.Tensor]:
+    return _REGIONS[number](tensors, integers, floats)
+
+
+_LIBRARY = torch.library.Library("tvmify", "FRAGMENT")
+_LIBRARY.define(REGION_SCHEMA)
+_LIBRARY.impl("region", _run_region, "CompositeExplicitAutograd")

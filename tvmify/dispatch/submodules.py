@@ -1,0 +1,159 @@
+"""Modules that nothing can capture: forward runs in Python, and the modules that it calls compile.
+
+The forward runs on a view of its module: an object of a class derived from the module's, with the
+very dictionary of the module, so that whatever forward sets is set on the module. Only the children
+that it finds there are views as well, and each of these is called through a dispatcher of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from tvmify.cache import Neighbours
+from tvmify.dispatch.explanation import CacheInfo
+from tvmify.errors import CaptureError, NotCompiled
+
+#: They are iterated over, or indexed, rather than called.
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+class Children:
+    """Runs a module in Python, and what it calls through dispatchers.
+
+    Parameters
+    ----------
+    dispatcher
+        Of the module.
+    reason
+        Why the module could not be captured.
+
+    Attributes
+    ----------
+    reason
+        As given.
+
+    Raises
+    ------
+    CaptureError
+        There is no child that could be compiled.
+    """
+
+    how = "its forward runs in Python, the modules that it calls are compiled each for itself"
+    has_effects = is_random = True  # for all that is known
+
+    def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
+        self.reason = reason
+        self._parent = dispatcher
+        self._dispatchers: list[Any] = []
+        module = dispatcher.module()
+        if isinstance(module, nn.Module) and not isinstance(module, torch.jit.ScriptModule):
+            self._view = _view(module, self._children(module, ""), dispatcher.eager)
+        if not self._dispatchers:
+            raise CaptureError(
+                "it has no submodules that could be compiled", "Decorate what it calls."
+            )
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
+    ) -> Any:
+        """Run one call."""
+        return self._parent.eager(self._view, *args, **kwargs)
+
+    def check(self, *_: Any) -> None:
+        """Accept every call: forward itself runs as in eager."""
+
+    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+        """Do nothing, for the dispatchers of the children look at their weights themselves."""
+        return (), []
+
+    def cache_infos(self) -> list[CacheInfo]:
+        """Return what the caches of each child have done."""
+        return [dispatcher.cache_info() for dispatcher in self._dispatchers]
+
+    def explain(self, neighbours: Neighbours) -> Iterator[str]:
+        """Yield lines that say where each child runs, of those that were called."""
+        for dispatcher in self._dispatchers:
+            info = dispatcher.cache_info()
+            if info.hits or info.misses:
+                yield ""
+                yield from (f"  {line}" for line in dispatcher.explain(neighbours).splitlines())
+
+    def _children(self, module: nn.Module, path: str) -> dict[str, nn.Module | None]:
+        return {
+            name: None if child is None else self._child(child, f"{path}{name}")
+            for name, child in module._modules.items()
+        }
+
+    def _child(self, child: nn.Module, path: str) -> nn.Module:
+        decorated = getattr(type(child), "__tvmify__", None) is not None
+        if decorated or isinstance(child, torch.jit.ScriptModule):
+            return child
+        within = {}
+        if isinstance(child, _CONTAINERS):
+            within = self._children(child, f"{path}.")
+        has_forward = type(child).forward is not nn.Module.forward
+        if not has_forward or next(child.parameters(), None) is None:
+            return _view(child, within, type(child).forward) if within else child
+        dispatcher = type(self._parent)(
+            f"{self._parent.name}.{path}",
+            eager=type(child).forward,
+            captured=lambda _: _without_hooks(self._parent.captured().get_submodule(path)),
+            compile_options=self._parent.options,
+            module=child,
+            keeps_all=True,
+        )
+        self._dispatchers.append(dispatcher)
+        return _view(child, within, lambda _, *args, **kwargs: dispatcher(args, kwargs))
+
+
+def _view(
+    module: nn.Module, children: dict[str, nn.Module | None], call: Callable[..., Any]
+) -> nn.Module:
+    """Return a view of a module.
+
+    Parameters
+    ----------
+    children
+        What it finds in place of its own; those without an entry are the module's.
+    call
+        Its forward.
+    """
+    base: Any = type(module)
+    own = module.__dict__
+
+    # A class may make more of its instances, such as a slice of a list: those are no views.
+    def modules(self: Any) -> Any:
+        found = self.__dict__["_modules"]
+        return found | children if self.__dict__ is own else found
+
+    def set_modules(self: Any, value: Any) -> None:
+        self.__dict__["_modules"] = value
+
+    def attribute(self: Any, name: str) -> Any:
+        if self.__dict__ is own and name in children:
+            return children[name]
+        return base.__getattr__(self, name)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (call if self.__dict__ is own else base.forward)(self, *args, **kwargs)
+
+    members = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__getattr__": attribute,
+        "_modules": property(modules, set_modules),
+        "forward": forward,
+    }
+    view = object.__new__(type(base)(base.__name__, (base,), members))
+    object.__setattr__(view, "__dict__", own)
+    return view
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    module._forward_hooks.clear()  # they run around the call
+    module._forward_pre_hooks.clear()
+    return module

@@ -1,0 +1,1 @@
+"""Compiled modules as files: TorchScript archives and ``torch.export`` programs."""

@@ -1,0 +1,368 @@
+"""The TorchScript module that a saved file holds: how calls reach its compiled code."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact import Artifact
+from tvmify.artifact.objects import holds_objects
+from tvmify.artifact.results import Geometry, View, computed_count, materialize
+from tvmify.artifact.structure import structure_of
+from tvmify.errors import SaveError
+from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
+from tvmify.target import Target
+from tvmify.torch_compat.memory import check_saved
+
+if TYPE_CHECKING:
+    from tvmify.capture.scripted.interpretable import Interpretable
+
+#: Positional and keyword arguments.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+# All that a saved module does when it is called. `run` returns which form the result has and the
+# tensors in it; None where no compiled code serves the call.
+_FORWARD = """
+def forward({parameters}) -> {returns}:
+    _found = self._tvmify.run({arguments}, {state})
+    if _found is not None:
+        _form, _tensors = _found
+{results}
+{fallback}
+"""
+# What `run` sees of a call, and of the module's state.
+_PROBE = """
+def forward({parameters}) -> Tuple[str, List[Tensor], str]:
+    _text, _tensors = torch.ops.tvmify.describe({arguments})
+    return _text, _tensors, torch.ops.tvmify.describe({state})[0]
+"""
+
+
+class Compiled(NamedTuple):
+    """Compiled code for one signature and target, and a call of that signature."""
+
+    call: Call
+    artifact: Artifact
+
+
+def saved_form(
+    subject: Callable[..., Any], name: str, programs: Sequence[Compiled], strict: bool
+) -> tuple[torch.jit.ScriptModule, dict[str, Any]]:
+    """Return the module that is to be saved, and what its manifest says of it.
+
+    Its ``forward`` asks ``_tvmify``, a native object, for the tensors of the result; where that has
+    none, the ``forward`` that the module came with runs, under another name.
+
+    Parameters
+    ----------
+    subject
+        A plain module or function, or its TorchScript. It stays as it is.
+    name
+        For the manifest.
+    programs
+        Where several have the same arguments, the first that a machine can run serves it there.
+        All tensors in a call are objects of their own.
+    strict
+        Whether it is an error when none serves.
+
+    Raises
+    ------
+    SaveError
+        The subject, its arguments or its results have no form in TorchScript.
+    """
+    form, agreed = _interpretable(subject, programs)
+    texts = {
+        "parameters": ", ".join(["self", *form.parameters]),
+        "arguments": _tuple(p.partition(":")[0] for p in form.parameters if p != "*"),
+        "state": _tuple(map(_attribute, form.state)),
+    }
+    probe = _with_forward(form, _PROBE.format(**texts))
+    seen = [_Seen.of(program, form, probe) for program in programs]
+    results = list(dict.fromkeys(program.result for program in seen))
+    if form.returns is None and len(results) > 1:
+        raise SaveError(f"{name} returns results of several structures: save each in its own file")
+
+    fallbacks = [s.arguments for s, agrees in zip(seen, agreed, strict=False) if agrees]
+    native = torch.classes.tvmify.SavedModule(seen[0].state, fallbacks)
+    native.set_strict(strict)
+    for program, (_, artifact) in zip(seen, programs, strict=True):
+        number, code = results.index(program.result), compiled_module(artifact)
+        places = (program.inputs, program.weights, list(artifact.packed), program.outputs)
+        native.add(program.arguments, *places, number, code)
+    arguments = ", ".join(form.arguments)
+    fallback = f"    return self.{ORIGINAL}({arguments})"
+    if form.returns is None:
+        fallback = f"    _eager = self.{ORIGINAL}({arguments})\n    return {results[0].interpreted}"
+    written = _FORWARD.format(
+        **texts,
+        returns=form.returns or results[0].annotation,
+        results=_alternatives(results),
+        fallback=fallback,
+    )
+    module = _with_forward(form, written, native)
+    return module, _description(name, module, seen, programs)
+
+
+def _interpretable(
+    subject: Callable[..., Any], programs: Sequence[Compiled]
+) -> tuple[Interpretable, list[bool]]:
+    """Return the subject in TorchScript, and for which calls it can stand in for compiled code.
+
+    An empty list means all calls, also those that there is no program for.
+    """
+    # imports torch.export, which a process that only calls never needs
+    from tvmify.capture.scripted.interpretable import agrees, interpretable, traced
+    from tvmify.capture.scripted.program import CannotScript
+
+    try:
+        return interpretable(subject), []
+    except CannotScript:
+        calls = [pytree.tree_map(_with_elements, program.call) for program in programs]
+        form = traced(subject, *calls[0])
+        weights = (name for program in programs for name in program.artifact.weights)
+        form.state = list(dict.fromkeys(weights))
+        agreed = [agrees(form, subject, call) for call in calls]
+        if not agreed[0]:
+            raise SaveError(
+                "what torch.jit.trace recorded does not compute what the module does: make it "
+                "possible to torch.jit.script it"
+            ) from None
+        return form, agreed
+
+
+def _with_elements(leaf: Any) -> Any:
+    """Give an example elements that say something, where it is all zeros."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or leaf.any():
+        return leaf
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(leaf.shape, generator=generator).to(leaf.dtype)
+
+
+def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
+    """Return a copy of the module with another forward, and ``native`` as its ``_tvmify``."""
+    from tvmify.capture.scripted.interpretable import define
+
+    module: Any = with_method_renamed(form.module, "forward", ORIGINAL)
+    if native is not None and module.hasattr("_tvmify"):
+        module.setattr("_tvmify", native)  # a loaded module is saved again
+    elif native is not None:
+        module._register_attribute("_tvmify", native._type(), native)
+    try:
+        return define(module, source, form.names | {"torch": torch})
+    except (RuntimeError, ValueError) as error:
+        raise SaveError(f"TorchScript does not take this as the forward:{source}{error}") from error
+
+
+class _Result(NamedTuple):
+    """How a result is built from its tensors: TorchScript text."""
+
+    annotation: str
+    compiled: str  # of the list _tensors
+    interpreted: str  # of the tuple _eager
+
+
+class _Seen(NamedTuple):
+    """A program as `SavedModule` takes it (tvmify/native/saved_module.h)."""
+
+    arguments: str
+    inputs: list[int]
+    weights: list[int]
+    outputs: list[int]
+    result: _Result
+    state: str
+
+    @classmethod
+    def of(cls, program: Compiled, form: Interpretable, probe: Any) -> _Seen:
+        artifact = program.artifact
+        args, kwargs = form.bind(*program.call)
+        text, tensors, state = probe(*args, **kwargs)
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        leaves = pytree.tree_leaves(program.call)
+        known = {name: place for place, name in enumerate(form.tensor_names())}
+        missing = [name for name in artifact.weights if name not in known]
+        if missing:
+            raise SaveError(
+                f"TorchScript does not keep the tensor {missing[0]!r} of the module: register it "
+                "as a buffer"
+            )
+        computed = [_Tensor(i) for i in range(computed_count(artifact.outputs))]
+        arguments = [_Tensor(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves]
+        made = materialize(artifact.outputs, computed, arguments, view=_Tensor.viewed)
+        structure = structure_of(artifact.output_structure)
+        if holds_objects(structure):
+            raise SaveError("the result holds objects, and a file has no form for their classes")
+        value = _plain(pytree.tree_unflatten(made, structure), form.names)
+        return cls(
+            arguments=text,
+            inputs=[places[id(leaves[index])] for index in artifact.inputs],
+            weights=[known[name] for name in artifact.weights],
+            outputs=[leaf.source for leaf in made if isinstance(leaf, _Tensor)],
+            result=_Result(
+                _annotation(value),
+                _Writer("_tensors", views=True).write(value),
+                _Writer("_eager", views=False).write(value),
+            ),
+            state=state,
+        )
+
+
+_SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "NoneType"}
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Stands for a tensor in a result.
+
+    Attributes
+    ----------
+    source
+        The index of the program's tensor, or ~i for the i-th tensor of the arguments.
+    geometry
+        Of the view that it is of that tensor, or of a contiguous copy if that is not contiguous.
+    """
+
+    source: int
+    geometry: Geometry | None = None
+
+    @staticmethod
+    def viewed(view: View, whole: _Tensor) -> _Tensor:
+        return _Tensor(whole.source, view.geometry)
+
+    def write(self, whole: str) -> str:
+        if self.geometry is None:
+            return whole
+        sizes, strides = list(self.geometry.sizes), list(self.geometry.strides)
+        whole = f"{whole}.contiguous()"
+        offset = f"{whole}.storage_offset() + {self.geometry.offset}"
+        return f"torch.as_strided({whole}, {sizes}, {strides}, {offset})"
+
+
+class _Writer:
+    """Writes a result as an expression of its tensors, which it numbers."""
+
+    def __init__(self, tensors: str, views: bool) -> None:
+        self._tensors = tensors
+        self._views = views
+        self._count = 0
+
+    def write(self, value: Any) -> str:
+        if isinstance(value, _Tensor):
+            self._count += 1
+            text = f"{self._tensors}[{self._count - 1}]"
+            return value.write(text) if self._views else text
+        if type(value) in _SCALARS:
+            is_number = type(value) is not float or math.isfinite(value)
+            return repr(value) if is_number else f"float({str(value)!r})"
+        if isinstance(value, dict):
+            items = [f"{key!r}: {self.write(item)}" for key, item in value.items()]
+            return f"{{{', '.join(items)}}}"
+        items = ", ".join(map(self.write, value))
+        if isinstance(value, list):
+            return f"[{items}]"
+        if _class_name(value):
+            return f"{_class_name(value)}({items})"
+        return f"({items},)" if items else "()"
+
+
+def _annotation(value: Any) -> str:
+    """Annotate a result by its value."""
+    if isinstance(value, _Tensor):
+        return "Tensor"
+    if type(value) in _SCALARS:
+        return _SCALARS[type(value)]
+    if isinstance(value, dict):
+        key = _homogeneous("", list(value), "") if value else "str"
+        return _homogeneous(f"Dict[{key}, ", list(value.values()))
+    if isinstance(value, list):
+        return _homogeneous("List[", value)
+    return _class_name(value) or f"Tuple[{', '.join(map(_annotation, value))}]"
+
+
+def _class_name(value: tuple[Any, ...]) -> str:
+    """Return the name of a named tuple; empty for a plain one."""
+    return type(value).__name__ if hasattr(value, "_fields") else ""
+
+
+def _plain(value: Any, names: dict[str, Any]) -> Any:
+    """Make containers of other classes those that TorchScript has; remember named tuples."""
+    from tvmify.capture.scripted.interpretable import resolved_class
+
+    if isinstance(value, _Tensor) or type(value) in _SCALARS:
+        return value
+    if type(value) is list:
+        return [_plain(item, names) for item in value]
+    if isinstance(value, Mapping):
+        items = {key: _plain(item, names) for key, item in value.items()}
+        is_dict = type(value) in (dict, OrderedDict)
+        is_dict |= all(isinstance(item, _Tensor) for item in items.values())
+        return items if is_dict else tuple(items.values())
+    children, _ = pytree.SUPPORTED_NODES[pytree._get_node_type(value)].flatten_fn(value)
+    items = [_plain(item, names) for item in children]
+    if hasattr(value, "_fields"):
+        names.setdefault(type(value).__name__, resolved_class(type(value)))
+        return type(value)(*items)
+    return tuple(items)
+
+
+def _homogeneous(opening: str, items: list[Any], closing: str = "]") -> str:
+    types = set(map(_annotation, items)) or {"Tensor"}
+    if len(types) > 1:
+        raise SaveError(
+            f"the result has a dict or list of several types ({', '.join(sorted(types))}), which "
+            "TorchScript has no form for: return a tuple"
+        )
+    return f"{opening}{types.pop()}{closing}"
+
+
+def _alternatives(results: Sequence[_Result]) -> str:
+    *others, last = [result.compiled for result in results]
+    lines = [
+        f"        if _form == {i}:\n            return {text}" for i, text in enumerate(others)
+    ]
+    return "\n".join([*lines, f"        return {last}"])
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return "(" + "".join(f"{item}, " for item in items).rstrip() + ")"
+
+
+def _attribute(name: str) -> str:
+    """Write a dotted name as an expression: children of a Sequential have numbers for names."""
+    text = "self"
+    for part in name.split("."):
+        text = f"{text}.{part}" if part.isidentifier() else f"getattr({text}, {part!r})"
+    return text
+
+
+def _description(
+    name: str, module: torch.jit.ScriptModule, seen: Sequence[_Seen], programs: Sequence[Compiled]
+) -> dict[str, Any]:
+    state = module.state_dict()
+    check_saved(state)
+    tensors = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
+    return {
+        "model": name,
+        "versions": {
+            "tvmify": metadata.version("tvmify"),
+            "torch": torch.__version__,
+            "tvm": metadata.version("apache-tvm"),
+        },
+        "tensors": {"number": len(tensors), "bytes": sum(t.nbytes for t in tensors)},
+        "signatures": [
+            {
+                "arguments": program.arguments,
+                "target": json.loads(artifact.target),
+                "needs": Target.parse(artifact.target).requirements,
+                "bytes": len(artifact.library),
+            }
+            for program, (_, artifact) in zip(seen, programs, strict=True)
+        ],
+    }

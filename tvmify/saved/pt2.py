@@ -1,0 +1,297 @@
+"""``tvmify.export``: a compiled module as a ``torch.export`` program, and as a ``.pt2`` file.
+
+The graph of the program calls one operator, ``tvmify::execute``, with
+
+- the library and the original, two constants of bytes: the original, a ``torch.export`` program of
+  its own, runs where the library cannot;
+- the weights: parameters and buffers of the program, under their own names, stored once;
+- the inputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact import Artifact
+from tvmify.artifact.objects import holds_objects
+from tvmify.artifact.results import Computed, View, computed_count, hidden, materialize
+from tvmify.artifact.structure import structure_of
+from tvmify.capture import Program, capture
+from tvmify.capture.carrier import Carrier
+from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
+from tvmify.dispatch.dispatcher import Dispatcher, TargetOption
+from tvmify.errors import SaveError
+from tvmify.runtime import compiled_module, embedded
+from tvmify.torch_compat.memory import check_saved
+from tvmify.torch_compat.tracing import tracing
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+#: What helps nobody to run a program, and takes more room in a file than the program.
+_ABOUT_SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def export(
+    model: Any,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    example_inputs: Any = None,
+    signature: Any = None,
+    target: TargetOption = None,
+    strict: bool = False,
+) -> ExportedProgram:
+    """Return a compiled model as a ``torch.export`` program, and write it to a ``.pt2`` file.
+
+    ``torch.export.load`` reads the file, in a process that has imported ``tvmify``; it needs no
+    compiler. Where the code cannot run (a CPU without the instruction sets, another version of
+    TVM's runtime, weights of another dtype), the original runs in PyTorch instead, and a warning
+    says why.
+
+    Parameters
+    ----------
+    model
+        A decorated module or function, or a plain one, in evaluation mode. The program shares its
+        weights.
+    path
+        Of the file; None writes none.
+    example_inputs
+        Arguments of a call: a tensor, a tuple of positional arguments, or a dict of keyword
+        arguments.
+    signature
+        The same in the forms that ``warmup`` takes, such as ``[(1, 3, 224, 224)]``. Without either:
+        the one signature that the model was called with so far.
+    target
+        What to build for, here or elsewhere, as the option of that name; None for the model's.
+    strict
+        Raise an error where the original would run instead.
+
+    Returns
+    -------
+    ExportedProgram
+        ``.module()`` calls it. Shapes are static: ``torch.export``'s guards refuse others.
+
+    Raises
+    ------
+    SaveError
+        No example is given, and the model was not called with just one signature.
+    NotCompiled
+        The model cannot be compiled for such a call.
+
+    Examples
+    --------
+    >>> program = tvmify.export(model, "model.pt2", signature=[(1, 3, 224, 224)])
+    >>> torch.export.load("model.pt2").module()(image)
+    """
+    if inspect.isclass(model):
+        raise TypeError(f"export an instance of {model.__name__}, not the class")
+    subject = model if is_decorated(model) else tvmify(model)
+    dispatcher = saved_method(subject)
+    with torch.inference_mode(False), torch.no_grad():
+        example = example_inputs if signature is None else signature
+        args, kwargs = _only_call(dispatcher) if example is None else example_call(subject, example)
+        # Tensors of our own: examples get into the file, and none may be the same as another.
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+        artifact = dispatcher.compiled(args, kwargs, target)
+        _check_effects(dispatcher.name, artifact)
+        program = capture(dispatcher.captured(), args, kwargs)
+        module = _exportable(subject, artifact, program, args, kwargs, strict)
+        exported = _record(module, args, kwargs)
+        if path is not None:
+            torch.export.save(exported, path)
+    return exported
+
+
+def _check_effects(name: str, artifact: Artifact) -> None:
+    effects = artifact.effects()
+    if hidden(artifact.outputs):
+        effects = effects or "forward returns views of a tensor that is not contiguous"
+    if effects:
+        raise SaveError(
+            f"{name} cannot be exported: {effects}, which compiled code does in this process only. "
+            "Take that tensor as an argument, and return its new value"
+        )
+
+
+def _only_call(dispatcher: Dispatcher) -> tuple[Args, Kwargs]:
+    calls = dispatcher.examples()
+    if len(calls) != 1:
+        raise SaveError(
+            f"{dispatcher.name} runs compiled for {len(calls)} signatures so far, and an exported "
+            "program is of one: give example_inputs, or signature"
+        )
+    return calls[0]
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _record(module: nn.Module, args: Args, kwargs: Kwargs) -> ExportedProgram:
+    # Imported here: a process that only calls what it has compiled never needs it.
+    from tvmify.capture.exporting import quiet
+
+    with tracing(beside_others=True), quiet():
+        return torch.export.export(module, args, kwargs, strict=False)
+
+
+def _exportable(
+    subject: Any, artifact: Artifact, program: Program, args: Args, kwargs: Kwargs, strict: bool
+) -> nn.Module:
+    """Return a module with the state of the decorated one, whose forward calls the operator."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    module = Carrier()
+    names = _carry_state(module, subject, program)
+    code, library = _code(artifact)
+    original = _original(artifact, program, args, kwargs)
+    data = _bytes_of(original)
+    module.tvmify_library, module.tvmify_original = library, _tensor_of(data)
+    facts = code | {
+        "inputs": embedded.kinds(leaves[i] for i in tensors),
+        "weights": embedded.kinds(module.carried(name) for name in names),
+        "outputs": embedded.kinds(_results(original)),
+        "reads": _listed(tensors.index(i) for i in artifact.inputs),
+        "packs": _listed(program.weights.index(name) for name in artifact.weights),
+        "original": embedded.digest(data),
+    }
+    description = embedded.description(facts | ({"strict": True} if strict else {}))
+    structure = structure_of(artifact.output_structure)
+    if holds_objects(structure):
+        raise SaveError("the result holds objects, and a file has no form for their classes")
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        results = torch.ops.tvmify.execute(
+            module.tvmify_library,
+            module.tvmify_original,
+            description,
+            [module.carried(name) for name in names],
+            [leaves[i] for i in tensors],
+        )
+        made = materialize(artifact.outputs, results, leaves, view=_view)
+        return pytree.tree_unflatten(made, structure)
+
+    forward.__signature__ = _signature(subject)  # type: ignore[attr-defined]  # of names
+    module.forward = forward
+    return module
+
+
+def _view(view: View, whole: torch.Tensor) -> torch.Tensor:
+    if view.argument is not None:  # which need not be contiguous
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    return view.within(whole)
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _signature(subject: Any) -> inspect.Signature:
+    """Return the parameters of a forward, by which ``torch.export`` names the inputs."""
+    forward = subject.forward if isinstance(subject, nn.Module) else subject
+    try:
+        return inspect.signature(forward)
+    except (TypeError, ValueError):  # a scripted function has none
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
+def _carry_state(module: Carrier, subject: Any, program: Program) -> list[str]:
+    """Give a module the state of another; return under which names its program finds its weights.
+
+    A weight that belongs to the state dict is called by its name there, so that
+    ``load_state_dict`` reaches it.
+    """
+    state = subject.state_dict(keep_vars=True) if isinstance(subject, nn.Module) else {}
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    check_saved(tensors)
+    first_name: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        module.carry(name, tensor)
+        first_name.setdefault(id(tensor), name)
+    names = []
+    for name, tensor in zip(program.weights, program.tensors(), strict=True):
+        if id(tensor) not in first_name:
+            module.carry(name, tensor, persistent=False)
+        names.append(first_name.setdefault(id(tensor), name))
+    return names
+
+
+def _code(artifact: Artifact) -> tuple[dict[str, object], torch.Tensor]:
+    """Return what the description says of a library, and its bytes."""
+    version, texts, library = compiled_module(artifact).__getstate__()[0]
+    facts = {name: texts[name] for name in ("features", "runtime", "sha1")}
+    return {"code": version} | facts, library
+
+
+class _Original(Carrier):
+    """The program that was compiled, as a function of two lists of tensors: weights and inputs."""
+
+    def __init__(self, artifact: Artifact, program: Program, args: Args, kwargs: Kwargs) -> None:
+        super().__init__()
+        exported = program.export(args, kwargs)
+        self._graph = exported.graph_module  # takes all that the program reads, one by one
+        self._specs = exported.graph_signature.input_specs
+        self._weights = program.weights
+        self._leaves = pytree.tree_leaves((args, kwargs))
+        self._literals = list(exported.constants)
+        for name, literal in exported.constants.items():
+            assert isinstance(literal, torch.Tensor)
+            self.carry(name, literal, persistent=False)
+        # Where the tensors are that the operator returns.
+        count = computed_count(artifact.outputs)
+        self._places = [artifact.outputs.index(Computed(i)) for i in range(count)]
+
+    def forward(
+        self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        remaining = iter(inputs)
+        leaves = iter(
+            next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves
+        )
+        named = {name: self.carried(name) for name in self._literals}
+        named |= zip(self._weights, weights, strict=True)
+        arguments = (
+            next(leaves) if spec.target is None else named.get(spec.target) for spec in self._specs
+        )
+        results = self._graph(*arguments)
+        return [results[i] for i in self._places]
+
+
+def _original(artifact: Artifact, program: Program, args: Args, kwargs: Kwargs) -> ExportedProgram:
+    weights = [torch.empty_like(tensor) for tensor in program.tensors()]
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    exported = _record(_Original(artifact, program, args, kwargs), (weights, inputs), {})
+    exported.example_inputs = None  # the weights: they would be stored again
+    for node in exported.graph.nodes:
+        for name in _ABOUT_SOURCES:
+            node.meta.pop(name, None)
+    return exported
+
+
+def _results(program: ExportedProgram) -> list[torch.Tensor]:
+    """Return what the program returns, without elements."""
+    nodes: Any = program.graph.output_node().args[0]
+    return [node.meta["val"] for node in nodes]
+
+
+def _bytes_of(program: ExportedProgram) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    return file.getvalue()
+
+
+def _tensor_of(data: bytes) -> torch.Tensor:
+    # frombuffer wants memory that may be written to
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,133 @@
+"""``tvmify.save``: one TorchScript file with compiled code, the weights, and the original."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
+from tvmify.dispatch.dispatcher import Dispatcher, TargetOption
+from tvmify.dispatch.regions import is_about_flow
+from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
+from tvmify.runtime import write_archive
+from tvmify.saved.form import Call, Compiled, saved_form
+
+
+def save(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    example_inputs: Any = None,
+    signatures: Sequence[Any] = (),
+    targets: Sequence[TargetOption] = (None,),
+    strict: bool = False,
+    key: Any = None,
+) -> None:
+    """Write a model, compiled, to one TorchScript file that runs without the compiler.
+
+    The file holds the weights once, compiled code for each signature and target, and the model in
+    TorchScript, which runs every call that the code does not serve. Of a module with several
+    decorated methods it holds ``forward`` alone. Load it with `tvmify.load`, with
+    ``torch.jit.load`` after ``import tvmify.runtime``, or in C++.
+
+    Parameters
+    ----------
+    model
+        A decorated module or function, or a plain one, in evaluation mode. It is not changed.
+    path
+        Of the file. An existing one is replaced once the new one is complete.
+    example_inputs
+        Arguments of one call: a tensor, a tuple of positional arguments, or a dict of keyword
+        arguments. Their values do not matter, but shapes, dtypes and devices do.
+    signatures
+        More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. Without
+        ``signatures`` and ``example_inputs``: every signature that the model was called with so
+        far. Of a float that may have any value, the first value is taken.
+    targets
+        What to build for, each in the form of the option ``target``. None is the model's own
+        target: this machine, if it names none. Where several serve a machine, the first is used.
+    strict
+        After loading, raise an error for a call that no compiled code serves, instead of a warning
+        and the original. `load` can override it.
+    key
+        Sign the file with bytes or a string (HMAC), or with an ``Ed25519PrivateKey`` of the
+        package ``cryptography``. `load` checks the signature if it is given the key.
+
+    Raises
+    ------
+    SaveError
+        No call is known (give ``example_inputs`` or ``signatures``); ``forward`` is not decorated
+        (name it in ``methods=``); nothing could be compiled; the model has no TorchScript form, or
+        writes to its buffers or arguments (take the tensor as an argument and return its new
+        value). The message says which.
+
+    Warns
+    -----
+    TvmifyWarning
+        The file has no compiled code for some of the calls, and why.
+
+    Examples
+    --------
+    >>> tvmify.save(net, "net.pt", example_inputs=torch.randn(8, 64))
+    >>> tvmify.save(net, "net.pt", signatures=[[(1, 64)], [(8, 64)]], key="secret")
+    """
+    subject = model if is_decorated(model) else tvmify(model)
+    dispatcher = saved_method(subject)
+    calls = [*_examples(subject, example_inputs, signatures)] or dispatcher.examples()
+    if not calls:
+        raise SaveError(
+            f"{dispatcher.name} was not called yet, so it is not known what to compile it for: "
+            "give example_inputs, or signatures"
+        )
+    programs = _compile(dispatcher, calls, targets)
+    module, description = saved_form(dispatcher.captured(), dispatcher.name, programs, strict)
+    write_archive(module, Path(path), description, key)
+
+
+def _examples(subject: Any, example_inputs: Any, signatures: Sequence[Any]) -> Iterator[Call]:
+    for signature in [*([] if example_inputs is None else [example_inputs]), *signatures]:
+        args, kwargs = example_call(subject, signature)
+        yield pytree.tree_map(_distinct, (args, kwargs))
+
+
+def _distinct(leaf: Any) -> Any:
+    # A tensor that is given twice has two places; a name tells them apart only if they are two.
+    return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _compile(
+    dispatcher: Dispatcher, calls: Sequence[Call], targets: Sequence[TargetOption]
+) -> list[Compiled]:
+    compiled: list[Compiled] = []
+    refused: list[NotCompiled] = []
+    for args, kwargs in calls:
+        for target in targets:
+            try:
+                artifact = dispatcher.compiled(args, kwargs, target)
+                if effects := artifact.effects():
+                    raise SaveError(
+                        f"{dispatcher.name} cannot be saved: {effects}, which compiled code does "
+                        "in this process only. Take that tensor as an argument, and return its new "
+                        "value"
+                    )
+                compiled.append(Compiled((args, kwargs), artifact))
+            except NotCompiled as reason:
+                refused.append(reason)
+    if not compiled:
+        if is_about_flow(refused[0]):
+            raise SaveError(
+                f"{dispatcher.name} runs by regions, which are compiled in the process that calls "
+                f"them and cannot be saved, since {refused[0].reason}. Save its submodules, or "
+                "decorate the module where it is loaded"
+            )
+        raise SaveError(f"nothing of {dispatcher.name} could be compiled: {refused[0]}")
+    for reason in dict.fromkeys(map(str, refused)):
+        message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
+        warnings.warn(message, TvmifyWarning, stacklevel=3)
+    return compiled

@@ -1,0 +1,1 @@
+"""Everything that works around PyTorch: its tracing state, its warnings, its pytrees."""

@@ -1,0 +1,239 @@
+"""The one lock for whatever enters torch's tracing, whose state belongs to the whole process.
+
+It guards what torch sets while it records, decomposes, scripts or traces, and puts back afterwards
+as it was before: the flags behind ``torch.compiler.is_compiling()``, the metadata of new nodes in
+``torch.fx.traceback``, the rules of operators that are replaced while a program is decomposed, what
+is patched in ``nn.Module``, the type tables of ``torch.jit``. It also guards what we change around
+that: levels of torch's loggers, ``print`` in ``torch.export``, the generator that refuses seeds.
+Two threads that save and restore such state in turns leave it wrong for good.
+
+Stacks of modes are of one thread, and so are the warnings that `tvmify.torch_compat.silence` hides.
+
+Lock order: a thread that holds one of these takes only those after it.
+
+1. the lock of a `Dispatcher`; that of a module before those of its regions and children
+2. ``obtain._BUILDING``
+3. the file lock of an entry in the disk cache
+4. ``compiler._ONE_AT_A_TIME``
+5. this one
+6. locks around a few lines, under which nothing is called that locks: ``methods._MAKING``, those
+   of `MemoryCache`, `Executor`, the disk cache, the background's queue
+
+What others do to the same state, such as a ``torch.export.export`` of the user in another thread,
+takes no lock of ours. It is seen on the stacks of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tvmify.errors import TracedElsewhere, warn
+from tvmify.system import forks
+
+_LOCK = forks.Lock()
+#: The thread that traces.
+_tracing: int | None = None
+#: What to put back once a foreign tracer is done that began, and so saved our state, during ours.
+_owed: list[tuple[dict[str, Any], str, Any]] = []
+_has_warned = False
+
+#: State that torch saves and restores around tracing, by module.
+_STATE = {
+    "torch.compiler": ("_is_compiling_flag", "_is_exporting_flag"),
+    "torch.fx.traceback": (
+        "should_preserve_node_meta",
+        "_should_preserve_node_meta",
+        "current_meta",
+        "current_replay_node",
+    ),
+    "torch.fx._symbolic_trace": ("_is_fx_tracing_flag",),
+}
+_TORCH = Path(torch.__file__).parent
+#: Functions that run only while torch traces: file and name, and what a user calls them.
+_TRACERS = {
+    (str(_TORCH / file), function): name
+    for file, functions, name in (
+        ("export/_trace.py", "_export _export_for_training", "torch.export"),
+        ("export/exported_program.py", "_decompose_exported_program", "run_decompositions"),
+        ("_dynamo/convert_frame.py", "_compile _fullgraph_capture_frame", "torch.compile"),
+        ("fx/experimental/proxy_tensor.py", "dispatch_trace", "make_fx"),
+        ("fx/_symbolic_trace.py", "trace", "torch.fx.symbolic_trace"),
+    )
+    for function in functions.split()
+}
+
+
+@contextlib.contextmanager
+def tracing(*, beside_others: bool = False) -> Iterator[None]:
+    """Be the one thread of ours that traces.
+
+    Parameters
+    ----------
+    beside_others
+        Go on even if a thread of somebody else traces: there is nothing else that could be done.
+
+    Raises
+    ------
+    TracedElsewhere
+        Another thread is in torch's tracing without our lock. That is also raised in place of an
+        error, which the other may have caused.
+    """
+    global _tracing  # noqa: PLW0603
+    with _LOCK:
+        if _tracing is not None:
+            yield
+            return
+        if not beside_others:
+            refuse_other_tracers()
+        before: list[tuple[dict[str, Any], str, Any]] = []
+        if tracer_elsewhere() is None:
+            _put_back(_owed)
+            before = _state()
+        _tracing = threading.get_ident()
+        try:
+            yield
+        except Exception as error:
+            if not beside_others:
+                refuse_other_tracers(error)
+            raise
+        finally:
+            _tracing = None
+            _let_go()
+            if tracer_elsewhere() is None:
+                _put_back(before or _owed)
+            else:
+                _owed[:] = before or _owed
+
+
+def traces_here() -> bool:
+    """Tell whether it is this thread that traces for us."""
+    return _tracing == threading.get_ident()
+
+
+def traces_elsewhere() -> bool:
+    """Tell whether it is another thread that traces for us."""
+    return _tracing not in (None, threading.get_ident())
+
+
+def refuse_other_tracers(error: Exception | None = None) -> None:
+    """Raise, from an error if there is one, if a thread of somebody else traces.
+
+    Raises
+    ------
+    TracedElsewhere
+        It does.
+    """
+    if (name := tracer_elsewhere()) is not None:
+        raise TracedElsewhere(
+            f"another thread is in {name}, whose state belongs to the whole process",
+            "Nothing: a later call will compile.",
+        ) from error
+
+
+def tracer_elsewhere() -> str | None:
+    """Return the name of what traces in another thread, apart from what holds our lock; or None."""
+    if traces_elsewhere():
+        return None  # it is we
+    here = threading.get_ident()
+    for thread, top in sys._current_frames().items():
+        frame = top if thread != here else None
+        found = None
+        while frame is not None:
+            code = frame.f_code
+            found = _TRACERS.get((code.co_filename, code.co_name), found)  # the outermost
+            frame = frame.f_back
+        if found is not None:
+            return found
+    return None
+
+
+def settle() -> None:
+    """Look after ``torch.compiler.is_compiling()`` that is true although this thread is not traced.
+
+    If no other thread is traced either, it was left behind: put back, if tracing of ours had a part
+    in it; otherwise somebody else's, and said once.
+    """
+    global _has_warned  # noqa: PLW0603
+    if _tracing is not None or (_has_warned and not _owed) or tracer_elsewhere() is not None:
+        return
+    with _LOCK:
+        if tracer_elsewhere() is not None:
+            return
+        _put_back(_owed)
+    if _is_left_behind() and not _has_warned:
+        _has_warned = True
+        warn(
+            "torch.compiler.is_compiling() is true although no thread compiles: something has "
+            "left it so. Calls go on compiled, a little slower. Find what sets it, and do not "
+            "use torch.export or torch.compile in two threads at once."
+        )
+
+
+def _is_left_behind() -> bool:
+    # Between looking at the flag and at the threads, one may have begun or ended.
+    return (
+        tracer_elsewhere() is None
+        and torch.compiler.is_compiling()
+        and _tracing is None
+        and tracer_elsewhere() is None
+    )
+
+
+def forget_tensors(*modes: Any) -> None:
+    """Let modes of fake tensors forget the real ones that they have seen.
+
+    Such a mode lives on in a cycle of references, and with its weak references to parameters
+    ``torch.utils.swap_tensors`` refuses them.
+    """
+    for mode in modes:
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+def fake_modes(graph: torch.fx.Graph) -> set[Any]:
+    """Return the modes of the fake tensors that describe the values of a graph."""
+    values = (node.meta.get("val") for node in graph.nodes)
+    return {value.fake_mode for value in values if isinstance(value, FakeTensor)}
+
+
+def _let_go() -> None:
+    """Forget the latest graph, which torch keeps.
+
+    It leads to weak references to all weights: ``torch.utils.swap_tensors`` refuses such tensors.
+    """
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    getattr(tracer, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
+    generators = sys.modules.get("torch._decomp.decompositions_for_rng")
+    if (tracker := getattr(generators, "PhiloxStateTracker", None)) is not None:
+        tracker.reset()
+
+
+def _state() -> list[tuple[dict[str, Any], str, Any]]:
+    state = []
+    for module, names in _STATE.items():
+        variables = vars(sys.modules[module]) if module in sys.modules else {}
+        state += [(variables, name, variables[name]) for name in names if name in variables]
+    return state
+
+
+def _put_back(state: list[tuple[dict[str, Any], str, Any]]) -> None:
+    for variables, name, value in state:
+        variables[name] = value
+    _owed.clear()
+
+
+def _after_fork_in_child() -> None:
+    global _tracing  # noqa: PLW0603
+    if _tracing != threading.get_ident():
+        _tracing = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
