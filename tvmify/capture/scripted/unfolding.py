@@ -41,6 +41,10 @@ _SMALL = 4096
 _MISREAD = (ast.Mod, ast.BitOr, ast.BitAnd, ast.BitXor, ast.LShift, ast.RShift, ast.Pow)
 
 
+#: Functions and methods that only tell what something is.
+_PURE = frozenset("bool dim hasattr is_floating_point isinstance len numel size".split())
+
+
 class CannotUnfold(Exception):
     """TorchScript would decide differently than Python, in a place that the message names."""
 
@@ -248,6 +252,55 @@ class _Unfold(ast.NodeTransformer):
             node.args[0] = _hidden(node.args[0])
         return node
 
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        """Return one of the operands, as Python does; TorchScript returns a bool."""
+        if self._is_torch:
+            return self._condition(node)
+        *tests, result = [self.visit(value) for value in node.values]
+        is_or = isinstance(node.op, ast.Or)
+        for test in reversed(tests):
+            if _is_bool(test) and _is_bool(result):
+                result = ast.BoolOp(node.op, [test, result])
+            elif _may_repeat(test):
+                first = ast.Constant(is_or) if _is_bool(test) else test
+                result = ast.IfExp(test, *((first, result) if is_or else (result, first)))
+            else:
+                raise CannotUnfold(f"and/or has the value of an operand (line {node.lineno})")
+            ast.fix_missing_locations(ast.copy_location(result, node))
+        return result
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        return self._with_condition(node)
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        return self._with_condition(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        return self._with_condition(node)
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return self._with_condition(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        if isinstance(node.op, ast.Not):
+            node.operand = self._condition(node.operand)
+            return node
+        return self.generic_visit(node)
+
+    def _with_condition(self, node: Any) -> ast.AST:
+        """Visit a node whose test is a condition, and the rest of it."""
+        test, node.test = self._condition(node.test), ast.Constant(True)
+        self.generic_visit(node)
+        node.test = test
+        return node
+
+    def _condition(self, node: ast.expr) -> ast.expr:
+        """Visit an expression of which only the truth counts: there, TorchScript's and/or serve."""
+        if not isinstance(node, ast.BoolOp):
+            return self.visit(node)
+        node.values = [self._condition(value) for value in node.values]
+        return node
+
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         is_text = isinstance(node.value, ast.Constant) or (
             isinstance(node.value, ast.Name) and node.value.id in self._names
@@ -344,6 +397,24 @@ def _is_count(node: ast.expr) -> bool:
 def _stored(node: ast.AST) -> set[str]:
     names = (n for n in ast.walk(node) if isinstance(n, ast.Name))
     return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
+def _is_bool(node: ast.expr) -> bool:
+    """Tell whether the value of an expression is True or False, whatever its operands are."""
+    if isinstance(node, ast.BoolOp):
+        return all(map(_is_bool, node.values))
+    if isinstance(node, ast.Compare):  # of tensors it is a tensor, but for identity and membership
+        return all(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in node.ops)
+    if isinstance(node, ast.Call):
+        return _name(node.func) in ("bool", "hasattr", "isinstance", "is_scripting", "is_tracing")
+    is_not = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return is_not or (isinstance(node, ast.Constant) and isinstance(node.value, bool))
+
+
+def _may_repeat(node: ast.expr) -> bool:
+    """Tell whether evaluating an expression twice is as good as once."""
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    return all(_name(call.func) in _PURE for call in calls)
 
 
 def _name(node: ast.expr | None) -> str:
