@@ -6,6 +6,9 @@ import sys
 import warnings
 from collections.abc import Collection, Sequence
 
+#: TorchScript's operator that sets an attribute of a module.
+SET_ATTRIBUTE = "prim::SetAttr"
+
 
 class TvmifyError(Exception):
     """Base class of every exception that tvmify raises itself."""
@@ -68,6 +71,11 @@ class NotCompiled(TvmifyError):
         self.reason = reason
         self.next_step = next_step
 
+    @property
+    def parts_may_compile(self) -> bool:
+        """Whether parts of the program may be compiled although the whole cannot."""
+        return False
+
     def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
         return type(self), (self.reason, self.next_step)
 
@@ -104,6 +112,11 @@ class CaptureError(NotCompiled):
 
 class DependsOnValues(CaptureError):
     """Control flow, a shape or a number depends on the values of tensors."""
+
+    @property
+    def parts_may_compile(self) -> bool:
+        """Those between the decisions."""
+        return True
 
 
 class NumberNeeded(CaptureError):
@@ -158,6 +171,11 @@ class UnsupportedOperator(NotCompiled):
             f"TVM cannot compile {', '.join(self.operators)}" + (f": {detail}" if detail else ""),
             "To compile the rest, decorate the submodules around the operator instead.",
         )
+
+    @property
+    def parts_may_compile(self) -> bool:
+        """Those between the changes of the module's attributes, if these stand in the way."""
+        return SET_ATTRIBUTE in self.operators
 
     def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str]]:  # type: ignore[override]
         return type(self), (self.operators, self.detail)

@@ -12,6 +12,7 @@ from torch import nn
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache, Key
 from tvmify.dispatch import entry, keys, load_or_build
+from tvmify.dispatch.found import Source
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -88,7 +89,7 @@ def test_what_does_not_run_here_is_built_for_this_driver(
     start = entry.Entry.start
 
     def fails_if_loaded(self: entry.Entry, *arguments: Any) -> Any:
-        if self.notes["code"] == load_or_build.LOADED:
+        if self.source is Source.LOADED:
             raise RuntimeError("no kernel image")
         return start(self, *arguments)
 

@@ -15,7 +15,8 @@ from tvmify import TvmifyWarning, tvmify
 from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key
 from tvmify.dispatch import load_or_build
-from tvmify.dispatch.load_or_build import BUILT, LOADED, build_once
+from tvmify.dispatch.found import Source
+from tvmify.dispatch.load_or_build import build_once
 from tvmify.dispatch.progress import Stages
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor
@@ -43,9 +44,9 @@ def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
         return artifact_of(0)
 
     executor, source = build_once(KEY, disk, find, build, Stages("", False))
-    assert (executor.artifact, source) == (artifact_of(0), BUILT)
+    assert (executor.artifact, source) == (artifact_of(0), Source.BUILT)
     executor, source = build_once(KEY, disk, find, pytest.fail, Stages("", False))
-    assert (executor.artifact, source) == (artifact_of(0), LOADED)
+    assert (executor.artifact, source) == (artifact_of(0), Source.LOADED)
 
 
 def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
 
     assert find_late(disk) is None
     _, source = build_once(KEY, disk, find_late, pytest.fail, Stages("", False))
-    assert source == LOADED
+    assert source is Source.LOADED
     assert looks[0] is None
 
 
@@ -68,7 +69,7 @@ def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
         stages = Stages("", False)
         _, source = build_once(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
-        assert source == BUILT
+        assert source is Source.BUILT
         assert stages.seconds["wait"] >= 0.9
         process.kill()
 

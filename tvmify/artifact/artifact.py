@@ -11,7 +11,7 @@ from tvmify.artifact import validation
 from tvmify.artifact.results import Result, StateTensor, Write
 
 #: Raised whenever the meaning of a field, or the calling convention of the library, changes.
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 
 class Seconds(NamedTuple):
@@ -55,6 +55,8 @@ class Artifact:
         Which tensors that ``main`` computes are copied into arguments or ``state`` when it has run.
     needs_contiguous
         Which memory results share, or what is written to, is so only for contiguous arguments.
+    draws
+        The qualified names of its operators that draw random numbers.
     verdicts
         For each number of threads, as text, the times of a call, where compiled code and eager
         PyTorch were compared (see `tvmify.dispatch.verdict`).
@@ -73,6 +75,7 @@ class Artifact:
     state: tuple[str, ...] = ()
     writes: tuple[Write, ...] = ()
     needs_contiguous: bool = False
+    draws: tuple[str, ...] = ()
     verdicts: dict[str, Seconds] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -115,7 +118,7 @@ class Artifact:
             A field is missing, unknown or of the wrong kind, or counts further than another has.
         """
         fields = dict(description)
-        for name in ("inputs", "weights", "packed", "state"):
+        for name in ("inputs", "weights", "packed", "state", "draws"):
             fields[name] = tuple(fields[name])
         fields["outputs"] = tuple(map(Result.from_json, fields["outputs"]))
         fields["writes"] = tuple(map(Write.from_json, fields["writes"]))

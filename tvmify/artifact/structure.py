@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import NotCompiled
+from tvmify.system.third_party_messages import words
 
 # PyTorch flattens what its operators return, ``torch.return_types.max``, but gives it no name.
 for _class in torch.return_types.all_return_types:
@@ -66,9 +67,7 @@ def structure_of(text: str) -> pytree.TreeSpec:
             return pytree.treespec_loads(text)
         except NotImplementedError as error:
             # PyTorch names the first class that it does not know yet.
-            cls = next(
-                (c for word in str(error).split() if _is_named_tuple(c := find_class(word))), None
-            )
+            cls = next((c for word in words(error) if _is_named_tuple(c := find_class(word))), None)
             if cls is None:
                 raise NotCompiled(
                     f"the structure of the result cannot be restored: {error}",

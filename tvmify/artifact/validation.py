@@ -21,7 +21,7 @@ def check(artifact: Artifact) -> None:
     """
     for name in ("target", "output_structure"):
         _expect(isinstance(getattr(artifact, name), str), f"{name} is no text")
-    for name in ("weights", "packed", "state"):
+    for name in ("weights", "packed", "state", "draws"):
         _expect(all(isinstance(text, str) for text in getattr(artifact, name)), f"{name}: no texts")
     _expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is no bool")
     _expect(isinstance(artifact.report, dict), "report is no dict")

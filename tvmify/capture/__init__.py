@@ -61,7 +61,7 @@ def capture(
     except CannotScript as error:
         reason = str(error)
     except UnsupportedOperator as error:
-        if "prim::SetAttr" in error.operators and "prim::Enter" not in error.operators:
+        if error.parts_may_compile and "prim::Enter" not in error.operators:
             raise  # torch.export would refuse the assignment too; `with` makes some of its own
         reason = error.reason
     check_temporary_directory()

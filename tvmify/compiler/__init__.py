@@ -148,6 +148,7 @@ def _compile(
         writes=imported.writes,
         outputs=imported.outputs,
         needs_contiguous=imported.needs_contiguous,
+        draws=imported.draws,
         output_structure=imported.output_structure,
         report=report
         | {

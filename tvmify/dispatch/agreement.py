@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -138,7 +138,7 @@ def check_draws(
         )
 
 
-def refuse_unseen_draws(random: list[str], written: str) -> None:
+def refuse_unseen_draws(random: Sequence[str], written: str) -> None:
     """Refuse a program that cannot be compared because it writes, if it draws.
 
     Raises

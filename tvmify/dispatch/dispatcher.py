@@ -27,10 +27,8 @@ from tvmify.capture import Program, capture, present, resolve
 from tvmify.dispatch import keys, on_miss, recording
 from tvmify.dispatch.entry import Entries, Entry, Made, State
 from tvmify.dispatch.explanation import CacheInfo, explain, warn_once
+from tvmify.dispatch.found import Source
 from tvmify.dispatch.load_or_build import (
-    BUILT,
-    KEPT,
-    LOADED,
     check_toolchain,
     keep,
     load_again,
@@ -428,7 +426,7 @@ class Dispatcher:
                     raise fault from error
                 reject(key, executor.artifact, error, self.options)
                 self._made.clear()
-                if entry.notes["code"] == LOADED:
+                if entry.source is Source.LOADED:
                     return self._make_entry(args, kwargs, stages, general)
                 entry.executor = None
                 raise unusable(error) from error
@@ -476,7 +474,7 @@ class Dispatcher:
         if made is not None:
             entry.notes |= made.notes
             entry.may_draw, entry.asks_for_layout = made.may_draw, made.asks_for_layout
-            entry.found(made.key, KEPT, False)
+            entry.found(made.key, Source.KEPT)
             return made.key, load_again(made.key, made.artifact)
         check_toolchain(self.options)
         stages.begin("capture")
@@ -496,10 +494,11 @@ class Dispatcher:
         named = program.fingerprint, signature, weights, resolved, self.options
         key_of = functools.partial(keys.key, *named)
         call = (program, args, kwargs)
-        key, executor, source = obtain(key_of, volatile, *call, self.options, stages, prove)
-        self._builds += source == BUILT
-        self._disk_hits += source == LOADED
-        entry.found(key, source, source == BUILT)
+        key, found = obtain(key_of, volatile, *call, self.options, stages, prove)
+        executor, source = found
+        self._builds += source is Source.BUILT
+        self._disk_hits += source is Source.LOADED
+        entry.found(key, source)
         self._awaited.discard(place)
         self._made.put(place, Made(key, executor.artifact, notes, *traits))
         return key, executor

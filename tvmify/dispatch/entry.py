@@ -15,6 +15,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.dispatch.agreement import check_draws, computes_the_same, refuse_unseen_draws
+from tvmify.dispatch.found import Source
 from tvmify.dispatch.on_miss import Missing, is_over
 from tvmify.dispatch.regions import Driven
 from tvmify.dispatch.submodules import Children
@@ -37,7 +38,6 @@ from tvmify.runtime import (
     graph_obstacle,
     is_being_transformed,
     is_capturing,
-    random_operators,
 )
 from tvmify.signature import Signature, TensorSpec, map_only
 
@@ -73,7 +73,9 @@ class Entry:
     may_draw: bool = False
     #: It asks for strides, and holds for contiguous arguments alone.
     asks_for_layout: bool = False
-    #: What a person may ask about: how it was captured, where the code came from.
+    #: Where the code came from, if there is some.
+    source: Source | None = None
+    #: What a person may ask about.
     notes: dict[str, str] = field(default_factory=dict)
     #: The key of the program, if no cache had it.
     built_for: Key | None = None
@@ -162,10 +164,11 @@ class Entry:
                 )
         self.executor = executor
 
-    def found(self, key: Key, source: str, is_built: bool) -> None:
+    def found(self, key: Key, source: Source) -> None:
         """Note which program serves the call, and where its code came from."""
-        self.notes |= {"key": key.digest, "code": source}
-        self.built_for = key if is_built else None
+        self.source = source
+        self.notes |= {"key": key.digest, "code": source.value}
+        self.built_for = key if source is Source.BUILT else None
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what `example` makes arguments of."""
@@ -229,7 +232,7 @@ class Entry:
             return
         try:
             if written := executor.artifact.written_names():  # nothing may be written twice
-                refuse_unseen_draws(random_operators(executor.artifact), written)
+                refuse_unseen_draws(executor.artifact.draws, written)
             elif not run.obstacle(leaves):
                 sides = lambda: _result(run, leaves), eager
                 check_draws(*sides, self.gpu_of(args, kwargs), self.differentiable)

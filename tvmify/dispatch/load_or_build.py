@@ -20,6 +20,7 @@ from tvmify.capture import Program
 from tvmify.dispatch import background, building, on_miss
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.fit import misfit
+from tvmify.dispatch.found import Found, Source
 from tvmify.dispatch.keys import key_without_gpu, processor
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Disk = DiskCache | TwoLevels
-
-#: Where an executor came from, as ``explain()`` says it.
-SHARED, LOADED, BUILT = "shared with another module of this process", "loaded from disk", "built"
-KEPT = "kept in memory"
 
 # Executors by the digest of their key: instances that differ only in weights share the code.
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
@@ -60,8 +57,8 @@ def obtain(
     options: CompileOptions,
     stages: Stages,
     prove: Prove,
-) -> tuple[Key, Executor, str]:
-    """Return the key of a program, its executor without weights, and where that came from.
+) -> tuple[Key, Found]:
+    """Return the key of a program, and its executor.
 
     Parameters
     ----------
@@ -100,25 +97,24 @@ def obtain(
             export = functools.partial(_export, *call, stages)
             with _BUILDING:  # another thread may have built it since we looked
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
-                _LOADED.setdefault(key.digest, found[0])  # before the next thread looks
-        executor, source = found
-        if source != SHARED:
-            _LOADED[key.digest] = executor
-        stale = [name for name in executor.artifact.weights if name in volatile]
+                _LOADED.setdefault(key.digest, found.executor)  # before the next thread looks
+        if found.source is not Source.SHARED:
+            _LOADED[key.digest] = found.executor
+        stale = [name for name in found.executor.artifact.weights if name in volatile]
         if not stale:
-            return key, executor, source
+            return key, found
         unpacked = stale
 
 
-def _shared(key: Key) -> tuple[Executor, str] | None:
+def _shared(key: Key) -> Found | None:
     loaded = _LOADED.get(key.digest)
-    return None if loaded is None else (loaded.share(), SHARED)
+    return None if loaded is None else Found(loaded.share(), Source.SHARED)
 
 
 def load_again(key: Key, artifact: Artifact) -> Executor:
     """Return an executor, without weights, of an artifact that had one before."""
     if (shared := _shared(key)) is not None:
-        return shared[0]
+        return shared.executor
     return _LOADED.setdefault(key.digest, Executor(artifact))
 
 
@@ -171,10 +167,10 @@ def build_once(
     build: Callable[[], Artifact],
     stages: Stages,
     prove: Prove = lambda executor: None,
-) -> tuple[Executor, str]:
+) -> Found:
     """Build and store a program while other processes wait for that, or load what they built."""
     if disk is None:
-        return _proven(build(), prove, stages), BUILT
+        return Found(_proven(build(), prove, stages), Source.BUILT)
     with contextlib.ExitStack() as lock:
         for _ in range(_LONGEST_WAIT):
             stages.begin("wait")  # each second: a build in the background may be given up here
@@ -189,7 +185,7 @@ def build_once(
         stages.begin("store")
         disk.store(key, artifact)
         _REJECTED.discard(hash(artifact.library))
-    return executor, BUILT
+    return Found(executor, Source.BUILT)
 
 
 def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
@@ -199,11 +195,9 @@ def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
     return executor
 
 
-def _load(
-    disk: Disk | None, find: Callable[[Disk], Executor | None]
-) -> tuple[Executor, str] | None:
+def _load(disk: Disk | None, find: Callable[[Disk], Executor | None]) -> Found | None:
     executor = find(disk) if disk is not None else None
-    return None if executor is None else (executor, LOADED)
+    return None if executor is None else Found(executor, Source.LOADED)
 
 
 def _make(
@@ -216,7 +210,7 @@ def _make(
     unpacked: Sequence[str],
     prove: Prove,
     stages: Stages,
-) -> tuple[Executor, str]:
+) -> Found:
     """Do what `misses.resolve` asks for, now or later."""
     find = functools.partial(_find, key, program, args, kwargs)
     build = functools.partial(_build, key, program, args, kwargs, options, stages, unpacked)

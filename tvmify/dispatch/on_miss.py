@@ -14,16 +14,17 @@ from tvmify.cache import Key, Neighbours
 from tvmify.dispatch import background
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.background import Job
+from tvmify.dispatch.found import Found
 from tvmify.dispatch.keys import modes_text
 from tvmify.dispatch.progress import Stages
 from tvmify.errors import BuildError, CacheMiss, NotCompiled, TracedElsewhere, described
 from tvmify.options import CompileOptions
-from tvmify.runtime import Executor, casting, casts_now
+from tvmify.runtime import casting, casts_now
 from tvmify.system.faults import environment_fault
 from tvmify.torch_compat.tracing import tracer_elsewhere
 
-#: Given the stages to announce, returns a program and where it came from.
-Build: TypeAlias = Callable[[Stages], tuple[Executor, str]]
+#: Given the stages to announce, returns a program.
+Build: TypeAlias = Callable[[Stages], Found]
 
 # By the digest of the key: what is being built in the background, as long as a call wants it.
 _jobs: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
@@ -173,7 +174,7 @@ def capturing(options: CompileOptions) -> Iterator[None]:
         yield
 
 
-def finished(key: Key) -> tuple[Executor, str] | None:
+def finished(key: Key) -> Found | None:
     """Return what was built in the background for a key, if anything was.
 
     Raises
@@ -206,7 +207,7 @@ def resolve(
     export: Callable[[], object],
     options: CompileOptions,
     stages: Stages,
-) -> tuple[Executor, str]:
+) -> Found:
     """Do what ``on_miss`` says about a program that is in no cache.
 
     Parameters

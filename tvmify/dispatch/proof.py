@@ -75,8 +75,7 @@ def runs(
     if artifact.writes or call.obstacle(leaves):
         return
     # What PyTorch computes in it may draw random numbers, which nobody was given.
-    may_draw = bool(artifact.report.get("bridged"))
-    with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=may_draw):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             call(leaves)
         except Exception as error:  # of any kind: those that eager raises are among them

@@ -29,7 +29,6 @@ from tvmify.errors import (
     NotCompiled,
     TracedElsewhere,
     UnsupportedInput,
-    UnsupportedOperator,
     described,
 )
 from tvmify.runtime import autocast_text
@@ -205,7 +204,7 @@ def drive_instead(
         module's state, and where nothing can be compiled, it stays as it is.
     """
     reason = entry.reason
-    if not is_about_flow(reason):
+    if not reason.parts_may_compile:
         return
     if autocast_text():
         return  # TorchScript casts by rules of its own
@@ -251,13 +250,6 @@ def _driven(dispatcher: Any, reason: NotCompiled) -> Driven | Children | None:
         with contextlib.suppress(NotCompiled):
             return Children(dispatcher, reason)
     return None
-
-
-def is_about_flow(reason: NotCompiled) -> bool:
-    """Tell whether control flow, or the module's state, keeps the whole from being one program."""
-    if isinstance(reason, UnsupportedOperator):
-        return "prim::SetAttr" in reason.operators
-    return isinstance(reason, DependsOnValues)
 
 
 class _Region:

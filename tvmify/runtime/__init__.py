@@ -15,7 +15,7 @@ from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module
 from tvmify.runtime.gradients import attach, followed_leaves
-from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing, random_operators
+from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.measuring_gpu import measure_on
@@ -63,7 +63,6 @@ __all__ = [
     "measure",
     "measure_on",
     "original",
-    "random_operators",
     "unusual_signature",
     "watch",
     "with_method_renamed",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def obstacle(artifact: Artifact) -> str:
     Parameters
     ----------
     artifact
-        The program. It is not known of which operators a damaged report is: then it cannot.
+        The program.
     """
     if Target.parse(artifact.target).kind != "cuda":
         return "it runs on the CPU"
@@ -65,27 +65,9 @@ def obstacle(artifact: Artifact) -> str:
         return "it writes to tensors or returns them"
     if artifact.needs_contiguous:
         return "its results share memory with arguments"
-    operators = artifact.report.get("operators")
-    if not isinstance(operators, Mapping):
-        return "its operators are not known"
-    if random := random_operators(artifact):
-        return f"it draws random numbers ({', '.join(random)})"
+    if artifact.draws:
+        return f"it draws random numbers ({', '.join(artifact.draws)})"
     return ""
-
-
-def random_operators(artifact: Artifact) -> list[str]:
-    """Return the names of the operators of a program that draw random numbers."""
-    operators = artifact.report.get("operators")
-    names = map(str, operators) if isinstance(operators, Mapping) else ()
-    return [name for name in names if _is_random(name)]
-
-
-def _is_random(name: str) -> bool:
-    # In evaluation, attention drops nothing.
-    packet, _, overload = name.removeprefix("aten.").partition(".")
-    operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-    tags = getattr(operator, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags and "attention" not in name
 
 
 class Captured:

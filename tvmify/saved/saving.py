@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher, TargetOption
-from tvmify.dispatch.regions import is_about_flow
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.runtime import write_archive
 from tvmify.saved.form import Call, Compiled, saved_form
@@ -120,7 +119,7 @@ def _compile(
             except NotCompiled as reason:
                 refused.append(reason)
     if not compiled:
-        if is_about_flow(refused[0]):
+        if refused[0].parts_may_compile:
             raise SaveError(
                 f"{dispatcher.name} runs by regions, which are compiled in the process that calls "
                 f"them and cannot be saved, since {refused[0].reason}. Save its submodules, or "

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import tempfile
 from collections.abc import Iterator
 
 import torch
 
 from tvmify.errors import BuildError, NotCompiled, TvmifyError, described
+from tvmify.system.third_party_messages import Shortage, shortage, system_error_number
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-#: What PyTorch, C++, LLVM and Python say, in place of a type, when memory or threads are at an end.
-_NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")
-_NO_THREADS = ("can't start new thread", "resource temporarily unavailable")
-#: What `native/library.cpp`, and the loader, say.
-_NO_FILE_IN_MEMORY = ("there is no place for a compiled library", "writing a compiled library to")
-_BY_THE_LOADER = ("failed to map segment from shared object",)
 
 
 def environment_fault(error: BaseException, doing: str) -> BuildError | None:
@@ -45,24 +39,23 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
     if isinstance(error, OSError):
         return _of_the_system(error, doing)
     text = (str(error).strip().splitlines() or [""])[0][:300]
-    said = text.lower()
-    if any(words in said for words in _BY_THE_LOADER):
+    lacking = shortage(error)
+    if lacking is Shortage.EXECUTABLE_MEMORY:
         return BuildError(
             f"{doing} failed: {text}",
             "Let the process execute memory, or TMPDIR name a directory that is not mounted "
             "noexec, and call refresh().",
         )
-    for code in (*_NO_ROOM, errno.EFBIG, *_FORBIDDEN, *_TOO_MANY_FILES):
-        if os.strerror(code).lower() in said:
-            return _of_the_system(OSError(code, text), doing)
-    if any(words in said for words in _NO_FILE_IN_MEMORY):
+    if (code := system_error_number(error)) is not None:
+        return _of_the_system(OSError(code, text), doing)
+    if lacking is Shortage.FILE_IN_MEMORY:
         return BuildError(
             f"{doing} failed: {text}",
             "Look at the limits for files (ulimit -f, ulimit -n) and memory, and call refresh().",
         )
-    if any(words in str(error).lower() for words in _NO_MEMORY):
+    if lacking is Shortage.MEMORY:
         return _out_of_memory(doing)
-    if any(words in said for words in _NO_THREADS):
+    if lacking is Shortage.THREADS:
         return _no_processes(doing)
     return None
 

@@ -20,11 +20,11 @@ from tvmify.decorate import decorator
 from tvmify.dispatch import on_miss, recording
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.entry import Entry
-from tvmify.dispatch.load_or_build import BUILT, LOADED
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.recording import Recorded
 from tvmify.dispatch.recording.modes import entered
 from tvmify.errors import NotCompiled, TvmifyError, WarmUpError
+from tvmify.warming import BUILT, EAGER, LOADED
 
 
 class Subjects:
@@ -134,13 +134,13 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
                 parts.append(_warm(dispatcher, args, kwargs, target))
     except TvmifyError as error:
         reason = error.reason if isinstance(error, NotCompiled) else str(error)
-        parts.append({"source": "eager", "reason": reason})
+        parts.append({"source": EAGER, "reason": reason})
     except Exception as error:  # of any kind: the forward of a user ran
-        parts.append({"source": "eager", "reason": f"{type(error).__name__}: {error}"})
+        parts.append({"source": EAGER, "reason": f"{type(error).__name__}: {error}"})
     sources = [part["source"] for part in parts]
     return {
         "signature": str(recorded),
-        "source": next(s for s in ("eager", "built", "loaded from disk") if s in sources),
+        "source": next(s for s in (EAGER, BUILT, LOADED) if s in sources),
         "reason": next((part["reason"] for part in parts if part.get("reason")), ""),
         "seconds": round(time.perf_counter() - begun, 3),
         "bytes": sum(part.get("bytes", 0) for part in parts),
@@ -156,18 +156,15 @@ def _warm(dispatcher: Dispatcher, args: Any, kwargs: Any, target: Any) -> dict[s
     else:
         entry = dispatcher.warm_up(args, kwargs)
         if entry.reason is not None:
-            return {"source": "eager", "reason": entry.reason.reason}
+            return {"source": EAGER, "reason": entry.reason.reason}
         if entry.driven is not None:
             dispatcher(args, kwargs)  # its regions are compiled when they are called
         elif entry.executor is None:
-            return {"source": "eager", "reason": "TVMIFY_DISABLE is set"}
+            return {"source": EAGER, "reason": "TVMIFY_DISABLE is set"}
         size = len(entry.executor.artifact.library) if entry.executor is not None else 0
     is_built = dispatcher.cache_info().builds > before.builds
     reason = "" if entry.driven is None else entry.driven.how
-    return {"source": "built" if is_built else LOADED, "reason": reason, "bytes": size}
-
-
-assert BUILT == "built"
+    return {"source": BUILT if is_built else LOADED, "reason": reason, "bytes": size}
 
 
 # ------------------------------------------------------------------------------------- the lines

@@ -140,6 +140,7 @@ def drawn(program: Callable[..., Any], *args: Any) -> list[Any]:
 def test_random_numbers_are_those_of_eager(program: Any):
     x = torch.randn(4, 5)
     artifact = compiled(program, x)
+    assert artifact.draws
     actual = drawn(lambda: executed(artifact, program, x))
     torch.testing.assert_close(actual, drawn(program, x))
     assert not torch.equal(actual[0], actual[1])

@@ -27,7 +27,7 @@ from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_layout
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
-from tvmify.errors import UnsupportedInput, UnsupportedOperator
+from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
 
 
 class TracedProgram(Program):
@@ -136,7 +136,7 @@ def _refuse_changes(
         if name is None and buffers[other] is not buffer:
             name = other
     if name is not None:
-        raise UnsupportedOperator(["prim::SetAttr"], f"forward sets the attribute {name}")
+        raise UnsupportedOperator([SET_ATTRIBUTE], f"forward sets the attribute {name}")
 
 
 def _describe_objects(before: list[Any], module: torch.nn.Module, _: Any, result: Any) -> Any:

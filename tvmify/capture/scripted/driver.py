@@ -19,7 +19,7 @@ from tvmify.capture.scripted.regions import Region, Regions, operands
 from tvmify.capture.scripted.simplifying import simplify
 from tvmify.capture.scripted.transcribing import Transcript
 from tvmify.capture.state import resolve
-from tvmify.errors import CaptureError, UnsupportedOperator
+from tvmify.errors import SET_ATTRIBUTE, CaptureError, UnsupportedOperator
 
 #: What a driver calls for a region, with the number of the region.
 REGION = "tvmify::region"
@@ -120,7 +120,7 @@ class Driver:
         self.has_effects, self.is_random = regions.has_effects, regions.is_random
         if self._is_plain and self.has_effects:
             raise UnsupportedOperator(
-                ["prim::SetAttr"], "forward changes attributes, buffers or arguments"
+                [SET_ATTRIBUTE], "forward changes attributes, buffers or arguments"
             )
         self._movable = regions.movable
         self._tensors = regions.tensors

@@ -16,7 +16,7 @@ import torch
 
 from tvmify.capture.nested import refuse_nested_tensor
 from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
-from tvmify.errors import UnsupportedOperator
+from tvmify.errors import SET_ATTRIBUTE, UnsupportedOperator
 
 
 def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +25,7 @@ def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
     def checked(container: Any, *args: Any) -> Any:
         if isinstance(container, (StateList, StateDict)):
             raise UnsupportedOperator(
-                ["prim::SetAttr"],
+                [SET_ATTRIBUTE],
                 "the program changes a list or dictionary that it was given or that it keeps",
             )
         return change(container, *args)

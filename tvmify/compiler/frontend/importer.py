@@ -65,6 +65,8 @@ class Imported:
         How often each ATen operator occurs.
     bridged
         How often each of those occurs that PyTorch computes, inside of the program.
+    draws
+        Which of these draw random numbers.
     """
 
     ir_mod: tvm.IRModule
@@ -77,6 +79,7 @@ class Imported:
     output_structure: str
     operators: dict[str, int]
     bridged: dict[str, int]
+    draws: tuple[str, ...]
 
 
 def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Imported:
@@ -205,6 +208,7 @@ class Importer(ExportedProgramImporter):
             output_structure=structure_text(self.program.call_spec.out_spec),
             operators=operators.count(self.program.graph.nodes),
             bridged=operators.count(self._bridged),
+            draws=tuple(operators.count(filter(operators.is_random, self._bridged))),
         )
 
     def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var], dict[str, relax.Var]]:
