@@ -7,28 +7,18 @@ from tvmify.cache import MemoryCache
 
 def test_counts_hits_and_misses_but_not_peeks() -> None:
     cache: MemoryCache[str] = MemoryCache(2)
-    assert cache.get("a") is None
-    cache.put("a", "A")
-    assert cache.get("a") == "A"
+    assert cache.load("a") is None
+    cache.store("a", "A")
+    assert cache.load("a") == "A"
     assert cache.peek("a") == "A"
     assert cache.peek("b") is None
     assert (cache.hits, cache.misses, len(cache)) == (1, 1, 1)
 
 
-def test_least_recently_used_leaves_first() -> None:
-    cache: MemoryCache[str] = MemoryCache(2)
-    cache.put("a", "A")
-    cache.put("b", "B")
-    cache.get("a")
-    cache.put("c", "C")
-    assert cache.peek("b") is None
-    assert sorted(cache.values()) == ["A", "C"]
-
-
 def test_clear_keeps_the_counts() -> None:
     cache: MemoryCache[str] = MemoryCache(2)
-    cache.put("a", "A")
-    cache.get("a")
+    cache.store("a", "A")
+    cache.load("a")
     cache.clear()
     assert (len(cache), cache.hits) == (0, 1)
 
@@ -39,8 +29,8 @@ def test_threads_do_not_break_the_order() -> None:
     def work(seed: int) -> None:
         for i in range(2000):
             key = (seed * 7 + i) % 16
-            if cache.get(key) is None:
-                cache.put(key, key)
+            if cache.load(key) is None:
+                cache.store(key, key)
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(8)))
@@ -50,12 +40,12 @@ def test_threads_do_not_break_the_order() -> None:
 
 def test_a_value_that_left_is_not_found_again() -> None:
     cache: MemoryCache[str] = MemoryCache(1)
-    cache.put("a", "A")
-    assert cache.get("a") == "A"
-    cache.put("b", "B")
-    assert cache.get("a") is None
-    assert cache.get("b") == "B"
-    cache.put("b", "C")
-    assert cache.get("b") == "C"
+    cache.store("a", "A")
+    assert cache.load("a") == "A"
+    cache.store("b", "B")
+    assert cache.load("a") is None
+    assert cache.load("b") == "B"
+    cache.store("b", "C")
+    assert cache.load("b") == "C"
     cache.clear()
-    assert cache.get("b") is None
+    assert cache.load("b") is None

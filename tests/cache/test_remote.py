@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.cache.entries import KEY, OTHER, artifact
 from tvmify import TvmifyWarning, tvmify
-from tvmify.cache import DiskCache, Key, RemoteCache, TwoLevels, export, import_, packed, remote_at
+from tvmify.cache import DiskCache, RemoteCache, TwoLevels, export, import_, packed, remote_at
 
 
 class Troubled(MemoryFileSystem):
@@ -83,33 +83,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 # --------------------------------------------------------------------------- what comes and goes
 
 
-def test_an_entry_comes_back_equal(url: str) -> None:
-    shared = RemoteCache(url)
-    assert shared.load(KEY) is None
-    shared.store(KEY, artifact())
-    shared.store(OTHER, artifact(b"gelu"))
-    again = RemoteCache(url)
-    assert again.load(KEY) == artifact()
-    assert again.load(OTHER) == artifact(b"gelu")
-    assert shared.counts == {"misses": 1, "stored": 2}
-    assert again.counts == {"hits": 2}
-
-
-def test_a_later_entry_replaces_the_one_before(url: str) -> None:
-    shared = RemoteCache(url)
-    shared.store(KEY, artifact(b"without a verdict"))
-    shared.store(KEY, artifact(b"with one"))
-    assert shared.load(KEY) == artifact(b"with one")
-
-
-def test_entries_of_other_processors_lie_beside_each_other(url: str) -> None:
-    keys = [Key({"program": "relu", "target": target}) for target in ("avx2", "avx512")]
-    for key in keys:
-        RemoteCache(url).store(key, artifact(key.entries["target"].encode()))
-    for key in keys:
-        assert RemoteCache(url).load(key) == artifact(key.entries["target"].encode())
-
-
 def test_an_object_is_an_archive_named_by_the_digest(tmp_path: Path) -> None:
     RemoteCache(f"file://{tmp_path}/shared/").store(KEY, artifact())
     assert [path.name for path in (tmp_path / "shared").iterdir()] == [f"{KEY.digest}.zip"]
@@ -138,7 +111,11 @@ def test_half_a_file_is_never_under_its_name(
 
 
 def test_what_the_remote_has_is_kept_here(tmp_path: Path, url: str) -> None:
-    TwoLevels(DiskCache(tmp_path / "one"), RemoteCache(url)).store(KEY, artifact())
+    far = RemoteCache(url)
+    levels = TwoLevels(DiskCache(tmp_path / "one"), far)
+    assert levels.load(KEY) is None
+    levels.store(KEY, artifact())
+    assert far.counts == {"misses": 1, "stored": 1}
     far = RemoteCache(url)
     levels = TwoLevels(DiskCache(tmp_path / "two"), far)
     assert levels.load(KEY) == artifact()
@@ -175,15 +152,6 @@ def test_a_damaged_object_is_a_miss_and_is_replaced(url: str, kind: int) -> None
     assert shared.counts == {"stored": 1, "damaged": 1}
     shared.store(KEY, artifact())  # it answers: there is no pause
     assert shared.load(KEY) == artifact()
-
-
-def test_the_object_of_another_key_is_not_believed(url: str) -> None:
-    shared = RemoteCache(url)
-    files, root = url_to_fs(url)
-    shared.store(OTHER, artifact(b"gelu"))
-    files.copy(f"{root}/{OTHER.digest}.zip", f"{root}/{KEY.digest}.zip")
-    with pytest.warns(TvmifyWarning, match="another key"):
-        assert shared.load(KEY) is None
 
 
 def test_what_is_too_large_is_not_shared(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

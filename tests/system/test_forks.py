@@ -236,7 +236,7 @@ def test_what_a_short_lock_guards_is_whole_in_a_child() -> None:
     def change() -> None:
         while not stop.is_set():
             for key in range(5):
-                cache.put(key, key)
+                cache.store(key, key)
                 cache.discard(key - 1)
 
     thread = threading.Thread(target=change)
@@ -244,7 +244,7 @@ def test_what_a_short_lock_guards_is_whole_in_a_child() -> None:
 
     def child() -> None:
         for key in range(20):
-            cache.put(key, key)
+            cache.store(key, key)
         assert sorted(cache.values()) == [17, 18, 19]
 
     try:

@@ -12,10 +12,12 @@ from tvmify.cache.levels import TwoLevels
 from tvmify.cache.measurements import Measurements
 from tvmify.cache.memory import MemoryCache
 from tvmify.cache.neighbours import Neighbours
+from tvmify.cache.protocol import Cache
 from tvmify.cache.remote import RemoteCache, remote_at
 from tvmify.cache.stored import Limits, StoredEntry
 
 __all__ = [
+    "Cache",
     "DiskCache",
     "Imported",
     "Key",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import math
 import os
 import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tvmify.artifact import Artifact
@@ -58,6 +59,8 @@ class DiskCache:
         an entry runs its code, so a directory that others may write to is not used.
     limits
         How much it may hold; the least recently used entries are evicted first.
+    clock
+        Returns seconds since the epoch: the times at which entries are used.
 
     Attributes
     ----------
@@ -68,9 +71,15 @@ class DiskCache:
         looks again once it holds the lock), ``stored``, ``quarantined``, ``evicted``.
     """
 
-    def __init__(self, directory: Path, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        directory: Path,
+        limits: Limits = Limits(),  # noqa: B008
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self.directory = directory
         self.limits = limits
+        self._clock = clock
         self.counts: Counter[str] = Counter()
         self._lock = short_lock()
         self._said: set[str] = set()
@@ -218,7 +227,7 @@ class DiskCache:
                     if not _is_at(entry, path):  # another process has just removed or replaced it
                         return None
                     raise CacheError(str(error)) from error
-                touch(entry)
+                touch(entry, self._clock())
                 return artifact
         except CacheError as error:
             self._move_aside(path)
@@ -256,6 +265,8 @@ class DiskCache:
             new = Path(temporary) / "entry"
             new.mkdir(mode=0o700)
             private.write(new / MANIFEST, text)
+            with private.opened(new, kind=os.O_DIRECTORY) as entry:
+                touch(entry, self._clock())
             if self._update(path, manifest, new / MANIFEST):
                 return
             private.write(new / LIBRARY, library_file(key, artifact))
@@ -298,7 +309,7 @@ class DiskCache:
                 if entry.digest != latest:
                     self._count("evicted", self._remove(entry))
         for path in self.directory.iterdir():
-            if path.name.startswith((_NEW, _OLD)) and _age(path) > _ORPHANED:
+            if path.name.startswith((_NEW, _OLD)) and self._clock() - _changed(path) > _ORPHANED:
                 private.remove(path)
 
     def _remove(self, entry: StoredEntry) -> bool:
@@ -339,8 +350,8 @@ def _is_at(file: int, path: Path) -> bool:
         return False
 
 
-def _age(path: Path) -> float:
+def _changed(path: Path) -> float:
     try:
-        return time.time() - path.lstat().st_mtime
-    except OSError:
-        return 0.0
+        return path.lstat().st_mtime
+    except OSError:  # it is gone, and nothing is left to remove
+        return math.inf

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from tvmify.artifact import Artifact
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.key import Key
-from tvmify.cache.remote import RemoteCache
+from tvmify.cache.protocol import Cache
 
 
 class TwoLevels:
@@ -21,7 +21,7 @@ class TwoLevels:
         Read on a miss; every store goes here too.
     """
 
-    def __init__(self, near: DiskCache, far: RemoteCache) -> None:
+    def __init__(self, near: DiskCache, far: Cache[Key, Artifact]) -> None:
         self.near = near
         self.far = far
 

@@ -32,7 +32,7 @@ class MemoryCache(Generic[Value]):
         self.hits = 0
         self.misses = 0
 
-    def get(self, key: Hashable) -> Value | None:
+    def load(self, key: Hashable) -> Value | None:
         """Return the value of a key, or None; count a hit or a miss."""
         latest = self._latest
         if latest is not None and latest[0] == key:
@@ -52,7 +52,7 @@ class MemoryCache(Generic[Value]):
         with self._lock:
             return self._values.get(key)
 
-    def put(self, key: Hashable, value: Value) -> list[Hashable]:
+    def store(self, key: Hashable, value: Value) -> list[Hashable]:
         """Store a value; a full cache evicts the least recently used one.
 
         Returns

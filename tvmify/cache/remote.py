@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -36,16 +37,22 @@ class RemoteCache:
     url
         A folder, or a prefix in a bucket. Loading an entry runs its code, so everyone who can write
         there must be trusted.
-    timeout, pause
+    timeout, pause, clock
         See `Attempts`.
     """
 
-    def __init__(self, url: str, timeout: float | None = None, pause: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout: float | None = None,
+        pause: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._url = url
         self._timeout = TIMEOUT if timeout is None else timeout
         self._pause = PAUSE if pause is None else pause
-        self._reading = Attempts(self._timeout, self._pause)
-        self._writing = Attempts(self._timeout, self._pause)
+        self._reading = Attempts(self._timeout, self._pause, clock)
+        self._writing = Attempts(self._timeout, self._pause, clock)
         self._counts: Counter[str] = Counter()
         self._lock = short_lock()
 

@@ -140,7 +140,7 @@ def read_files(entry: int) -> tuple[Manifest, bytes]:
     return manifest, library
 
 
-def touch(entry: int) -> None:
+def touch(entry: int, now: float) -> None:
     """Mark an open entry as used now, ignoring errors."""
     with contextlib.suppress(OSError):
-        os.utime(MANIFEST, dir_fd=entry, follow_symlinks=False)
+        os.utime(MANIFEST, (now, now), dir_fd=entry, follow_symlinks=False)

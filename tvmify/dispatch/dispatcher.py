@@ -283,7 +283,7 @@ class Dispatcher:
         # Compares all weights and attributes with those of the last call, in native code.
         if self._watched is None or self._watched.guard.changed():
             self._look_again()
-        entry = self._memory.get((self._state.number, signature))
+        entry = self._memory.load((self._state.number, signature))
         if entry is not None and entry.weights is not self._weights:
             return Entry.of_capture() or self._bind(entry)
         if entry is not None and not self._numbers.arguments:
@@ -484,7 +484,7 @@ class Dispatcher:
             raise
         except NotCompiled as reason:
             if not isinstance(reason, TracedElsewhere):  # which passes
-                self._made.put(place, reason)
+                self._made.store(place, reason)
             raise
         notes, traits = dict(entry.notes), (entry.may_draw, entry.asks_for_layout)
         weights = dict(zip(program.weights, self._tensors(program.weights), strict=True))
@@ -500,7 +500,7 @@ class Dispatcher:
         self._disk_hits += source is Source.LOADED
         entry.found(key, source)
         self._awaited.discard(place)
-        self._made.put(place, Made(key, executor.artifact, notes, *traits))
+        self._made.store(place, Made(key, executor.artifact, notes, *traits))
         return key, executor
 
     def _proof(self, store: PackedWeights, args: Args, kwargs: Kwargs) -> Prove:
@@ -526,7 +526,7 @@ class Dispatcher:
             with on_miss.capturing(self.options):
                 program = capture(self.captured(), args, kwargs)
             if on_miss.in_background(self.options):
-                self._awaited.put(place, program)
+                self._awaited.store(place, program)
             if program.method == "torchscript":
                 self._state.scripted = program  # it serves every signature
             if program.constants:

@@ -383,11 +383,11 @@ class Entries(MemoryCache[Entry]):
             entry.reason.follow(earlier and earlier.reason)
         if isinstance(entry.reason, (Missing, TracedElsewhere)):
             entry.reason.__traceback__ = None  # whose frames hold the arguments of the call
-            self._missing.put(place, entry)
+            self._missing.store(place, entry)
         else:
             self._missing.discard(place)
             # What earlier states of the module have left behind is in nobody's way.
-            evicted = cast("list[Place]", self.put(found_by, entry))
+            evicted = cast("list[Place]", self.store(found_by, entry))
             self.evictions += sum(state == found_by[0] for state, _ in evicted)
 
     def of_undescribed(self, args: Any, kwargs: Any) -> Entry:
@@ -395,9 +395,9 @@ class Entries(MemoryCache[Entry]):
         entry = Entry.of_undescribed(args, kwargs)
         if entry.reason is None:
             return entry
-        known = self.undescribed.get(entry.reason.reason)
+        known = self.undescribed.load(entry.reason.reason)
         if known is None:
-            self.undescribed.put(entry.reason.reason, entry)
+            self.undescribed.store(entry.reason.reason, entry)
         return known or entry
 
     def clear(self) -> None:
