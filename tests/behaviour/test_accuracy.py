@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from tests.models import minilm_folder, resnet18
 from tests.tolerances import POLICY
 from tvmify.artifact import Artifact
 from tvmify.compiler import compile
+from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.attention import rows
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.conv.template import Direct
@@ -375,7 +377,7 @@ def test_winograd_obeys_the_policy_wherever_it_fits(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors are too narrow")
 def test_compact_weights_obey_the_policy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compact, "_DISTANT", 0)
+    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=0))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     unpacked = Mock(side_effect=compact.unpack)
     monkeypatch.setattr(compact, "unpack", unpacked)

@@ -6,21 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvmify.compiler.costs import CORE
+
 if TYPE_CHECKING:
     from tvm.target import Target
-
-#: Multiply-adds that a unit of a core starts per nanosecond in one vector lane: near 3 GHz.
-_FUSED_MULTIPLY_ADDS = 3
-#: Bytes that a core moves per nanosecond between its caches, measured while streaming from L2.
-_BYTES_PER_NANOSECOND = 20
-#: A fork and join of two threads costs 3 to 5 µs; twice that must be at stake to gain from it.
-_FORK_WORTHWHILE_NANOSECONDS = 10_000
-
-#: Bytes of weights that a core reads per nanosecond, from beyond its caches, beside its
-#: multiply-adds: fitted to the times of direct convolutions.
-_WEIGHT_BYTES_PER_NANOSECOND = 22
-#: How much dearer a byte is that comes from beyond the private caches: an estimate.
-_FAR = 4
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,7 @@ class Microarchitecture:
 
     def distance(self, size: int) -> int:
         """What reading a tensor again costs per byte, in bytes read from the private caches."""
-        return _FAR if size > self.l2_bytes // 2 else 1
+        return CORE.far if size > self.l2_bytes // 2 else 1
 
     def keeps(self, weight_bytes: float) -> bool:
         """Whether the cores' second caches may keep so many weights from call to call."""
@@ -111,8 +100,8 @@ class Microarchitecture:
 
         Weights come from beyond the private caches: in a network, other layers' were read since.
         """
-        arithmetic = multiply_adds / (_FUSED_MULTIPLY_ADDS * self.units * self.lanes())
-        return arithmetic + weight_bytes / _WEIGHT_BYTES_PER_NANOSECOND
+        arithmetic = multiply_adds / (CORE.clock * self.units * self.lanes())
+        return arithmetic + weight_bytes / CORE.weights
 
     @property
     def accumulators(self) -> int:
@@ -121,11 +110,11 @@ class Microarchitecture:
 
     def streaming(self, multiply_adds: float, byte_count: float) -> float:
         """Estimate the nanoseconds that one core takes for a loop nest, tensors in its caches."""
-        return max(self.nanoseconds(multiply_adds), byte_count / _BYTES_PER_NANOSECOND)
+        return max(self.nanoseconds(multiply_adds), byte_count / CORE.stream)
 
     def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
         """Decide whether a loop nest is long enough to pay for a fork and join."""
-        return self.streaming(multiply_adds, byte_count) > _FORK_WORTHWHILE_NANOSECONDS
+        return self.streaming(multiply_adds, byte_count) > CORE.worth_fork
 
 
 def bits_of(dtype: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
 from tvmify.compiler import Tuning, compile, pipeline
+from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.choice import Choices
 from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.kernels.recurrent.rule import Plan, candidates
@@ -140,7 +142,8 @@ def test_what_is_known_is_not_measured_again():
     ],
 )
 def test_products_of_bfloat16_are_measured_as_such(monkeypatch, module, shape, count):
-    monkeypatch.setattr(pairs, "_FEW", 0.1)  # in pairs on any processor
+    # In pairs on any processor.
+    monkeypatch.setattr(pairs, "PREFETCH", replace(PREFETCH, few_unpacked=0.1))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     database, stopwatch = Measurements(None, "cpu"), Stopwatch()
     x = torch.randn(shape).bfloat16()

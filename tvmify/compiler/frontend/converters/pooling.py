@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.frontend.converters import places
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
 
 aten = torch.ops.aten
-
-#: As many as fill a small vector: with fewer, an image is resampled as it is.
-_MANY_CHANNELS = 8
 
 
 @converts("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
@@ -149,7 +147,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
     """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
-    turned = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= _MANY_CHANNELS
+    turned = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= NEST.many_channels
     if turned:
         result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}

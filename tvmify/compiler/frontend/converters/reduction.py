@@ -12,6 +12,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.backend import is_for_gpu
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of, refuse_on_gpu
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.reduction import cumulative
@@ -20,10 +21,6 @@ from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
-
-
-#: Fewer elements are added up before threads have started.
-_MANY = 1 << 16
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -76,7 +73,7 @@ def _reduced(
     """Reduce axes; if those are all there are, the last one first, whose rows threads share out."""
     shape = [int(extent) for extent in x.ty.shape]
     every = axes is None or len(axes) == len(shape)
-    if every and len(shape) > 1 and prod(shape) >= _MANY:
+    if every and len(shape) > 1 and prod(shape) >= NEST.worth_splitting:
         x = importer.emit(reduce(x, [len(shape) - 1], True))
     return reduce(x, axes, keep)
 

@@ -16,15 +16,13 @@ import tvm
 from tvm import relax
 from tvm.ir import Expr
 
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.attention.lower_attention import stands_for_attention
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.passes.views import shape_of
 
 #: What may lie between a projection and attention.
 _BETWEEN = ("relax.add", "relax.reshape", "relax.permute_dims")
-#: Multiply-adds of vectors that have to be saved for slices to pay, half a microsecond each:
-#: measured with AVX-512, 64 and 512 inputs and 2 to 16 columns in two to four heads, 1 to 256 rows.
-_WORTHWHILE = 1 << 14
 
 
 def merge_projections() -> tvm.transform.Pass:
@@ -56,7 +54,7 @@ def _are_narrow(x: relax.Var, weights: Sequence[Expr]) -> bool:
     lanes = Microarchitecture.current().lanes(bits_of(str(x.ty.dtype)))
     # A single column is no product but a sum, of vectors along the rows.
     saved = (sum(count > 1 for count in columns) - 1) * prod(shape_of(x))
-    return sum(columns) <= lanes and saved >= _WORTHWHILE
+    return sum(columns) <= lanes and saved >= NEST.worth_merging
 
 
 def _are_projections(

@@ -5,20 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import vectors
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.attention.template import Attention
-
-#: Queries that share what is read of keys and values where these do not stay in the second cache.
-#: About as many as tiles of AVX-512 have (48 or 64); with AVX2, where it was measured, a sixth
-#: faster than the 16 of one tile.
-_FAR_QUERIES = 48
-#: One over the share of the first cache that the scores of a block may take: keys and values stream
-#: through the rest. An estimate; a share of twice as much, and of half, is measured if asked for.
-_SCORES = 3
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,7 @@ def _groups(about: Attention, tile: tiles.Tile, machine: Microarchitecture) -> i
     if machine.distance(count * (about.size + about.value_size) * bits // 8) <= 1:
         return 1
     in_all = -(-about.query.length // tile.columns)
-    per_head = -(-in_all // max(1, _FAR_QUERIES // tile.columns))
+    per_head = -(-in_all // max(1, ATTENTION.far_queries // tile.columns))
     return -(-in_all // per_head)  # as many for each task as can be
 
 
@@ -114,7 +107,7 @@ def _cut(about: Attention, tile: tiles.Tile, groups: int, machine: Microarchitec
     """Return the plan of a tile of scores: keys × queries."""
     bits, size = bits_of(about.dtype), about.value_size
     queries = groups * tile.columns
-    most = max(1, machine.l1_bytes // _SCORES * 8 // bits // queries // tile.rows)
+    most = max(1, machine.l1_bytes // ATTENTION.scores * 8 // bits // queries // tile.rows)
     lanes = tiles.lanes_for(size, machine, bits)
     width = len(vectors(size, lanes)) * lanes
 

@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.attention.powers import exponent_scale, weight
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import (
@@ -32,11 +33,6 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.attention.template import Attention
 
-#: Queries that a key, once loaded, is multiplied with; keys that are multiplied at a time: 16 sums,
-#: half of the registers of AVX-512 and NEON, hide the latency of additions. Not searched.
-_ROWS, _KEYS = 4, 4
-#: Vectors of a head whose weighted values are summed at a time, of each query: 16 sums at most.
-_VECTORS = 4
 #: One sum over the values of more keys than this is less exact than the accuracy policy wants.
 _LONGEST = 128
 
@@ -44,7 +40,7 @@ _LONGEST = 128
 def emit(attention: Attention, tensors: dict[str, tirx.Buffer], machine: Microarchitecture) -> None:
     """Write the kernel into the open function."""
     together = attention.shared * attention.query.length
-    rows = max(n for n in range(1, _ROWS + 1) if together % n == 0)
+    rows = max(n for n in range(1, ATTENTION.rows + 1) if together % n == 0)
     heads = attention.heads // attention.shared
     pieces = together // rows
     key, value = attention.key.shape, attention.value.shape
@@ -103,17 +99,17 @@ class _Rows:
                 )
 
             lanewise(vectors(about.size, self.lanes), scale)
-        whole, rest = divmod(about.key.length, _KEYS)
+        whole, rest = divmod(about.key.length, ATTENTION.keys)
         if whole:
             with T.serial(whole) as step:
-                self.score(step * _KEYS, _KEYS)
+                self.score(step * ATTENTION.keys, ATTENTION.keys)
         if rest:
-            self.score(whole * _KEYS, rest)
+            self.score(whole * ATTENTION.keys, rest)
         with T.serial(self.rows) as row:
             self.softmax(row)
         cuts = vectors(about.value_size, self.value_lanes)
-        for at in range(0, len(cuts), _VECTORS):
-            self.weigh(cuts[at : at + _VECTORS])
+        for at in range(0, len(cuts), ATTENTION.vectors):
+            self.weigh(cuts[at : at + ATTENTION.vectors])
 
     def score(self, start: Expr | int, keys: int) -> None:
         """Dot products of some keys with all rows."""

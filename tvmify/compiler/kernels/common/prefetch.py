@@ -23,6 +23,7 @@ from tvm.ir import Expr, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
+from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, uses
 from tvmify.compiler.microarchitecture import bits_of
@@ -34,17 +35,6 @@ _PREFETCH = "tvmify.prefetch"
 FETCHES = "tvmify.fetches_ahead"
 #: Bytes that memory hands out at once, on all processors of interest.
 _LINE = 64
-#: A block that has so many bytes is fetched into the first cache at once, beside the present one,
-#: and the one after it into the second, for which the time of one block is too short. Winograd's
-#: are of 8 to 12 KB: ResNet-18 takes 0.98 of the time, others 0.995 to 1.00 (Zen 5), and with the
-#: block after the next 0.96, ResNet-50 0.98, others 1.00 to 1.01 (a Xeon with AVX-512 FP16).
-_SMALL_BLOCK = 16 << 10
-#: Bytes that are on their way from memory to a core while it reads; twice and half of it are
-#: slower (products of 1 to 12 rows, measured). Unpacking compact weights is so many instructions
-#: that the loads of few lines are in flight at once: with as much again on its way to the second
-#: cache, GPT-2 decodes in 0.87 of the time (AVX-512; 0.83 with AVX2, a Xeon). Other weights gain
-#: nothing by it, and `mlp_1` with AVX2 loses a tenth.
-_DISTANCE = 2048
 #: As LLVM numbers them. The second cache has buffers for more lines that are on their way from
 #: memory than the first; from there to the first the processor's own prefetcher is fast enough.
 _TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
@@ -129,11 +119,11 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     if tiles == 1:
         ahead = [_FIRST_CACHE, _SECOND_CACHE] if _is_compact(tile.panel) else [cache]
         for times, into in enumerate(ahead, 1):
-            distance = step * columns + times * _DISTANCE // _bytes(panel)
+            distance = step * columns + times * PREFETCH.distance // _bytes(panel)
             yield from prefetches(panel, _after(start, distance), columns * tile.taken, into)
         return
     ahead = [cache]
-    if cache != _FIRST_CACHE and tile.steps * columns * _bytes(panel) <= _SMALL_BLOCK:
+    if cache != _FIRST_CACHE and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
         ahead = [_FIRST_CACHE, cache]
     # Every step asks for its share of the next block; with many tiles, a part of a line.
     share = -(-columns // tiles)

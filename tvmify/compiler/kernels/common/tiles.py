@@ -7,34 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, TypeVar
 
+from tvmify.compiler.costs import TILE
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 T = TypeVar("T")
-
-#: Cycles from a fused multiply-add to the next one that needs its sum, on all cores of interest.
-_LATENCY = 4
-#: Wider columns than this many registers do not pay: a tile needs rows as well, and one row alone
-#: waits for memory, which is read no faster in longer pieces.
-_MOST_VECTORS = 4
-#: Cycles that a step of the reduction takes beside its multiply-adds: for each vector of weights,
-#: which comes from L2 more often than not, and for each row, whose activation is broadcast. Fitted
-#: together with the constants of `plans`, and the former, 0.75 then, chosen anew by the times of
-#: 145 products: they lose 2.5 % instead of 3.2 in the mean with AVX-512, 1.8 instead of 1.9 with
-#: AVX2, the worst of them 17 instead of 34 % and 12 instead of 15.
-_PER_VECTOR, _PER_ROW = 1.05, 0.5
-#: Multiply-adds of vectors in one iteration of a kernel, and steps of the reduction, at most. With
-#: one step of 6 × 16 sums, every third instruction counts or prefetches. A core that has its
-#: instruction slots for itself does not mind; one whose sibling thread is busy, as on most rented
-#: machines, is a tenth to a fifth faster with four steps (products of ResNet-50, AVX2, measured).
-#: Two steps of 9 × 48, 14 × 32 and 7 × 2 × 32 take 1 to 2 % less than one (AVX-512, measured).
-_ITERATION, _MOST_STEPS = 56, 4
-#: How much longer tiles take that leave no register for that.
-_ONE_BY_ONE = 1.08
-#: How much longer tiles of an image take some of which its border cuts, or that go on in the next
-#: row: at 28 × 28 and 56 × 56, stride 2, tiles that divide a row took 0.8 to 1.06 of their time.
-_CUT = 1.1
-#: Pixels of a flat tile, at most. Each has an address of its own, for which LLVM needs a register.
-_MOST_ADDRESSES = 8
 
 
 @dataclass(frozen=True)
@@ -50,7 +26,7 @@ def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile
     lanes = lanes_for(columns, machine, bits)
     return [
         Tile(rows, vectors * lanes)
-        for vectors in range(1, _MOST_VECTORS + 1)
+        for vectors in range(1, TILE.most_vectors + 1)
         for rows in range(1, machine.accumulators + 1)
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
         # With every register in use, LLVM spills: the weights of a step need theirs as well.
@@ -79,7 +55,7 @@ def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: 
     if tile.rows == 1 and machine.memory_operands:
         return True
     vectors = tile.columns // lanes_for(columns, machine, bits)
-    loaded = vectors if vectors > 1 else _MOST_STEPS + 1
+    loaded = vectors if vectors > 1 else TILE.most_steps + 1
     return tile.rows * vectors + loaded + 1 < machine.vector_registers
 
 
@@ -88,7 +64,7 @@ def steps(tile: Tile, machine: Microarchitecture, bits: int, *lengths: int) -> i
     if not leaves_register(tile, machine, bits, tile.columns):
         return 1
     multiply_adds = tile.rows * tile.columns // lanes_for(tile.columns, machine, bits)
-    most = max(min(_ITERATION // multiply_adds, _MOST_STEPS), 1)
+    most = max(min(TILE.iteration // multiply_adds, TILE.most_steps), 1)
     return next(n for n in range(most, 0, -1) if not any(length % n for length in lengths))
 
 
@@ -99,9 +75,9 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> f
     """
     vectors = tile.columns // lanes_for(columns, machine, bits)
     arithmetic = tile.rows * vectors / machine.units
-    around = _PER_VECTOR * vectors + _PER_ROW * tile.rows
-    one_by_one = 1.0 if leaves_register(tile, machine, bits, columns) else _ONE_BY_ONE
-    return max((arithmetic + around) * one_by_one, _LATENCY)
+    around = TILE.per_vector * vectors + TILE.per_row * tile.rows
+    one_by_one = 1.0 if leaves_register(tile, machine, bits, columns) else TILE.one_by_one
+    return max((arithmetic + around) * one_by_one, TILE.latency)
 
 
 def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> Tile:
@@ -189,7 +165,7 @@ def ranked_image(
         count = prod(image_tile.counts(height, width)) * -(-columns // channels)
         loaded = count * (tile.rows + channels / machine.lanes(bits))
         is_cut = columns > channels and columns % channels > 0
-        pieces = _CUT if flat or height % down or width % across else 1.0
+        pieces = TILE.cut if flat or height % down or width % across else 1.0
         taken = pieces * count * cycles(tile, machine, bits, columns)
         return is_cut, taken, flat, max(down, across), across, loaded
 
@@ -203,6 +179,8 @@ def ranked_image(
     found += [
         ImageTile(1, tile.rows, tile.columns, flat=True)
         for tile in products
-        if height > 1 and width % tile.rows and tile.rows <= min(_MOST_ADDRESSES, height * width)
+        if height > 1
+        and width % tile.rows
+        and tile.rows <= min(TILE.most_addresses, height * width)
     ]
     return sorted(found, key=cost)

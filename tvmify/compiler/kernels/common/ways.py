@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.inlining import inline_cheap, total_work
 from tvmify.compiler.kernels.common.loops import traffic
@@ -22,12 +23,6 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Nanoseconds of the shortest function that is measured: what a better schedule gains of less is
-#: lost in the call of a kernel, and the seconds are better spent on others.
-_WORTHWHILE = 2000
-#: Both with threads and without are measured where the estimate, so many times longer or shorter,
-#: would decide otherwise. On Zen 4, forks were too many by up to a factor of two.
-_ERROR = 4
 #: Divisions of integers by zero end the process.
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
@@ -84,16 +79,16 @@ class Several(Rule):
         work = total_work(sch)
         moved = traffic(function, work)
         # What the estimate itself says comes first.
-        errors = (1, _ERROR, 1 / _ERROR)
+        errors = (1, NEST.error, 1 / NEST.error)
         threads = dict.fromkeys(machine.worth_threads(work * e, moved * e) for e in errors)
         ways = [replace(way, threads=forks) for forks in threads for way in self.ways]
         way, time = ways[0], machine.streaming(work, moved)
-        if time > _WORTHWHILE and choice.is_asking():
+        if time > NEST.worth_measuring and choice.is_asking():
             ways = self._unlike(sch, machine, ways)
             sample = _sample(function, time / machine.nanoseconds(1))
             if sample is not None and len(ways) > 1:
                 way = choice.choose(_workload(self.name, function), ways, lambda: sample)
-        elif time > _WORTHWHILE and choice.is_measured():
+        elif time > NEST.worth_measuring and choice.is_measured():
             way = choice.choose(_workload(self.name, function), ways)
         return self.nest(sch, machine, way)
 

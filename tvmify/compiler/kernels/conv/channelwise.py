@@ -9,6 +9,7 @@ from math import prod
 from tvm import s_tir, te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.loops import (
     extent,
@@ -27,12 +28,6 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
 WINDOW, ROWS = "tvmify.window", "tvmify.rows"
-#: Output rows that one task computes: the rows that the window overlaps are padded once for them.
-#: An estimate, as few as leave a small image several tasks; half and twice as many are measured if
-#: asked for.
-_ROWS_PER_TASK = 8
-#: Windows of more places than this, 5 × 5, stay loops: their code would not fit the cache.
-UNROLLED_WINDOW = 25
 
 
 @dataclass(frozen=True)
@@ -71,11 +66,12 @@ def choose(
 def cuts(height: int, width: int, registers: int, bordered: bool = True) -> list[Cut]:
     """Return the cuts worth trying, the one that is chosen without a measurement first."""
     ranked = ranked_pixels(width, registers)
-    own = Cut(ranked[0], min(height, _ROWS_PER_TASK) if bordered else 0)
+    own = Cut(ranked[0], min(height, CONVOLUTION.rows_per_task) if bordered else 0)
     # The best with more or fewer tiles to a row, and one that leaves many registers.
     others = tiles.alternatives(ranked, lambda count: -(-width // count))
     unlike = [*others, *[count for count in ranked if count <= own.pixels // 2][:1]]
-    heights = [min(height, _ROWS_PER_TASK * 2), max(1, own.rows // 2)] if bordered else []
+    twice = min(height, CONVOLUTION.rows_per_task * 2)
+    heights = [twice, max(1, own.rows // 2)] if bordered else []
     found = [replace(own, pixels=count) for count in unlike]
     return list(dict.fromkeys([own, *found, *(replace(own, rows=rows) for rows in heights)]))
 
@@ -174,7 +170,7 @@ class Channelwise(Rule):
             outermost = fuse(sch, [b, *row])
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, xo if rows else co, preserve_unit_loops=True)
-        if sizes[6] * sizes[7] <= UNROLLED_WINDOW:
+        if sizes[6] * sizes[7] <= CONVOLUTION.unrolled_window:
             for loop in sch.get_loops(anchor)[-2:]:
                 sch.unroll(loop)
         keep_in_registers(sch, anchor, store, machine, reductions=2)

@@ -24,22 +24,19 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import anchor, block, registers, scratch, tasks
 from tvmify.compiler.kernels.common.guards import names_of
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, accumulator
 from tvmify.compiler.kernels.common.prefetch import prefetches
 from tvmify.compiler.kernels.conv import depthwise
-from tvmify.compiler.kernels.conv.channelwise import UNROLLED_WINDOW, WINDOW, ranked_pixels
+from tvmify.compiler.kernels.conv.channelwise import WINDOW, ranked_pixels
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.kernels.finish.chain import Chain
 from tvmify.compiler.kernels.finish.epilogue import inline_producers
 from tvmify.compiler.kernels.matmul import template as product
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
-
-#: Rows of the wide image that are computed, in rows that it has: beyond this, it is cheaper to
-#: write it and read it again, by estimate.
-_MOST_REPEATED = 1.5
 
 #: Of the rule, and of its anchor.
 NAME = "expanded depthwise"
@@ -207,7 +204,7 @@ def _rows(
         rows
         for rows in range(1, out[1] + 1)
         if prod(window.reach((rows, out[2]))) * pixel <= machine.l2_bytes // 2
-        and computed(rows) <= _MOST_REPEATED * middle[1]
+        and computed(rows) <= CONVOLUTION.most_repeated * middle[1]
     ]
     return min(fitting, key=cost, default=None)
 
@@ -327,7 +324,7 @@ class _Task:
         with self.along(width, across) as start, block("filter"):
             sums = registers((across, lanes), about.dtype)
             self.fill(sums, across)
-            loop = T.unroll if prod(window.size) <= UNROLLED_WINDOW else T.serial
+            loop = T.unroll if prod(window.size) <= CONVOLUTION.unrolled_window else T.serial
             size = [_const(count) for count in window.size]
             with loop(size[0]) as ry, loop(size[1]) as rx, self.tile(across) as (x, _, lane):
                 y, at = window.at(row, start + x, ry, rx)

@@ -11,13 +11,12 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CONV2D, _PERMUTE = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.permute_dims")
 #: From planes to channels last.
 _TURNED = [0, 2, 3, 1]
-#: An image of more channels is better read as vectors of them, by estimate.
-_FEW_CHANNELS = 4
 
 
 @compiler_pass
@@ -37,7 +36,7 @@ class PlanarImages(PyExprMutator):
         outputs, *window, channels = (int(size) for size in kernel)
         # Windows of one pixel are products; of one channel to one, the convolution is depthwise.
         direct = max(window) > 1 and int(attributes.groups) == 1 and (outputs, channels) != (1, 1)
-        few = direct and channels <= _FEW_CHANNELS
+        few = direct and channels <= CONVOLUTION.planar_channels
         if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TURNED or not few:
             return call
         return relax.op.nn.conv2d(

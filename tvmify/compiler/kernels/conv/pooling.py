@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.legalizing import accumulator, plain
 from tvmify.compiler.kernels.conv.channelwise import (
-    UNROLLED_WINDOW,
     Channelwise,
     Cut,
     choose,
@@ -105,7 +105,7 @@ def _legalize(
     registers = min(most or machine.accumulators, machine.accumulators)
     lanes = tiles.lanes_for(shape[-1], machine, bits_of(accumulator(dtype)))
     # Where the window is a loop, keeping each of its places inside takes longer than a copy.
-    unrolled = math.prod(window.size) <= UNROLLED_WINDOW
+    unrolled = math.prod(window.size) <= CONVOLUTION.unrolled_window
     whole_vectors = shape[-1] % lanes == 0
     bordered = not (unrolled and whole_vectors and needs_no_border(window, shape, _out(call)))
     cut = choose(f"{hint}{whole}", shape, _out(call), window, dtype, registers, bordered)

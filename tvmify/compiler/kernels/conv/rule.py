@@ -8,6 +8,7 @@ from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.legalizing import plain
@@ -46,9 +47,6 @@ from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_produc
 from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.kernels.matmul.rule import Product
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
-
-#: Reductions over so few input channels are unrolled: the loop would cost more than its body.
-_FEW_CHANNELS = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -158,7 +156,8 @@ class Conv2d(Rule):
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
         # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
-        if depth % inputs == 0 and inputs <= (lanes if side > 1 else _FEW_CHANNELS):
+        most = lanes if side > 1 else CONVOLUTION.few_channels
+        if depth % inputs == 0 and inputs <= most:
             sch.unroll(sch.get_loops(anchor)[-1])
         whole = depth, "block"
         along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
@@ -171,7 +170,7 @@ class Conv2d(Rule):
         near = rows_first and not group
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
             crosses = 0 not in (channels % together, together % channels)
-            near = inputs >= _FEW_CHANNELS and not crosses
+            near = inputs >= CONVOLUTION.few_channels and not crosses
         if find(sch, PAD) is not None and near:
             _pad_nearby(sch, outermost, machine)
         elif find(sch, PAD) is not None:

@@ -9,6 +9,7 @@ from math import gcd, prod
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
@@ -24,16 +25,6 @@ PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
 ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
 #: Annotation of the same: input channels in all blocks together.
 DEPTH = "tvmify.depth"
-#: Size of one block of weights, in sizes of the first cache: it may be a little larger, since a
-#: pixel's inputs are then read in longer runs. Half as much takes a seventh longer with AVX2, and
-#: 2 % less time with AVX-512; no blocks at all take 20 to 40 % longer (512 channels at 7 × 7).
-_PANEL = 1.25
-#: Fewer tasks than this cannot be shared out among the cores of a small machine; so many rows of
-#: tiles are shared out evenly enough (seven cost two cores a seventh: ViT's first layer, AVX2).
-_FEW_TASKS, _MANY_ROWS = 4, 8
-#: With so many blocks it does not pay to store the sums of each, if the first cache does not hold
-#: them all: 14 % at 56 × 56 × 96 → 192, stride 2, with AVX-512, 5 % at 56 × 56 × 128 with AVX2.
-_FEW_BLOCKS = 2
 
 
 def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Direct]:
@@ -123,7 +114,7 @@ class Direct:
         """Return the same convolution in these tiles, and choose how the reduction is cut."""
         tiled = replace(self, tile=tile)
         tasks = self.groups * -(-self.out_channels // tile.channels)
-        several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= _FEW_TASKS
+        several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= CONVOLUTION.few_tasks
         most = tiled._longest(machine) if several else self.in_channels
         places = prod(self.window.size)
         longest = plans.longest_sum(places * self.in_channels)
@@ -135,7 +126,7 @@ class Direct:
         rows, _ = tile.counts(*self.out[1:3])
         by_channel = weights + image * tasks * machine.distance(image)
         by_row = image + weights * rows * machine.distance(weights)
-        worth = by_row < by_channel and self.out[0] * rows >= _MANY_ROWS
+        worth = by_row < by_channel and self.out[0] * rows >= CONVOLUTION.many_rows
         by_rows = not tile.flat and (tasks == 1 or worth)
         return replace(tiled, block=block, rows_first=block == self.in_channels and by_rows)
 
@@ -153,7 +144,7 @@ class Direct:
             found.append(replace(self, rows_first=not self.rows_first))
         return found
 
-    def _longest(self, machine: Microarchitecture, few: int = _FEW_BLOCKS) -> int:
+    def _longest(self, machine: Microarchitecture, few: int = CONVOLUTION.few_blocks) -> int:
         """How many input channels a block may have: as many as a panel in L1 has.
 
         All of them where L2 does not hold all sums, and where `few` blocks would do and L1 does
@@ -161,7 +152,7 @@ class Direct:
         """
         of_a_pixel = self.tile.channels * self.element
         sums = prod(self.out[1:3]) * of_a_pixel
-        most = int(machine.l1_bytes * _PANEL) // (prod(self.window.size) * of_a_pixel)
+        most = int(machine.l1_bytes * CONVOLUTION.panel) // (prod(self.window.size) * of_a_pixel)
         whole = sums > machine.l1_bytes and self.in_channels <= few * most
         return self.in_channels if whole or sums > machine.l2_bytes // 2 else most
 

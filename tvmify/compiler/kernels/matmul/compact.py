@@ -24,17 +24,13 @@ from math import prod
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.legalizing import product_weight_bytes
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Vectors of a tile, and of words that they take.
 VECTORS, _WORDS = 4, 3
-#: So many bytes of weights, of all products of a program, stay in no cache from call to call. To
-#: unpack those that do takes longer than to read them whole (1.7 times, 9 MB in an L3 of 32 MB).
-_DISTANT = 128 << 20
-#: Narrower vectors take longer to unpack than memory takes, by estimate.
-_NARROWEST = 256
 #: The float32 3, and of its bits those that stand for a fraction: for zero, and all of them.
 _THREE, _MIDDLE, _FRACTION = 3.0, 0x400000, 0x7FFFFF
 #: The largest fraction, that of the largest weight: 3 + 1 would have another exponent.
@@ -58,13 +54,13 @@ def applies(
     """
     # The other registers hold a step's weights, what a row is multiplied by, and constants.
     fits = rows * VECTORS <= machine.vector_registers * 2 // 3
-    wide = machine.vector_bits >= _NARROWEST
+    wide = machine.vector_bits >= PREFETCH.narrowest
     nearby = machine.keeps(4 * prod(weights))
     width, columns = VECTORS * machine.lanes(), weights[-1]
     padding = _WORDS * -(-columns // width) * width > VECTORS * columns
     if dtype != "float32" or not fits or not wide or nearby or padding or choice.is_strict():
         return False
-    return product_weight_bytes(builder) > _DISTANT
+    return product_weight_bytes(builder) > PREFETCH.distant
 
 
 def pack(builder: relax.BlockBuilder, panels: Expr) -> list[Expr]:

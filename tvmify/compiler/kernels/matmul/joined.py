@@ -21,6 +21,7 @@ from tvm import relax, s_tir, te, tirx
 from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
+from tvmify.compiler.costs import MATMUL
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.common.loops import blocks_of, fuse, output_bits, parallel_if_worth
@@ -30,7 +31,7 @@ from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs
 from tvmify.compiler.kernels.matmul import plan as plans
-from tvmify.compiler.kernels.matmul.rule import WIDE, add_up_blocks
+from tvmify.compiler.kernels.matmul.rule import add_up_blocks
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     BLOCK,
@@ -177,7 +178,7 @@ class JoinedMatmul(Rule):
         weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
         if together == 1:  # a lone tile has each of them to itself
             weights /= count
-        narrow = count * column_tiles * columns <= WIDE * row_tiles * rows
+        narrow = count * column_tiles * columns <= MATMUL.wide * row_tiles * rows
         fetch_ahead(
             sch,
             partial,

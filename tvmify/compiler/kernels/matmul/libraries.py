@@ -22,20 +22,12 @@ from tvm import relax
 from tvm.ir import Expr
 
 from tvmify.compiler.aten.calls import multiply
+from tvmify.compiler.costs import LIBRARY
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.microarchitecture import Microarchitecture
-
-#: How many times as many multiply-adds of bfloat16 AMX starts per cycle as two units for pairs do,
-#: 16 times as many as one: 16 × 16 × 32 in 16 cycles. An estimate, by the instructions alone.
-_TILED = 8
-#: Nanoseconds of a call, beyond its work: also an estimate.
-_CALL = 10_000
-#: Bytes that are moved for each weight of bfloat16 that is laid out anew, and for each element of a
-#: result that another kernel activates: both are written and read once more.
-_AGAIN = 4
 
 
 @dataclass(frozen=True)
@@ -74,8 +66,8 @@ def _pays_by_tiles(work: plans.Workload, machine: Microarchitecture) -> bool:
     if not machine.multiplies_tiles:
         return False
     arithmetic = machine.nanoseconds(work.rows * work.depth * work.columns)
-    moved = _AGAIN * work.columns * (2 * work.depth + work.rows)
-    return arithmetic * (1 - 1 / _TILED) > machine.nanoseconds(0, moved) + _CALL
+    moved = LIBRARY.again * work.columns * (2 * work.depth + work.rows)
+    return arithmetic * (1 - 1 / LIBRARY.tiled) > machine.nanoseconds(0, moved) + LIBRARY.call
 
 
 def _never(_: plans.Workload, __: Microarchitecture) -> bool:

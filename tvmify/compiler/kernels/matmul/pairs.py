@@ -18,6 +18,7 @@ from tvm.target import Target
 from tvm.tirx import Stmt
 from tvm.tirx.op import register_intrin_lowering
 
+from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.legalizing import values_of
 from tvmify.compiler.kernels.common.rewriting import rewrite_body
 from tvmify.compiler.kernels.common.sample import Sample
@@ -32,10 +33,6 @@ _WORD = "tvmify.pair"
 KIND = "pairs"
 #: Attribute of a function that has it.
 PAIRS = "tvmify.pairs"
-#: Where no instruction takes pairs, weights are unpacked for so many rows at most, as a share of
-#: the lanes of a register: for 1 to 4 rows products take 0.4 to 0.6 of the time, for 8 with AVX-512
-#: 0.6 to 0.8, with AVX2 0.8 to 1.2 (measured, weights in memory or the third cache).
-_FEW = 2
 #: What moves numbers and leaves them as they are.
 _MOVES = frozenset(
     Op.get(f"relax.{name}")
@@ -84,7 +81,7 @@ def rows_of(
     if is_moved := _is(value, _RESHAPE):  # what permutations before and after a cast come to
         value = values.get(value.args[0])
     distant = not machine.keeps(2 * prod(int(size) for size in rights[0].ty.shape))
-    few = rows <= machine.lanes() // _FEW
+    few = rows <= machine.lanes() // PREFETCH.few_unpacked
     if not (machine.multiplies_pairs or (few and distant)):
         return None
     if not _is(value, _ASTYPE) or not _is_narrow(value.args[0]):

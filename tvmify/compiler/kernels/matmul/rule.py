@@ -16,6 +16,7 @@ from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler.costs import MATMUL
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.legalizing import is_weight, plain
 from tvmify.compiler.kernels.common.loops import (
@@ -46,13 +47,6 @@ from tvmify.compiler.kernels.matmul.template import (
     stacked,
 )
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
-
-#: Rows are multiplied by their gate again for every panel of columns; for more panels than this, a
-#: pass of its own is cheaper, by estimate.
-_FEW_PANELS = 2
-#: Rows are fetched ahead where there are no more than so many columns for each: with more of them,
-#: what each panel of columns spends on it is more than the first one gains (measured).
-WIDE = 8
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -126,7 +120,7 @@ class Matmul(Rule):
         outermost = fuse(sch, [*around, *nest])
         parallel_if_worth(sch, outermost, machine, work)
         gated = find(sch, GATED)
-        if gated is not None and column_tiles > _FEW_PANELS:
+        if gated is not None and column_tiles > MATMUL.few_gated_panels:
             schedule_block(sch, gated, machine, work)
             gated = None
         if packing is not None and together < row_tiles:
@@ -158,7 +152,7 @@ class Matmul(Rule):
                 ["row_tile"],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
                 rows=["row_tile"]
-                * (gated is None and column_tiles * columns <= WIDE * row_tiles * rows),
+                * (gated is None and column_tiles * columns <= MATMUL.wide * row_tiles * rows),
             )
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)

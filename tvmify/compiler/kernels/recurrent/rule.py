@@ -21,6 +21,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.emission import (
     anchor,
@@ -37,10 +38,6 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
-
-#: Vectors of each gate, at most: with one row, those of all gates are about as many sums as two
-#: units need that take four cycles for each. Three and four were never faster (AVX2, AVX-512).
-_MOST_VECTORS = 2
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
 
     within = (
         replace(plan, rows=rows, vectors=vectors)
-        for vectors in range(1, _MOST_VECTORS + 1)
+        for vectors in range(1, NEST.most_gate_vectors + 1)
         for rows in range(1, min(plan.batch, machine.accumulators) + 1)
         if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from tvmify.compiler.costs import WINOGRAD
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.kernels.conv.winograd.cook_toom import Filtering
@@ -30,36 +31,6 @@ if TYPE_CHECKING:
 #: length of a sum, and those of F4 are at the limit. In float32 against float64, with 512 channels,
 #: those of F4 are 1.0e-6 of the largest output in such blocks, and 3.3e-6 in one sum.
 _BLOCK = 64
-#: What a multiply-add takes, and what transforming one input or one result takes, in those of the
-#: direct kernel; nanoseconds per byte: of weights, unless the products take longer, which hide the
-#: way from memory; of weights that the next chunk reads, shared by its tiles in registers, which
-#: hide the way together, unless the second cache keeps half of them (0.8 and 1.6 MB took no time at
-#: 56 × 56, stride 2, AVX-512); of transformed inputs that go through memory, and again for each
-#: tile of channels. Fitted, within 13 %, to the times of 77 kernels that come near the fastest for
-#: their shape, by a script that was not kept, and mended since by the times of 29 shapes with
-#: AVX-512 and with AVX2. The weight of weights is that of networks, in which they come from memory:
-#: with 0.065, as kernels ask for whose weights a large third cache keeps, ResNet-18 takes 7 %
-#: longer beside neighbours and as long without (AVX-512).
-_PRODUCT, _INPUT, _RESULT = 1.05, 14, 6
-_WEIGHT, _AGAIN, _STORED, _READ = 0.08, 0.021, 0.057, 0.05
-#: So many bytes of transformed inputs stay in the second and third cache, or so many times what the
-#: second holds, and are read in a third of the time (of images of 1.0 to 2.5 MB, stride 2, in less
-#: than that, AVX-512).
-_NEARBY, _BOTH = 1 << 20, 2.5
-#: Nanoseconds per byte of sums of planes, whose reductions are short: where a group's are kept, and
-#: where those of a whole row are, in the second cache. Fitted to a stem of 7 × 7 (AVX-512, with
-#: `_RESULT` 226 of 660 µs), and to one of 5 × 5 whose rows of 73 tiles took 1.8 times the direct
-#: kernel's time. One of so many tiles that are estimated fastest divides a row, or none does.
-_SUMS, _FAR_SUMS, _NEAR_BEST = 0.021, 0.0625, 6
-#: And nanoseconds that have to be gained: the direct kernel is more exact, and has a single fork.
-_START, _FORK = 50_000, 20_000
-#: Cycles that a step takes for each row of a tile, beside those of other products: inputs come from
-#: the second cache. Narrower tiles read them more often, and took 5 to 30 % longer (AVX-512).
-_FAR_ROW = 0.125
-#: Chunks with inputs of their own are made so small that there are this many.
-_FEW_CHUNKS = 8
-#: Bands of rows of planes, likewise, which see some rows twice: half as many take 2 % less.
-_FEW_BANDS = 16
 
 
 @dataclass(frozen=True)
@@ -112,10 +83,10 @@ class Cut:
             across = columns
             line = points * image[3] * across * 4  # bytes of inputs, for each row of the image
             seen = machine.l2_bytes // 2 // line - window.size[0]
-            most = max(1, min(rows // _FEW_BANDS, seen // window.strides[0] + 1))
+            most = max(1, min(rows // WINOGRAD.few_bands, seen // window.strides[0] + 1))
             down = max(n for n in range(1, most + 1) if out[1] % n == 0)
             ranked = tiles.ranked(across, out[3], machine)
-            whole = (tile for tile in ranked[:_NEAR_BEST] if across % tile.rows == 0)
+            whole = (tile for tile in ranked[: WINOGRAD.near_best] if across % tile.rows == 0)
             tile = next(whole, ranked[0])
         elif shared:
             tile_bytes = points * 4 * lanes * 4
@@ -128,7 +99,7 @@ class Cut:
             tile_bytes = points * (image[3] + 2 * lanes) * 4
             room = max(1, machine.l2_bytes // tile_bytes)
             across = _even(columns, room)
-            most = max(1, min(room // across, rows * -(-columns // across) // _FEW_CHUNKS))
+            most = max(1, min(room // across, rows * -(-columns // across) // WINOGRAD.few_chunks))
             down = _even(rows, most)
             tile = _tile(down * across, out[3], machine, narrow=True)
         size = height, width, down, across
@@ -231,18 +202,20 @@ class Cut:
             inputs *= self.points * self.channels
         results = chunks * self.points * self.down * self.across * outputs
         if self.shared:
-            nearby = max(_NEARBY, _BOTH * machine.l2_bytes)
-            read = _READ / 3 if inputs * 4 <= nearby else _READ
-            moved = inputs * 4 * (_STORED + read * panels)
+            nearby = max(WINOGRAD.nearby, WINOGRAD.nearby_l2 * machine.l2_bytes)
+            read = WINOGRAD.read_byte / 3 if inputs * 4 <= nearby else WINOGRAD.read_byte
+            moved = inputs * 4 * (WINOGRAD.stored_byte + read * panels)
         elif self.planar:
-            moved = results * 4 * (_SUMS if self.across % self.tile.rows == 0 else _FAR_SUMS)
+            divides = self.across % self.tile.rows == 0
+            moved = results * 4 * (WINOGRAD.sum_byte if divides else WINOGRAD.far_sum_byte)
         else:
-            again = 0 if machine.keeps(weights * 4 / 2) else _AGAIN
+            again = 0 if machine.keeps(weights * 4 / 2) else WINOGRAD.again_byte
             moved = weights * 4 * (chunks - 1) * again / self.groups
-        products = machine.nanoseconds(_PRODUCT * chunks * self.groups * self.tile.rows * weights)
-        transforms = machine.nanoseconds(_INPUT * inputs + _RESULT * results)
-        start = _START + _FORK * self.shared
-        return start + max(products, weights * 4 * _WEIGHT) + transforms + moved
+        multiply_adds = chunks * self.groups * self.tile.rows * weights
+        products = machine.nanoseconds(WINOGRAD.product * multiply_adds)
+        transforms = machine.nanoseconds(WINOGRAD.input * inputs + WINOGRAD.result * results)
+        start = WINOGRAD.margin + WINOGRAD.fork * self.shared
+        return start + max(products, weights * 4 * WINOGRAD.weight_byte) + transforms + moved
 
 
 def _points(window: Window, height: int, width: int) -> int:
@@ -271,7 +244,7 @@ def _tile(rows: int, columns: int, machine: Microarchitecture, narrow: bool) -> 
         count = -(-rows // tile.rows) * panels
         loaded = count * (tile.rows + tile.columns // lanes)
         equal = (tile.columns if narrow else 0, loaded)
-        cycles = tiles.cycles(tile, machine, 32, columns) + _FAR_ROW * tile.rows
+        cycles = tiles.cycles(tile, machine, 32, columns) + WINOGRAD.far_row * tile.rows
         return count * cycles, equal
 
     return min((t for t in tiles.candidates(machine, 32, columns) if t.rows <= rows), key=cost)
