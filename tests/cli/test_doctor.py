@@ -135,7 +135,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("echo $2 >&2; exit 3", "was not compiled: "),
         ("exit 3", "exit code 3"),
         ("exec sleep 60", "within 1 seconds"),
-        ("echo $$", "other numbers"),
+        ("echo $$", "different numbers"),
     ],
 )
 def test_a_round_trip_that_fails(

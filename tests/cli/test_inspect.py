@@ -105,7 +105,7 @@ def test_a_public_key(tmp_path):
     key.write_bytes(pem[:60])
     result = run(path, "--key-file", key)
     assert result.exit_code == 2
-    assert "no public key" in result.stderr
+    assert "not a public key" in result.stderr
 
 
 @pytest.mark.parametrize("model", ["\x1b[2Jgone", "[link=x]y[/link]", "\ud800\u202e"])

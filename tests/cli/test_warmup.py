@@ -93,7 +93,7 @@ def test_a_target_may_be_json(run: Any) -> None:
         (["--shape", "1 2 3", "--dtype", "bool bool"], "3 tensors"),
         (["--shape", "1", "--device", "nowhere"], "nowhere"),
         (["--target", "gpu"], "unknown target 'gpu'"),
-        (["--target", "{"], "--target is no JSON"),
+        (["--target", "{"], "--target is not valid JSON"),
         (["--jobs", "0"], "--jobs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command ``tvmify``; each of its subcommands, or group of like ones, is a file here."""
+"""The command ``tvmify``, with one file per subcommand or group of similar ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at what tvmify made, and keep it in order.",
+    help="Inspect and manage compiled programs.",
 )
 app.command("list")(list_entries)
 app.command()(show)

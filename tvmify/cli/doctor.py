@@ -1,4 +1,4 @@
-"""``tvmify doctor``: whether everything that tvmify needs is there, and what to do if not."""
+"""``tvmify doctor``: check that tvmify has all it needs, and say how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ def doctor(
     directory: CacheDirectory = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not compile anything.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds for each of the two processes that try it out.")
+        float, typer.Option(min=1, help="Time limit in seconds for each of the two test processes.")
     ] = 300,
     as_json: AsJson = False,
 ) -> None:
-    """Check the installation, the machine and the cache, and say what to do about each finding.
+    """Check the installation, the machine and the cache, and say how to fix each problem.
 
-    Exit codes: 0, it works, maybe with warnings; 1, something does not; 2, the command is used
-    wrongly.
+    Exit codes: 0, it works, maybe with warnings; 1, something does not work; 2, usage error.
     """
     parts = [
         findings.versions(),

@@ -31,9 +31,9 @@ from tvmify.errors import CacheError
 
 
 def list_entries(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
-    """List the compiled programs of a cache, the last used first.
+    """List the compiled programs in a cache, most recently used first.
 
-    Exit codes: 0; 1, the directory cannot be used; 2, the command is used wrongly.
+    Exit codes: 0; 1, the directory cannot be used; 2, usage error.
     """
     with failures():
         cache = cache_at(directory)
@@ -66,10 +66,9 @@ def show(
     directory: CacheDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check an entry and print all of it but the machine code; nothing of it is loaded.
+    """Check an entry and print everything except the machine code; no code is loaded.
 
-    Exit codes: 0, the entry is whole; 1, it is damaged or not there; 2, the command is used
-    wrongly.
+    Exit codes: 0, the entry is intact; 1, it is damaged or missing; 2, usage error.
     """
     with failures():
         cache = cache_at(directory)
@@ -112,7 +111,7 @@ def _overview(manifest: Manifest) -> dict[str, Any]:
 
 
 def _target(described: str) -> str:
-    """Name the instruction set in few words: the widest of its features says most."""
+    """Summarise the instruction set by its widest vector feature."""
     try:
         target = json.loads(described)
         features = {str(name) for name in target.get("mattr", ())}
@@ -132,7 +131,7 @@ def _verdict(artifact: Mapping[str, Any]) -> str:
         try:
             compiled, eager = (f"{1e3 * seconds:.3g}" for seconds in pair)
             texts.append(f"{threads} threads: {compiled} ms, eager {eager} ms")
-        except (TypeError, ValueError):  # of no form that this version writes
+        except (TypeError, ValueError):  # written by another version
             texts.append(f"{threads} threads: ?")
     return "; ".join(texts)
 

@@ -1,4 +1,4 @@
-"""``tvmify explain-miss``: why a program was compiled although another was there."""
+"""``tvmify explain-miss``: why a program was compiled although a similar one was cached."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def explain_miss(
         str | None,
         typer.Argument(
             metavar="[DIGEST]",
-            help="The first digits of an entry's digest: of the latest if left out.",
+            help="The first digits of an entry's digest; the latest entry if left out.",
             show_default=False,
         ),
     ] = None,
     directory: CacheDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Name what differs between an entry and the nearest other one.
+    """Show how an entry differs from the most similar other entry.
 
-    Exit codes: 0; 1, there is no such entry, or it is damaged; 2, the command is used wrongly.
+    Exit codes: 0; 1, there is no such entry, or it is damaged; 2, usage error.
     """
     with failures():
         cache = cache_at(directory)
@@ -67,5 +67,5 @@ def _others(cache: DiskCache, digest: str) -> Iterator[Key]:
         if entry.digest != digest:
             try:
                 yield entry.manifest().key
-            except CacheError:  # nothing can be said of it; `tvmify verify` names it
+            except CacheError:  # damaged: `tvmify verify` reports it
                 continue

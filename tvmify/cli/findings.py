@@ -1,4 +1,4 @@
-"""What ``tvmify doctor`` looks at, one function for each thing."""
+"""The checks of ``tvmify doctor``, one function each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tvmify.system import toolchain
 OK, WARNING, ERROR = "ok", "warning", "error"
 
 _REINSTALL = "Run: pip install --force-reinstall tvmify."
-#: An entry of a large model takes this many bytes.
+#: Bytes of free disk space below which doctor warns: an entry of a large model needs this much.
 _LITTLE_SPACE = 200 * 10**6
 _REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?P<comparison>[=<>!~]=?)?(?P<version>[\w.*]+)?")
-# The current directory is not to be imported from: it may be anybody's.
+# Nothing may be imported from the current directory, which anybody may have written to.
 _ROUND_TRIP = """
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -40,18 +40,18 @@ main(sys.argv[1])
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
     status
         ``"ok"``, ``"warning"`` (tvmify works, but not as well as it could) or ``"error"``.
     subject
-        What was looked at.
+        What was checked.
     detail
-        What is the case.
+        What was found.
     advice
-        What to do about it; empty if there is nothing to do.
+        How to fix it; empty if nothing needs fixing.
     """
 
     status: str
@@ -61,7 +61,7 @@ class Finding(NamedTuple):
 
 
 def versions() -> Iterator[Finding]:
-    """Compare the packages that are installed with those that tvmify asks for."""
+    """Compare installed packages with the versions that tvmify requires."""
     own = f"tvmify {importlib.metadata.version('tvmify')}, Python {platform.python_version()}"
     yield Finding(OK, "tvmify", f"{own}, {platform.system()} {platform.machine()}")
     for requirement in importlib.metadata.requires("tvmify") or ():
@@ -75,27 +75,27 @@ def versions() -> Iterator[Finding]:
             continue
         if found["comparison"] == "==" and not _is(installed, found["version"]):
             advice = f"Run: pip install '{found[0]}'."
-            detail = f"{installed} is installed, and tvmify needs {found['version']}"
+            detail = f"{installed} is installed, but tvmify needs {found['version']}"
             yield Finding(ERROR, found["package"], detail, advice)
         elif found["comparison"] == "==":
             yield Finding(OK, found["package"], installed)
 
 
 def _is(version: str, wanted: str) -> bool:
-    """Compare versions; the part after a plus sign says how a package was built."""
+    """Compare versions, ignoring the build label after a plus sign."""
     version = version.partition("+")[0]
     return version == wanted or (wanted.endswith(".*") and f"{version}.".startswith(wanted[:-1]))
 
 
 def native_library() -> Iterator[Finding]:
-    """Say what the native library was built against; that it loads is why this runs."""
+    """Report what the native library was built against; if it did not load, this would not run."""
     from tvmify.runtime.native import built_against
 
     yield Finding(OK, "native library", f"loads; it was built against {built_against()}")
 
 
 def processor() -> Iterator[Finding]:
-    """Look at the instruction sets, and at the number of threads."""
+    """Check the instruction sets and the number of threads."""
     import torch
 
     from tvmify.runtime import cpu_features
@@ -105,7 +105,7 @@ def processor() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     detail = f"{', '.join(features) or 'no instruction sets beyond the architecture'}"
     if platform.machine() == "x86_64" and not {"avx2", "fma"} <= set(features):
-        advice = "Expect slow code: use a CPU with AVX2, or let the virtual machine show it."
+        advice = "Expect slow code: use a CPU with AVX2, or expose it to the virtual machine."
         yield Finding(WARNING, "CPU", detail, advice)
     else:
         yield Finding(OK, "CPU", detail)
@@ -118,7 +118,7 @@ def processor() -> Iterator[Finding]:
 
 
 def compiler() -> Iterator[Finding]:
-    """Look for what links compiled code, let it say its version, and link a library with it."""
+    """Find the compiler that links compiled code, get its version, and link a library with it."""
     try:
         command = toolchain.find()
         answer = subprocess.run(
@@ -128,7 +128,7 @@ def compiler() -> Iterator[Finding]:
             empty = ["-x", "assembler", os.devnull, "-o", str(Path(folder, "empty.so"))]
             toolchain.run([*command, "-shared", *empty, "-lm"], Path(folder), 30)
     except BuildError as error:
-        advice = f"{toolchain.INSTALL} Until then only what is in a cache runs compiled."
+        advice = f"{toolchain.INSTALL} Until then only cached programs run compiled."
         yield Finding(ERROR, "C++ compiler", error.reason, advice)
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding(ERROR, "C++ compiler", f"it does not run: {error}", toolchain.INSTALL)
@@ -138,7 +138,7 @@ def compiler() -> Iterator[Finding]:
 
 
 def gpus() -> Iterator[Finding]:
-    """Name the GPUs that PyTorch sees, and look for what compiles for them."""
+    """List the GPUs that PyTorch sees, and find the CUDA compiler."""
     import torch
 
     from tvmify.compiler.cuda import nvcc, nvrtc
@@ -146,7 +146,7 @@ def gpus() -> Iterator[Finding]:
 
     if not torch.cuda.is_available():
         reason = "" if torch.version.cuda else ", which is built without CUDA"
-        yield Finding(OK, "GPU", f"none, says PyTorch{reason}")
+        yield Finding(OK, "GPU", f"none found by PyTorch{reason}")
         return
     for index in range(torch.cuda.device_count()):
         arch = arch_of(*torch.cuda.get_device_capability(index))
@@ -154,16 +154,16 @@ def gpus() -> Iterator[Finding]:
     if tool := nvcc.find() or nvrtc.find():
         yield Finding(OK, "CUDA compiler", tool)
     else:
-        advice = f"{nvcc.INSTALL} Until then only what is in a cache runs compiled on a GPU."
+        advice = f"{nvcc.INSTALL} Until then only cached programs run compiled on a GPU."
         yield Finding(WARNING, "CUDA compiler", "none", advice)
 
 
 def cache(directory: Path | None) -> Iterator[Finding]:
-    """Look whether the cache directory is private, can be written to, and has space."""
+    """Check that the cache directory is private and writable, and has free space."""
     directory = directory or options.default_cache_directory()
     if directory is None:
-        advice = "Set TVMIFY_CACHE_DIR to a directory of the user."
-        yield Finding(WARNING, "cache", "this user has no home, and so no cache", advice)
+        advice = "Set TVMIFY_CACHE_DIR to a directory that this user owns."
+        yield Finding(WARNING, "cache", "no cache: this user has no home directory", advice)
         return
     try:
         exists = is_there(directory)
@@ -179,42 +179,42 @@ def cache(directory: Path | None) -> Iterator[Finding]:
     total = size(sum(entry.bytes for entry in entries))
     detail = f"{directory}: {len(entries)} entries, {total} of {limit}"
     if not exists:
-        detail = f"{directory} is made when the first program is stored"
+        detail = f"{directory} will be created when the first program is stored"
     try:
         with tempfile.TemporaryFile(dir=place):
             space = shutil.disk_usage(place).free
     except OSError as error:
-        advice = "What is compiled is forgotten: make it writable, or set TVMIFY_CACHE_DIR."
+        advice = "Compiled programs are not kept: make it writable, or set TVMIFY_CACHE_DIR."
         yield Finding(WARNING, "cache", f"{place} cannot be written to: {error}", advice)
         return
     if space < _LITTLE_SPACE:
-        advice = "Free some, or set TVMIFY_CACHE_DIR: what is compiled may soon be forgotten."
+        advice = "Free some space, or set TVMIFY_CACHE_DIR; soon nothing more can be stored."
         yield Finding(WARNING, "cache", f"{detail}; only {size(space)} are free", advice)
     else:
         yield Finding(OK, "cache", f"{detail}; {size(space)} free")
     if damaged:
-        detail = f"{len(damaged)} entries were damaged, and are in {damaged[0].parent}"
+        detail = f"{len(damaged)} entries were damaged, and were moved to {damaged[0].parent}"
         advice = "If you did not change them, check the disk; tvmify clear removes them."
         yield Finding(WARNING, "damaged entries", detail, advice)
 
 
 def _limits() -> Limits:
-    with suppress(OptionError):  # a finding about the environment
+    with suppress(OptionError):  # `environment` reports it
         return Limits(*options.CompileOptions().cache_limits())
     return Limits()
 
 
 def environment() -> Iterator[Finding]:
-    """Name the variables that are set, and those that say nothing."""
+    """Report variables that have no effect, disable compilation, or have a wrong value."""
     for name, value in options.environment().items():
         if name not in options.VARIABLES:
             near = difflib.get_close_matches(name, options.VARIABLES, 1)
             advice = f"Did you mean {near[0]}?" if near else "Unset it: it has no effect."
-            yield Finding(WARNING, name, f"{value!r}: there is no such variable", advice)
+            yield Finding(WARNING, name, f"{value!r}: unknown variable", advice)
         elif name == "TVMIFY_DISABLE" and options.disabled():
             yield Finding(WARNING, name, "nothing is compiled", "Unset it to use compiled code.")
         elif name == "TVMIFY_CACHE_SIZE" and (problem := _problem_of_size()):
-            yield Finding(ERROR, name, problem, "Correct it, or unset it.")
+            yield Finding(ERROR, name, problem, "Correct or unset it.")
         else:
             yield Finding(OK, name, repr(value))
 
@@ -228,7 +228,7 @@ def _problem_of_size() -> str:
 
 
 def round_trip(timeout: float) -> Iterator[Finding]:
-    """Compile a small module in one process, and load it in a second one."""
+    """Compile a small module in one process, and load it in another."""
     with tempfile.TemporaryDirectory(prefix="tvmify-doctor-") as folder:
         kept = {k: v for k, v in os.environ.items() if k not in options.environment()}
         surroundings = kept | {"TVMIFY_CACHE_DIR": str(Path(folder) / "cache")}
@@ -247,7 +247,7 @@ def round_trip(timeout: float) -> Iterator[Finding]:
                 )
             except subprocess.TimeoutExpired:
                 detail = f"a small module was not {step} within {timeout:.0f} seconds"
-                yield Finding(ERROR, "round trip", detail, "Look whether the machine is busy.")
+                yield Finding(ERROR, "round trip", detail, "Check whether the machine is busy.")
                 return
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -257,7 +257,7 @@ def round_trip(timeout: float) -> Iterator[Finding]:
             answers.append(done.stdout)
     if answers[0] != answers[1]:
         advice = "Do not use this installation, and report this."
-        detail = "the second process computed other numbers from the code of the first"
+        detail = "the code gave different numbers in the second process than in the first"
         yield Finding(ERROR, "round trip", detail, advice)
     else:
         detail = "compiled, stored, loaded in a second process without TVM's compiler, same numbers"

@@ -1,4 +1,4 @@
-"""``tvmify inspect``: what a saved file holds, and whether it is whole."""
+"""``tvmify inspect``: what a saved file contains, and whether it is intact."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def inspect(
         typer.Option(help="Check the signature: an Ed25519 public key in PEM, or an HMAC secret."),
     ] = None,
 ) -> None:
-    """Check a saved model and print what it holds; none of its code is loaded.
+    """Check a saved model and print what it contains; none of its code is loaded.
 
-    Exit codes: 0, the file is whole (and signed with the key, if one is given); 1, it is not;
-    2, the command is used wrongly.
+    Exit codes: 0, the file is intact (and signed with the key, if one is given); 1, it is not;
+    2, usage error.
     """
     try:
         key = None if key_file is None else _key(key_file)
@@ -53,12 +53,12 @@ def inspect(
 
 
 def _key(path: Path) -> Any:
-    """Read a key; a secret may end in a newline, which editors add."""
+    """Read a key; the newline that editors add after a secret is ignored."""
     data = path.read_bytes()
     if not data.startswith(b"-----BEGIN"):
         secret = data.removesuffix(b"\n")
         if not secret:
-            raise ValueError(f"{path} is empty, and so no key")
+            raise ValueError(f"{path} is empty, not a key")
         return secret
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -68,9 +68,9 @@ def _key(path: Path) -> Any:
     try:
         key = load_pem_public_key(data)
     except ValueError as error:
-        raise ValueError(f"{path} is no public key: {error}") from error
+        raise ValueError(f"{path} is not a public key: {error}") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise ValueError(f"{path} is a public key of another kind than Ed25519")
+        raise ValueError(f"{path} is a public key, but not an Ed25519 one")
     return key
 
 

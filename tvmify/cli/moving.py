@@ -1,4 +1,4 @@
-"""``tvmify export`` and ``tvmify import``: entries of a cache as one file."""
+"""``tvmify export`` and ``tvmify import``: move cache entries in one file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def export_entries(
         list[str] | None,
         typer.Argument(
             metavar="[DIGEST]...",
-            help="The first digits of the digests of entries: all entries if left out.",
+            help="The first digits of the digests of entries; all entries if left out.",
             show_default=False,
         ),
     ] = None,
@@ -39,8 +39,8 @@ def export_entries(
 ) -> None:
     """Write entries to an archive, for another machine or a container image.
 
-    Exit codes: 0; 1, there is no such entry, a damaged one was left out, or the archive cannot be
-    written; 2, the command is used wrongly.
+    Exit codes: 0; 1, there is no such entry, a damaged one was skipped, or the archive cannot be
+    written; 2, usage error.
     """
     cache = cache_at(directory)
     with failures(), warnings.catch_warnings(record=True) as left_out:
@@ -58,17 +58,16 @@ def export_entries(
 
 
 def import_entries(
-    path: Annotated[Path, typer.Argument(help="An archive of export.", show_default=False)],
+    path: Annotated[Path, typer.Argument(help="An archive that export wrote.", show_default=False)],
     directory: CacheDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store the entries of an archive; they are code, so import only from somebody you trust.
+    """Store the entries of an archive; they are code, so import only from sources that you trust.
 
-    Exit codes: 0; 1, some entries are refused, or the file is no archive; 2, the command is used
-    wrongly.
+    Exit codes: 0; 1, some entries were refused, or the file is not an archive; 2, usage error.
     """
     with failures(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", TvmifyWarning)  # it says what is printed below
+        warnings.simplefilter("ignore", TvmifyWarning)  # the output below says the same
         found = import_(path, directory=directory)
     if as_json:
         print_json({"path": str(path)} | found._asdict())

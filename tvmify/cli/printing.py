@@ -1,4 +1,4 @@
-"""What the commands share: how they print, how they fail, and which cache they look at."""
+"""Shared by all commands: printing, errors, and the choice of the cache."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tvmify.cache import DiskCache, StoredEntry
 from tvmify.errors import CacheError, OptionError
 from tvmify.options import default_cache_directory
 
-#: Exit codes beside 0: something is damaged or not there; the command is used wrongly.
+#: Exit codes besides 0: something is damaged or missing; usage error.
 FAILED, USAGE = 1, 2
 
-#: Digits of a digest that a listing shows; commands take any number that tells entries apart.
+#: Digits of a digest in a listing; commands accept any unambiguous number of digits.
 SHOWN_DIGITS = 12
 
 CacheDirectory = Annotated[
     Path | None,
     typer.Option(
         "--cache",
-        help="The cache directory: that of the environment if left out.",
+        help="The cache directory; by default, the one that tvmify uses.",
         show_default=False,
     ),
 ]
@@ -42,20 +42,22 @@ def cache_at(directory: Path | None) -> DiskCache:
     Raises
     ------
     typer.Exit
-        There is no directory of that name.
+        There is no such directory.
     """
     if directory is None:
         directory = default_cache_directory()
         if directory is None:
-            raise fail("this user has no home: give --cache, or set TVMIFY_CACHE_DIR", USAGE)
+            raise fail(
+                "this user has no home directory: give --cache, or set TVMIFY_CACHE_DIR", USAGE
+            )
     elif not directory.is_dir():
-        raise fail(f"{directory} is not a directory: give --cache the one of a cache", USAGE)
+        raise fail(f"{directory} is not a directory: give --cache a cache directory", USAGE)
     return DiskCache(directory)
 
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Turn what a cache raises into a message and an exit code."""
+    """Turn errors of the cache into a message and an exit code."""
     try:
         yield
     except OptionError as error:
@@ -65,30 +67,30 @@ def failures() -> Iterator[None]:
 
 
 def fail(error: Exception | str, code: int) -> typer.Exit:
-    """Say what went wrong, and return what is to be raised."""
+    """Print an error message, and return the exception to raise."""
     typer.echo(printable(f"tvmify: {error}"), err=True)
     return typer.Exit(code)
 
 
 def entry_of(cache: DiskCache, prefix: str) -> StoredEntry:
-    """Return the one entry whose digest begins so.
+    """Return the only entry whose digest has this prefix.
 
     Raises
     ------
     typer.Exit
-        There is none, or several.
+        There is none, or more than one.
     """
     found = [entry for entry in cache.entries() if entry.digest.startswith(prefix.lower())]
     if not found:
         raise fail(f"no entry begins with {prefix!r} in {cache.directory}: see tvmify list", FAILED)
     if len(found) > 1:
         some = ", ".join(entry.digest[:SHOWN_DIGITS] for entry in found[:4])
-        raise fail(f"{len(found)} entries begin with {prefix!r} ({some} …): give more", USAGE)
+        raise fail(f"{len(found)} entries begin with {prefix!r} ({some} …): add digits", USAGE)
     return found[0]
 
 
 def facts_of(entry: StoredEntry) -> dict[str, Any]:
-    """Return what a listing says of an entry in JSON."""
+    """Return the JSON fields of an entry in a listing."""
     return {
         "digest": entry.digest,
         "path": str(entry.path),
@@ -98,7 +100,7 @@ def facts_of(entry: StoredEntry) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON; in ASCII, because texts of a file may hold what a terminal obeys."""
+    """Print JSON in ASCII, since texts from a file may contain terminal escapes."""
     typer.echo(json.dumps(value, indent=2, sort_keys=True))
 
 
@@ -106,7 +108,7 @@ def print_all(*parts: Any) -> None:
     """Print texts and tables."""
     console = Console()
     if not console.is_terminal:
-        console.width = 1000  # whoever searches the text wants its lines whole
+        console.width = 1000  # redirected output keeps its lines whole
     console.print(*parts, sep="\n")
 
 
@@ -119,23 +121,23 @@ def summary(facts: dict[str, Any]) -> Table:
 
 
 def text(value: Any) -> Text:
-    """Return a text of a file for a table: neither markup nor control characters."""
+    """Return a text from a file for a table, without markup and control characters."""
     return Text(printable(str(value)))
 
 
 def printable(value: str) -> str:
-    """Escape what a terminal would obey: whoever wrote a file chose its texts."""
+    """Escape terminal control characters in a text, which may come from an untrusted file."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in value)
 
 
 def size(count: Any) -> str:
-    """Return a number of bytes for a person."""
+    """Return a readable number of bytes."""
     return filesize.decimal(count) if isinstance(count, int) else "?"
 
 
 def date(seconds: float) -> str:
-    """Return a time since the epoch for a person, to the minute."""
+    """Return a readable time, to the minute, from seconds since the epoch."""
     try:
         return datetime.fromtimestamp(seconds).isoformat(" ", "minutes")
-    except (ValueError, OverflowError, OSError):  # a date of no calendar
+    except (ValueError, OverflowError, OSError):  # not a valid date
         return "?"

@@ -1,4 +1,4 @@
-"""``tvmify verify``, ``prune`` and ``clear``: what takes entries away."""
+"""``tvmify verify``, ``prune`` and ``clear``: the commands that remove entries."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tvmify.options import CompileOptions, read_limits
 
 
 def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
-    """Check every byte of every entry; damaged entries are moved aside and will be built again.
+    """Check every byte of every entry; damaged entries are quarantined and will be rebuilt.
 
-    Exit codes: 0, all are whole; 1, some are damaged, or the directory cannot be used; 2, the
-    command is used wrongly.
+    Exit codes: 0, all are intact; 1, some are damaged, or the directory cannot be used; 2, usage
+    error.
     """
     with failures():
         cache = cache_at(directory)
@@ -51,19 +51,19 @@ def prune(
     directory: CacheDirectory = None,
     most_bytes: Annotated[
         str | None,
-        typer.Option("--size", help="Keep at most so much, e.g. 5GB.", show_default=False),
+        typer.Option("--size", help="Keep at most this much, e.g. 5GB.", show_default=False),
     ] = None,
     most_entries: Annotated[
         int | None,
-        typer.Option("--entries", min=0, help="Keep at most so many.", show_default=False),
+        typer.Option("--entries", min=0, help="Keep at most this many.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove the entries that were not used for longest, until the limits hold.
+    """Remove the least recently used entries until the limits hold.
 
-    Without a limit, those that the library holds itself (TVMIFY_CACHE_SIZE).
+    Without options, the limits are those of the library (TVMIFY_CACHE_SIZE).
 
-    Exit codes: 0; 1, the directory cannot be used; 2, the command is used wrongly.
+    Exit codes: 0; 1, the directory cannot be used; 2, usage error.
     """
     with failures():
         cache = cache_at(directory)
@@ -87,13 +87,12 @@ def _limits(most_bytes: str | None, most_entries: int | None) -> Limits:
 
 def clear(
     directory: CacheDirectory = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove all entries, damaged ones too; what `tune` measured stays.
+    """Remove all entries, including damaged ones; tuning measurements are kept.
 
-    Exit codes: 0; 1, the directory cannot be used, or the answer was no; 2, the command is used
-    wrongly.
+    Exit codes: 0; 1, the directory cannot be used, or the answer was no; 2, usage error.
     """
     with failures():
         cache = cache_at(directory)
@@ -109,11 +108,11 @@ def clear(
 
 def _ask(question: str) -> None:
     if not at_terminal():
-        raise fail("there is no terminal to ask at: add --yes to remove the entries", USAGE)
+        raise fail("cannot ask without a terminal: add --yes to remove the entries", USAGE)
     if not typer.confirm(question, err=True):
         raise typer.Exit(FAILED)
 
 
 def at_terminal() -> bool:
-    """Whether there is somebody to answer."""
+    """Whether a user can answer."""
     return sys.stdin.isatty()

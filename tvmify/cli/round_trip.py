@@ -1,4 +1,4 @@
-"""A process of ``tvmify doctor``: compiles a small module, or loads it, and prints its result."""
+"""A test process of ``tvmify doctor``: compile or load a small module, and print its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tvmify
 
 
 class Small(nn.Module):
-    """A convolution and a product, which together need most of what can be missing."""
+    """A convolution and a matrix product, which exercise most of the installation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,10 +25,10 @@ class Small(nn.Module):
 
 
 def main(step: str) -> None:
-    """Run the module; ``step`` says whether its code has to be ``compiled`` or ``loaded``."""
+    """Run the module; ``step`` says whether its code must be ``compiled`` or ``loaded``."""
     torch.manual_seed(0)
     plain, x = Small().eval(), torch.randn(1, 3, 16, 16)
-    # `strict`: an obstacle is an error here, with its next step.
+    # `strict`, so that a failure raises, with its next step.
     module: Any = tvmify.tvmify(plain, strict=True)
     with torch.inference_mode():
         result, expected = module(x), plain(x)
@@ -37,5 +37,5 @@ def main(step: str) -> None:
     if (info.builds, info.disk_hits) != ((1, 0) if step == "compiled" else (0, 1)):
         raise RuntimeError(f"it was not {step}: {info}")
     if step == "loaded" and "tvm" in sys.modules:
-        raise RuntimeError("a process that only loads imported TVM's compiler")
+        raise RuntimeError("TVM's compiler was imported, although the process only loads")
     sys.stdout.write(repr(result.tolist()))

@@ -1,4 +1,4 @@
-"""``tvmify warmup``: building ahead of time what a service calls."""
+"""``tvmify warmup``: build ahead of time the programs that a service calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvmify.signature import TensorSpec
 from tvmify.target import check
 from tvmify.warming import EAGER, Outcome, Warmed, warm_cache
 
-#: Exit code, beside those of all commands.
+#: Exit code after an interrupt.
 INTERRUPTED = 130
 
 
@@ -31,7 +31,7 @@ def warmup(
         str,
         typer.Argument(
             metavar="PACKAGE.MODULE:ATTRIBUTE",
-            help="A module or decorated function, or what makes one when it is called.",
+            help="A module or decorated function, or a callable that returns one.",
             show_default=False,
         ),
     ],
@@ -42,33 +42,33 @@ def warmup(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="A call with a tensor of this shape, 1,3,224,224; several tensors with spaces "
-            "between. May be given several times.",
+            help="A call with a tensor of this shape, e.g. 1,3,224,224; separate several tensors "
+            "with spaces. May be given several times.",
             show_default=False,
         ),
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Of the tensors of each shape, or of all.", show_default="float32"),
+        typer.Option(help="Dtype for each --shape, or for all.", show_default="float32"),
     ] = None,
-    device: Annotated[str, typer.Option(help="Of the tensors of shapes.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of the tensors.")] = "cpu",
     method: Annotated[
-        str | None, typer.Option(help="The method that is called.", show_default=False)
+        str | None, typer.Option(help="The method to call.", show_default=False)
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Processes; by default as many as there are processors."),
+        typer.Option(min=1, help="Number of processes; by default one per processor."),
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="What to build for: llvm, or TVM's attributes in JSON."),
+        typer.Option(help="What to build for: llvm, or TVM's target attributes in JSON."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build what a service will call into the disk cache; what is there is not built again.
+    """Build the programs that a service will call into the disk cache, unless they are there.
 
-    Exit codes: 0, there is compiled code for all signatures; 1, not for all; 2, the command is
-    used wrongly; 130, it was interrupted, and what was done until then stays.
+    Exit codes: 0, there is compiled code for all signatures; 1, not for all; 2, usage error; 130,
+    interrupted, and the programs built so far are kept.
     """
     shown: list[Outcome] = []
     try:
@@ -88,7 +88,7 @@ def warmup(
     except (WarmUpError, OptionError, OSError) as error:
         raise fail(error, USAGE) from error
     except KeyboardInterrupt as error:
-        _print(Warmed(shown, ["interrupted: what is done stays"]), as_json)
+        _print(Warmed(shown, ["interrupted: finished programs are kept"]), as_json)
         raise typer.Exit(INTERRUPTED) from error
     _print(warmed, as_json)
     if not warmed.is_complete:
@@ -120,12 +120,12 @@ def _target(given: str | None) -> Any:
     try:
         return check(json.loads(given))
     except ValueError as error:
-        raise OptionError(f"--target is no JSON: {error}") from error
+        raise OptionError(f"--target is not valid JSON: {error}") from error
 
 
 @contextmanager
 def _progress(shown: list[Outcome]) -> Iterator[tuple[Any, Any]]:
-    """Show how far it is on standard error: a bar on a terminal, else a line for each signature."""
+    """Show progress on standard error: a bar on a terminal, else a line for each signature."""
     console = Console(stderr=True)
     columns = TextColumn("warming up"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
