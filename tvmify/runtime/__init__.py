@@ -1,6 +1,6 @@
 """Everything that runs compiled code: the native library, executors, and the guard of a module."""
 
-# First: it loads the library that the others are linked to.
+# First, since it loads the library that the others link to.
 from tvmify.runtime.native import (  # isort: skip
     Call,
     Guard,
@@ -10,7 +10,7 @@ from tvmify.runtime.native import (  # isort: skip
     flatten,
     with_method_renamed,
 )
-from tvmify.runtime import embedded  # which defines operators
+from tvmify.runtime import embedded  # defines operators
 from tvmify.runtime.archive import ORIGINAL, inspect, load, original
 from tvmify.runtime.archive import write as write_archive
 from tvmify.runtime.executor import Executor, PackedWeights, compiled_module

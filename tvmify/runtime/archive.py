@@ -1,4 +1,4 @@
-"""Saved files: TorchScript archives that ``torch.jit.load`` reads as they are."""
+"""Saved files: TorchScript archives that ``torch.jit.load`` can read too."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from torch.jit import _recursive
 from tvmify.errors import ArchiveError, SaveError
 from tvmify.runtime.manifest import check, seal
 
-# Importing it registers the classes that archives hold, too.
+# This import also registers the classes that archives contain.
 from tvmify.runtime.native import with_method_renamed
 from tvmify.system.regular_files import NotRegular, open_regular
 from tvmify.system.zip_records import AmbiguousArchive
 
-#: The method that a saved module keeps the forward in which it came with.
+#: The method in which a saved module keeps its original forward.
 ORIGINAL = "_tvmify_eager"
 
 
 def write(
     module: torch.jit.ScriptModule, path: Path, description: Mapping[str, Any], key: Any = None
 ) -> None:
-    """Write a module and its manifest; the file appears whole or not at all.
+    """Write a module and its manifest to a file, atomically.
 
     Parameters
     ----------
     module
-        What ``torch.jit.load`` is to return.
+        What ``torch.jit.load`` should return.
     path
-        Of the file; one that exists is replaced.
+        The file; an existing one is replaced.
     description
-        What the manifest says besides format and digests; values that JSON can hold.
+        Fields of the manifest besides format and digests, as JSON values.
     key
         Signs the manifest, see `tvmify.save`.
     """
@@ -59,35 +59,35 @@ def write(
 def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None = None) -> Any:
     """Load a file that `tvmify.save` wrote, after checking every byte of it.
 
-    ``torch.jit.load`` reads the same file, with fewer checks: only compiled code is checked, when
-    it is first used.
+    ``torch.jit.load`` reads the same file with fewer checks: it checks only the compiled code, when
+    that is first used.
 
-    Loading runs the compiled code that the file holds: load only what comes from somebody you
-    trust. A damaged file is noticed; a forged one only if it was signed, and ``key`` is given.
+    Loading runs the compiled code in the file, so load only files that you trust. Damage is always
+    detected; forgery only if the file was signed and ``key`` is given.
 
     Parameters
     ----------
     path
-        Of the file.
+        The file to load.
     key
-        Check the signature with it: the bytes or text that the file was saved with, or the
-        ``Ed25519PublicKey`` of the private one.
+        Key that checks the signature: the bytes or text that the file was saved with, or the
+        ``Ed25519PublicKey`` that matches the private key.
     strict
-        Raise, instead of running the original in PyTorch, where no compiled code serves a call.
-        None for what the file was saved with.
+        Raise, instead of running the original in PyTorch, if no compiled code serves a call. None
+        for the value that the file was saved with.
 
     Returns
     -------
     torch.jit.ScriptModule
-        It may be called, put inside of other modules, scripted, traced, and saved again. Its
-        parameters and buffers are the file's own, under the original names, and require no
-        gradients. ``load_state_dict`` takes effect with the next call that begins after it; calls
-        on other threads meanwhile see all of the old weights, unless with ``assign=True``.
+        A module that can be called, used inside other modules, scripted, traced, and saved again.
+        Its parameters and buffers come from the file, keep their original names, and require no
+        gradients. ``load_state_dict`` takes effect for calls that begin after it; concurrent calls
+        on other threads see only old weights, except with ``assign=True``.
 
     Raises
     ------
     ArchiveError
-        The file is not one that `tvmify.save` wrote, is damaged, or has not the signature.
+        The file was not written by `tvmify.save`, is damaged, or does not have a valid signature.
     FileNotFoundError
         There is no such file.
     """
@@ -95,26 +95,26 @@ def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None =
     with _opened(path) as file:
         check(file, path, key)
         file.seek(0)
-        # The file that was checked, even if another has taken its name meanwhile.
+        # The file that was checked, even if another has since taken its name.
         checked = f"/proc/self/fd/{file.fileno()}"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that TorchScript is deprecated
                 module = torch.jit.load(checked if Path(checked).exists() else file)
             native = module._tvmify
-        except Exception as error:  # PyTorch's reader raises many kinds for what was forged
+        except Exception as error:  # PyTorch's reader raises many types for malformed files
             raise ArchiveError(f"{path} cannot be loaded: {error}") from error
     if strict is not None:
         native.set_strict(strict)
-    # While `load_state_dict` writes to the weights one by one, calls use copies of them. The
-    # methods that add hooks are not there for TorchScript, the hooks are.
+    # While `load_state_dict` writes the weights one by one, calls use copies. TorchScript modules
+    # lack the methods that add hooks, but run the hooks.
     module._load_state_dict_pre_hooks[id(native)] = lambda *_: native.hold_weights()
     module._load_state_dict_post_hooks[id(native)] = lambda *_: native.release_weights()
     return module
 
 
 def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
-    """Return the manifest of a saved file, having checked every byte; none of its code is loaded.
+    """Check every byte of a saved file and return its manifest; none of its code is loaded.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
     dict
         ``format``; ``versions`` of what saved it; ``model``; ``signatures``: for each program its
         ``arguments``, ``target``, ``needs`` (instruction sets) and ``bytes``; ``tensors``: their
-        ``number`` and ``bytes``; ``signed``; ``records``: the parts of the file, each with its
+        ``number`` and ``bytes``; ``signed``; ``records``: the records of the archive, each with its
         ``size`` and ``sha256``.
 
     Raises
@@ -140,21 +140,21 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
 
 
 def original(module: torch.jit.ScriptModule) -> Any:
-    """Return what a loaded module was before it was saved; another module as it is.
+    """Return the original of a loaded module; any other module is returned unchanged.
 
-    The two share the memory of their tensors.
+    The two modules share the memory of their tensors.
 
     Raises
     ------
     SaveError
-        It was not scripted, and the file holds a record for its shapes only.
+        It was saved without being scripted, so the file only has traces for particular shapes.
     """
     if not hasattr(module, "_tvmify"):
         return module
     if not module._tvmify.interprets_all():
         raise SaveError(
             f"{module.original_name} was saved without being scripted: decorate, or save, the "
-            "model that the file was made of"
+            "model from which the file was made"
         )
     return _recursive.wrap_cpp_module(with_method_renamed(module, ORIGINAL, "forward"))
 
@@ -163,4 +163,4 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except NotRegular as error:
-        raise ArchiveError(f"{path} is not loaded: it is no regular file") from error
+        raise ArchiveError(f"{path} is not loaded: it is not a regular file") from error

@@ -1,9 +1,9 @@
-"""Programs inside of ``torch.export`` programs: the Python half of ``tvmify::execute``.
+"""Programs inside ``torch.export`` programs: the Python half of ``tvmify::execute``.
 
-The operator itself is native (``native/operator.cpp``). Here are its fake kernel, by which
-``torch.export`` and ``torch.compile`` see its results without running it, and the two operators
-that it calls where its code cannot run, or where gradients are asked for. They run the original,
-which the same file holds as a ``torch.export`` program of its own.
+The operator itself is native (``native/operator.cpp``). Here are its fake kernel, from which
+``torch.export`` and ``torch.compile`` infer its results, and the two operators that it calls when
+its code cannot run, or for gradients. Both run the original, which the file also contains, as a
+separate ``torch.export`` program.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from tvmify.system import forks
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.tracing import tracing
 
-#: Of the description. Raised whenever the meaning of a line changes; native code refuses others.
+#: Version of the description. Increase it when the meaning of a line changes; native code refuses
+#: all others.
 FORMAT = 1
-#: So many originals a process keeps ready.
+#: The most originals that a process keeps loaded.
 _MOST_ORIGINALS = 16
 
 #: Runs an original: takes weights and inputs, returns the tensors of the results.
@@ -36,7 +37,7 @@ _Original = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[torc
 
 
 def description(facts: Mapping[str, object]) -> str:
-    """Return the description of a program that ``tvmify::execute`` takes: a line for each fact.
+    """Return the description of a program for ``tvmify::execute``, one line per fact.
 
     Parameters
     ----------
@@ -47,11 +48,11 @@ def description(facts: Mapping[str, object]) -> str:
             Indices of the inputs that the compiled ``main`` takes, and of the weights that
             ``pack`` takes.
         ``code``, ``features``, ``runtime``, ``sha1``
-            The state of the ``CompiledModule`` but for its library.
+            The state of the ``CompiledModule`` without its library.
         ``original``
             `digest` of the bytes of the original.
         ``strict``
-            True where it shall be an error if the code cannot run; else absent.
+            True to raise an error if the code cannot run; otherwise absent.
     """
     lines = {"tvmify": FORMAT} | dict(facts)
     return "\n".join(f"{name} {value}" for name, value in lines.items())
@@ -65,7 +66,7 @@ def kinds(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def digest(data: bytes) -> str:
-    """Return by what damaged bytes are told."""
+    """Return the checksum that reveals damaged bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -100,7 +101,7 @@ def _execute_eager(
     weights: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Run the original; ``news`` is a reason that nobody has heard of yet."""
+    """Run the original; ``news`` is the reason to warn about, empty if it is not new."""
     if news:
         message = f"an exported program runs in PyTorch instead of compiled code: {news}"
         warnings.warn(message, TvmifyWarning, stacklevel=2)
@@ -116,11 +117,11 @@ def _execute_backward(
     gradients: Sequence[torch.Tensor],
     wanted: Sequence[bool],
 ) -> list[torch.Tensor]:
-    """Return the gradients of those weights and inputs that ``wanted`` marks, in their order."""
+    """Return the gradients of the weights and inputs marked in ``wanted``, in order."""
     tensors = [*weights, *inputs]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *gradients)):
         raise NotImplementedError(
-            "a program of tvmify.export can be differentiated once, not twice. Use the original "
+            "a program from tvmify.export can be differentiated once, not twice. Use the original "
             "module for gradients of gradients."
         )
     leaves = [
@@ -142,7 +143,7 @@ def _execute_backward(
 
 @contextlib.contextmanager
 def _recorded_by_autograd() -> Iterator[None]:
-    """Turn autograd on; compiled graphs call operators from below it."""
+    """Turn autograd on; compiled graphs call operators below the autograd dispatch keys."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView):
         excluded = excluded.remove(key)
@@ -169,12 +170,12 @@ _loading = forks.Lock()
 
 
 def _original(data: torch.Tensor, description: str) -> _Original:
-    """Return the original program, from its bytes when it is first needed."""
+    """Return the original program, loading it from its bytes on first use."""
     expected = _facts(description)["original"]
     with _loading:
         original = _originals.pop(expected, None)
         if original is None:
-            # One without memory is damaged, like one of other bytes.
+            # A tensor without memory counts as damaged.
             original = _load(bytes(data.cpu().numpy()) if has_memory(data) else b"", expected)
         _originals[expected] = original
         if len(_originals) > _MOST_ORIGINALS:
@@ -188,6 +189,6 @@ def _load(data: bytes, expected: str) -> Any:
             f"the original of an exported program, {len(data)} bytes, is damaged: its SHA-256 is "
             "not the one that it was exported with. Export the model, or copy the file, again."
         )
-    # Whatever mode the call is in, the program serves others.
+    # The program also serves later calls, which may be in other modes.
     with tracing(beside_others=True), torch.inference_mode(False):
         return torch.export.load(io.BytesIO(data)).module(check_guards=False)

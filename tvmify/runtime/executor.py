@@ -1,4 +1,4 @@
-"""One loaded artifact, ready to be called, and the packed weights that its calls read."""
+"""A loaded artifact that is ready to be called, and the packed weights that its calls read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tvmify.target import Target
 
 
 class PackedWeights:
-    """The weights of one module instance at one moment, as its executors lay them out.
+    """The packed weights of one module instance, for one set of values.
 
-    Executors for different shapes mostly pack a weight alike; then they share one copy. When a
-    weight changes, a new store takes the place of this one.
+    Executors for different shapes usually pack a weight in the same way and then share one copy.
+    When a weight changes, a new store replaces this one.
     """
 
     def __init__(self) -> None:
@@ -36,16 +36,16 @@ class PackedWeights:
     def take(
         self, keys: Sequence[str], pack: Callable[[list[bool]], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Return the packed weights of these keys, packing only what is missing.
+        """Return the packed weights for these keys, packing only those that are missing.
 
         Parameters
         ----------
         keys
             ``Artifact.packed``: equal keys mean equal tensors.
         pack
-            Returns the tensors of the keys that are wanted, in order; there is a flag for each key.
+            Takes a flag for each key, and returns the tensors of the flagged keys in order.
         """
-        # The lock is held while packing: a second executor had better wait for the result.
+        # Packing holds the lock, so that a second executor waits instead of packing again.
         with self._lock:
             wanted = [key not in self._tensors for key in keys]
             if any(wanted):
@@ -55,8 +55,8 @@ class PackedWeights:
 
 
 def compiled_module(artifact: Artifact) -> Any:
-    """Return a ``torch.classes.tvmify.CompiledModule`` of an artifact, with a copy of its bytes."""
-    # frombuffer wants memory that may be written to
+    """Return a ``torch.classes.tvmify.CompiledModule`` with a copy of an artifact's bytes."""
+    # A bytearray, since frombuffer warns about read-only memory.
     library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
     needed = Target.parse(artifact.target).requirements
     return torch.classes.tvmify.CompiledModule(artifact.metadata(), library, needed)
@@ -65,13 +65,12 @@ def compiled_module(artifact: Artifact) -> Any:
 class Executor:
     """Executes one artifact in this process.
 
-    Safe to use from several threads at once: calls that run while `bind` replaces the weights
-    finish with those that they began with.
+    Thread-safe: calls that run while `bind` replaces the weights finish with the old ones.
 
     Parameters
     ----------
     artifact
-        What the compiler made. Its bytes are copied now, and loaded when they are first used.
+        The compiler's output. Its bytes are copied now, and loaded on first use.
 
     Attributes
     ----------
@@ -80,7 +79,7 @@ class Executor:
     refusal : str
         Why it cannot run on this machine; empty if it can.
     compiled : torch.classes.tvmify.CompiledModule
-        The native object, which TorchScript can hold, too.
+        The native object, which TorchScript can hold too.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -92,7 +91,7 @@ class Executor:
         self.refusal: str = self.compiled.refusal()
 
     def share(self) -> Executor:
-        """Return an executor of the same loaded library without weights, for another instance."""
+        """Return an executor without weights that shares the library, for another instance."""
         shared = object.__new__(Executor)
         shared.artifact = self.artifact
         shared._call, shared._bound, shared._packed = None, ([], []), []
@@ -106,33 +105,33 @@ class Executor:
         store: PackedWeights,
         state: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Let all calls from now on read these weights.
+        """Set the weights for all later calls.
 
         Parameters
         ----------
         tensors
             The weights that ``artifact.weights`` names, in that order. One that the kernels use
-            as it is shares its memory with the store.
+            unpacked shares its memory with the store.
         store
-            Of the module instance; what it has is not packed again, what it lacks is added.
+            The module instance's packed weights; only missing ones are packed, and added to it.
         state
-            The tensors that ``artifact.state`` names: calls read and write these themselves.
+            The tensors that ``artifact.state`` names, which calls read and write in place.
 
         Raises
         ------
         TypeError
-            A weight is not a dense tensor of the device that the artifact is for.
+            A weight is not a dense tensor on the artifact's device.
         RuntimeError
-            A weight has not the shape or dtype that the artifact was compiled for, or the bytes are
-            not a library that TVM can load.
+            A weight does not have the shape or dtype that the artifact was compiled for, or TVM
+            cannot load the library.
         """
-        if self.artifact.packed:  # else the library has no function to pack weights
+        if self.artifact.packed:  # otherwise the library has no `pack` function
             detached = [tensor.detach() for tensor in tensors]
-            with no_capture(self.artifact):  # since both wait for the GPU
+            with no_capture(self.artifact):  # both wait for the GPU
                 pack = functools.partial(self.compiled.pack, detached)
                 self._packed = store.take(self.artifact.packed, pack)
                 self.compiled.bind(self._packed)
-        # What is written to may share memory with a weight, as the source of a packed one, too.
+        # A tensor that is written to may share memory with a weight, or with one that was packed.
         sources = list(tensors) if self.artifact.writes else []
         self._bound = list(state), sources
         if self._call is not None:
@@ -144,18 +143,17 @@ class Executor:
         call.bind(*self._bound)
 
     def call(self, graphs: Graphs | None = None, *, contiguous: bool = False) -> Call | GraphedCall:
-        """Return the callable that takes the leaves of the arguments and returns the result.
+        """Return a callable that takes the leaves of the arguments and returns the result.
 
-        An argument or a buffer that the program returns comes back as the caller's own tensor, and
-        views share its memory, as in eager. All other outputs own their memory: no later call
-        writes to it.
+        As in eager, an argument or buffer that the program returns is the caller's own tensor, and
+        views share its memory. All other outputs own their memory, which no later call writes to.
 
         Parameters
         ----------
         graphs
-            Of the module, if its calls are to be CUDA graphs; a program that cannot be one is not.
+            The module's CUDA graphs, to capture its calls where the program allows it.
         contiguous
-            Leave calls with arguments that are not contiguous to eager PyTorch.
+            Leave calls with non-contiguous arguments to eager PyTorch.
         """
         artifact = self.artifact
         rebuild = _rebuild(structure_of(artifact.output_structure))
@@ -175,7 +173,7 @@ class Executor:
 
 
 def _rebuild(structure: pytree.TreeSpec) -> Callable[[list[Any]], Any] | None:
-    """Return what turns the leaves of a result into the result; None where it is its only leaf."""
+    """Return a function that builds the result from its leaves; None if it is a single leaf."""
     if structure.is_leaf():
         return None
     if structure.type in (tuple, list) and all(child.is_leaf() for child in structure.children()):

@@ -1,4 +1,4 @@
-"""Results of compiled code that still know where their gradients come from."""
+"""Gradients for results of compiled code."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def attach(
     outputs: Sequence[Result] | None,
     followed: Sequence[bool] | None = None,
 ) -> Any:
-    """Make a compiled result differentiable by the weights.
+    """Make a compiled result differentiable with respect to the weights.
 
-    Grad mode is on by default, so a module in ``eval()`` is often called with it although nobody
-    wants a gradient. The compiled result is therefore given to autograd with a backward that runs
-    the module again in eager, only when someone does call ``backward()``.
+    Grad mode is on by default, so a module in ``eval()`` is often called with it although no
+    gradient is needed. The compiled result therefore gets a backward that reruns the module in
+    eager, only if ``backward()`` is called.
 
     Parameters
     ----------
     result
-        What compiled code returned; a pytree.
+        The result of compiled code, a pytree.
     eager
         Computes the same result in eager PyTorch.
     inputs
-        The tensors of the call, none of which requires a gradient: autograd's check that nobody
-        changed them before the backward covers them.
+        The tensors of the call, none of which requires a gradient. Saving them lets autograd check
+        in the backward that they are unchanged.
     weights
-        The tensors that a gradient may flow to.
+        The tensors that may receive gradients.
     outputs
-        ``Artifact.outputs``. What is an argument, a tensor of the module or a view of these knows
-        its gradients itself. None if all tensors were computed that are not given here.
+        ``Artifact.outputs``. Arguments, tensors of the module and views of these already have their
+        gradients. None if every tensor not given here was computed.
     followed
-        What `followed_leaves` returned; None if that is not known.
+        The result of `followed_leaves`; None if not known.
 
     Returns
     -------
     Any
-        The same pytree, its floating-point tensors requiring a gradient, or those that are
-        followed, and sharing the memory of ``result``.
+        The same pytree, sharing the memory of ``result``. Its floating-point tensors require a
+        gradient; with ``followed``, only those that it marks.
     """
     leaves, structure = _flatten(result)
     if outputs is None:
@@ -59,14 +59,14 @@ def attach(
         ]
     whole = _whole(outputs, leaves)
     if followed is not None:
-        # Detached: to autograd, the others are no views of those that get a gradient.
+        # Detached, so that autograd does not see the others as views of those with gradients.
         leaves = [x.detach() if i in whole and not followed[i] else x for i, x in enumerate(leaves)]
         whole = {i: j if followed[j] else i for i, j in whole.items() if followed[i]}
     places = [i for i in dict.fromkeys(whole.values()) if _is_differentiable(leaves[i])]
     if not places:
         return result
     wanted = [weight for weight in weights if weight.requires_grad]
-    # Detached: to autograd, a result is no view of another.
+    # Detached, so that autograd does not see one result as a view of another.
     kept = [leaves[i].detach() if leaves[i]._is_view() else leaves[i] for i in places]
     attached = _Recompute.apply(_Recipe(eager, places, kept, len(wanted)), *wanted, *inputs)
     found = dict(zip(places, attached, strict=True))
@@ -81,16 +81,16 @@ def attach(
 
 
 def followed_leaves(eager: Callable[[], Any], gpu: int | None = None) -> list[bool]:
-    """Return which leaves of a result have gradients, as only eager PyTorch knows.
+    """Return which leaves of a result have gradients, by running eager PyTorch.
 
-    It may detach some, compute them under ``torch.no_grad()``, or from no weight at all.
+    Forward may detach some, or compute them under ``torch.no_grad()`` or without any weight.
 
     Parameters
     ----------
     eager
         Computes the result.
     gpu
-        The index of that which it uses; None for the CPU.
+        Index of the GPU that it uses; None for the CPU.
     """
     with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
         leaves, _ = _flatten(eager())
@@ -98,19 +98,19 @@ def followed_leaves(eager: Callable[[], Any], gpu: int | None = None) -> list[bo
 
 
 def _flatten(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return the leaves, among them the tensors that objects hold, and the structure."""
+    """Return the leaves, including tensors inside objects, and the structure."""
     return pytree.tree_flatten(describe_objects(result, set))
 
 
 def _whole(outputs: Sequence[Result], leaves: Sequence[Any]) -> dict[int, int]:
-    """Return, for each leaf that the program computed, the leaf that shows all of its memory."""
+    """Return, for each computed leaf, the leaf that covers all of its memory."""
     computed: dict[int, list[int]] = {}
     for i, output in enumerate(outputs):
         if output.computed is not None:
             computed.setdefault(output.computed, []).append(i)
     whole: dict[int, int] = {}
     for group in computed.values():
-        # A view comes second, unless it is the tensor in another order of its axes.
+        # A view comes second, unless it is the whole tensor with its axes permuted.
         first = max(group, key=lambda i: (isinstance(outputs[i], Computed), leaves[i].numel(), -i))
         whole |= dict.fromkeys(group, first)
     return whole
@@ -140,14 +140,14 @@ class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, recipe: _Recipe, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.recipe = recipe
-        ctx.set_materialize_grads(False)  # else weights of outputs that nobody uses get zeros
+        ctx.set_materialize_grads(False)  # otherwise weights behind unused outputs get zeros
         ctx.save_for_backward(*tensors)
         outputs, recipe.outputs = recipe.outputs, []  # else each output would keep itself alive
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # Unpacking also checks that no saved tensor was written to since the forward.
+        # Unpacking also checks that no saved tensor was modified since the forward.
         weights = ctx.saved_tensors[: ctx.recipe.weight_count]
         inputs = ctx.saved_tensors[ctx.recipe.weight_count :]
         create_graph = torch.is_grad_enabled()

@@ -1,8 +1,8 @@
-"""Calls as CUDA graphs: one launch for all kernels of a program, where ``cuda_graph=True``.
+"""Calls as CUDA graphs: one launch for all kernels of a program, with ``cuda_graph=True``.
 
-A graph repeats kernels with the addresses that it was captured with. So its inputs are copied into
-buffers of its own, its results are cloned before the next call can overwrite them, and it holds the
-packed weights that it reads.
+A graph replays kernels with the addresses that were captured. So inputs are copied into the graph's
+buffers, results are cloned before the next call can overwrite them, and the graph keeps the packed
+weights that it reads alive.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tvmify.system import forks
 from tvmify.system.forks import short_lock
 from tvmify.target import Target
 
-#: Graphs of one module: each keeps the memory of a whole call.
+#: The most graphs of one module: each keeps the memory of a whole call.
 MOST_GRAPHS = 16
-#: Calls that run as they are before a signature is worth a graph, and captures that may fail:
-#: another thread that waits for the GPU meanwhile spoils one.
+#: Calls that run normally before a signature is captured, and how many captures may fail: a thread
+#: that synchronizes with the GPU invalidates a capture in another.
 _PLAIN_CALLS, _MOST_FAILURES = 1, 3
 
 Tensors = list[torch.Tensor]
 
-# CUDA captures for one thread at a time; who comes second runs plainly.
+# CUDA captures for one thread at a time; other threads run without a graph.
 _CAPTURING = short_lock()
 
 
 def no_capture(artifact: Artifact) -> contextlib.AbstractContextManager[object]:
-    """Keep captures from being under way, if the artifact is for a GPU."""
+    """Keep other threads from capturing, if the artifact is for a GPU."""
     is_for_gpu = Target.parse(artifact.target).kind == "cuda"
     return _CAPTURING if is_for_gpu else contextlib.nullcontext()
 
 
 def is_capturing(device: torch.device | None = None) -> bool:
-    """Whether this thread captures a CUDA graph now, on a GPU or on the current one."""
+    """Whether this thread is capturing a CUDA graph, on the given or the current GPU."""
     if not torch.cuda.is_initialized():
         return False
     with torch.cuda.device(device):
@@ -50,7 +50,7 @@ def is_capturing(device: torch.device | None = None) -> bool:
 
 
 def obstacle(artifact: Artifact) -> str:
-    """Return why a program cannot be a graph; empty if it can.
+    """Return why a program cannot be captured as a graph; empty if it can.
 
     Parameters
     ----------
@@ -71,16 +71,16 @@ def obstacle(artifact: Artifact) -> str:
 
 
 class Captured:
-    """A graph, the tensors that it reads, and those that it writes.
+    """A captured graph, and the tensors that it reads and writes.
 
     Parameters
     ----------
     run
         Runs the program on its inputs.
     inputs
-        Of a call; others have the same shapes and dtypes, and the same device.
+        Inputs of one call; later ones have the same shapes, dtypes and device.
     kept
-        What the graph reads besides, to be held as long as the graph is.
+        Other tensors that the graph reads; they are kept alive as long as the graph is.
     """
 
     def __init__(
@@ -93,32 +93,32 @@ class Captured:
         self._device = inputs[0].device
         self._streams: set[torch.cuda.Stream] = set()
         self._using = forks.Lock()
-        with torch.inference_mode(False):  # else calls outside of it could not copy into them
+        with torch.inference_mode(False):  # otherwise calls outside of it cannot copy into them
             self._inputs = tuple(
                 torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs
             )
         with torch.cuda.device(self._device):
             self._graph = torch.cuda.CUDAGraph()
             self._stream = torch.cuda.current_stream()
-            # Whatever becomes of the capture, the thread is back on its own stream afterwards.
+            # Restores the thread's stream even if the capture fails.
             with torch.cuda.stream(torch.cuda.Stream()):
                 self._follow(torch.cuda.current_stream())
                 self._copy(inputs)
-                run(self._inputs)  # what libraries set up once, they do now
+                run(self._inputs)  # libraries do their one-time setup here
                 self._results = self._capture(run)
 
     def _capture(self, run: Callable[[Sequence[Any]], Tensors]) -> Tensors:
         pool = torch.cuda.graph_pool_handle()
-        # The workspaces of cuBLAS belong to a stream, and streams are reused: a graph needs its
-        # own, in its pool, to which no other has the address (as in torch's cudagraph_trees).
+        # cuBLAS workspaces belong to a stream, and streams are reused: clearing them gives the
+        # graph a private workspace in its own pool (as in torch's cudagraph_trees).
         torch._C._cuda_clearCublasWorkspaces()
         try:
-            # Other threads may go on allocating.
+            # Other threads may keep allocating.
             mode = {"stream": self._stream, "capture_error_mode": "thread_local"}
             with torch.cuda.graph(self._graph, pool, **mode):
                 return run(self._inputs)
         except BaseException:
-            # PyTorch leaves the allocator as it is when a capture fails; or it has cleaned up.
+            # A failed capture may leave the allocator in capture mode; it raises if it did not.
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(self._device.index, pool)
             raise
@@ -126,7 +126,7 @@ class Captured:
             torch._C._cuda_clearCublasWorkspaces()
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """Run the graph on PyTorch's current stream, and return results that it never touches."""
+        """Replay the graph on PyTorch's current stream, and return copies of its results."""
         with self._using, torch.cuda.device(self._device):
             self._follow(torch.cuda.current_stream())
             self._copy(inputs)
@@ -134,13 +134,13 @@ class Captured:
             return [result.clone() for result in self._results]
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
-        """Go on in a stream, which comes after the one before."""
+        """Switch to a stream, after making it wait for the previous one."""
         if stream == self._stream:
             return
         stream.wait_stream(self._stream)
         self._stream = stream
         if stream not in self._streams:
-            # PyTorch gives their memory to nobody before the stream is done with it.
+            # PyTorch must not reuse their memory before the stream is done with it.
             for tensor in (*self._inputs, *self._kept):
                 tensor.record_stream(stream)
             self._streams.add(stream)
@@ -152,7 +152,7 @@ class Captured:
 
 
 class Graphs:
-    """Which calls of one module have a graph; the one used longest ago loses its own first."""
+    """The calls of one module that have a graph; the least recently used one is dropped first."""
 
     def __init__(self, most: int = MOST_GRAPHS) -> None:
         self._most = most
@@ -161,7 +161,7 @@ class Graphs:
         self._latest: weakref.ref[GraphedCall] | None = None
 
     def used(self, call: GraphedCall) -> None:
-        """Take down that a call uses its graph now."""
+        """Record that a call uses its graph now."""
         if self._latest is not None and self._latest() is call:
             return
         with self._lock:
@@ -176,25 +176,25 @@ class Graphs:
 
 
 class GraphedCall:
-    """A call that is captured at its second time, and from then on replays that.
+    """A call that is captured the second time it is made, and replayed from then on.
 
     Parameters
     ----------
     call
-        The call as it is.
+        The call without a graph.
     compiled
         The same program, as a ``torch.classes.tvmify.CompiledModule``.
     artifact
-        Of the program, to which there is no `obstacle`.
+        The program's artifact, which has no `obstacle`.
     rebuild
-        Makes the result of its leaves; None where it is the only one.
+        Builds the result from its leaves; None if it is a single leaf.
     graphs
-        Of the module.
+        The graphs of the module.
 
     Attributes
     ----------
     problem
-        Why capturing failed, after which the call is as it was; empty if it did not.
+        Why capturing failed, so that the call runs without a graph; empty if it did not fail.
     """
 
     def __init__(
@@ -228,22 +228,22 @@ class GraphedCall:
         return self._result(graph(inputs), leaves)
 
     def bind(self, state: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
-        """Do what `Call.bind` does, and forget the graph, which reads the weights of before."""
+        """Do what `Call.bind` does, and drop the graph, which reads the old weights."""
         self._call.bind(state, weights)
         self.forget()
 
     def keep(self, packed: Sequence[torch.Tensor]) -> None:
-        """Hold the packed weights of all calls from now on, as long as a graph may read them."""
+        """Keep the packed weights of later calls alive as long as a graph may read them."""
         self._kept = packed
         self.forget()
 
     def forget(self) -> None:
-        """Run as it is until it is captured anew."""
+        """Drop the graph; a later call is captured again."""
         self._graph = None
         self._calls = 0
 
     def obstacle(self, leaves: tuple[Any, ...]) -> str | None:
-        """Return why these leaves cannot be its arguments; None if they can."""
+        """Return why the program cannot take these leaves; None if it can."""
         return self._call.obstacle(leaves)
 
     def _captured(self, inputs: Sequence[torch.Tensor]) -> Captured | None:
@@ -253,7 +253,7 @@ class GraphedCall:
         try:
             kept = self._kept
             graph = Captured(lambda given: self._run(tuple(given)), inputs, kept)
-            if kept is self._kept:  # else it has read weights that are gone
+            if kept is self._kept:  # otherwise it has captured weights that are gone
                 self._graph = graph
         except RuntimeError as error:
             self._calls = 0

@@ -1,8 +1,8 @@
-"""The manifest of a saved file: under it every record is checked, and all may be signed.
+"""The manifest of a saved file: the digests of its records, and an optional signature.
 
-A saved file is a zip file as ``torch.jit.save`` writes it, with two more records:
+A saved file is a zip file written by ``torch.jit.save``, with two more records:
 ``extra/tvmify/manifest.json`` describes the contents and has the SHA-256 of every other record;
-``extra/tvmify/signature`` may sign the manifest, and thereby everything.
+``extra/tvmify/signature``, if present, signs the manifest and thereby the whole file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FORMAT = 1
 
 _MANIFEST = "extra/tvmify/manifest.json"
 _SIGNATURE = "extra/tvmify/signature"
-#: Bytes of the longest manifest that is written or read, and how far all compressed records (source
-#: code) may expand: neither is ever near it, unless somebody wants to exhaust our memory.
+#: Bytes of the longest manifest, and of all compressed records (source code) after expansion. Real
+#: files are far smaller; the limits protect against files that try to exhaust memory.
 _LONGEST_MANIFEST = 8 << 20
 _MOST_EXPANDED = 256 << 20
 #: Threads that compare records with their digests.
@@ -39,14 +39,14 @@ def seal(file: BinaryIO, description: Mapping[str, Any], key: Any = None) -> Non
     file
         The archive, open for reading and writing.
     description
-        What the manifest says besides format and digests; values that JSON can hold.
+        Fields of the manifest besides format and digests, as JSON values.
     key
-        Bytes or a text (HMAC), or an ``Ed25519PrivateKey``.
+        Bytes or text (HMAC), or an ``Ed25519PrivateKey``.
 
     Raises
     ------
     AmbiguousArchive
-        Readers could take it for different ones: two records differ in case alone.
+        Readers could disagree about its contents: two names differ only in case.
     SaveError
         It has too many records.
     """
@@ -59,7 +59,7 @@ def seal(file: BinaryIO, description: Mapping[str, Any], key: Any = None) -> Non
     document = {"format": FORMAT, **description, "records": contents}
     manifest = json.dumps(document, indent=1, sort_keys=True).encode()
     if len(manifest) > _LONGEST_MANIFEST:
-        raise SaveError(f"a saved file of {len(records)} records has too long a manifest")
+        raise SaveError(f"the manifest of a saved file with {len(records)} records is too long")
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr(root + _MANIFEST, manifest)
         if key is not None:
@@ -67,7 +67,7 @@ def seal(file: BinaryIO, description: Mapping[str, Any], key: Any = None) -> Non
 
 
 def check(file: BinaryIO, path: Path, key: Any = None) -> dict[str, Any]:
-    """Compare every record of an archive with its manifest, and return that.
+    """Check every record of an archive against its manifest, and return the manifest.
 
     Parameters
     ----------
@@ -76,12 +76,12 @@ def check(file: BinaryIO, path: Path, key: Any = None) -> dict[str, Any]:
     path
         For messages.
     key
-        Bytes or a text, or an ``Ed25519PublicKey``; None leaves a signature unread.
+        Bytes or text, or an ``Ed25519PublicKey``; None to ignore a signature.
 
     Raises
     ------
     ArchiveError
-        It is no such archive, is damaged, or is not signed with the key.
+        It is not such an archive, is damaged, or is not signed with the key.
     """
     try:
         return _checked(file, key)
@@ -113,7 +113,7 @@ def _checked(file: BinaryIO, key: Any) -> dict[str, Any]:
     if set(records) - {root + _SIGNATURE} != expected:
         odd = sorted((set(records) - {root + _SIGNATURE}) ^ expected)
         raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
-    # Python lets go of its lock while it hashes, so that several records are hashed at once.
+    # Hashing releases the GIL, so threads hash several records in parallel.
     with ThreadPoolExecutor(_READERS) as readers:
         listed = [records[name] for name in document["records"]]
         digests = readers.map(lambda record: _sha256(content(file, record)), listed)
@@ -147,7 +147,7 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
 
 
 def _root(names: list[str]) -> str:
-    """Return the folder that all records of a TorchScript archive are in."""
+    """Return the folder that contains all records of a TorchScript archive."""
     root = names[0].partition("/")[0] + "/" if names else ""
     if len(root) < 2 or not all(name.startswith(root) for name in names):
         raise ArchiveError("it is no TorchScript archive")
@@ -183,7 +183,7 @@ def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
     if isinstance(key, (bytes, str)):
         valid = kind == b"hmac-sha256" and hmac.compare_digest(value, _hmac(manifest, key))
     elif hasattr(key, "verify"):
-        # Only whoever holds such a key has the library.
+        # Whoever has such a key has this package installed.
         from cryptography.exceptions import InvalidSignature
 
         try:

@@ -1,4 +1,4 @@
-"""How long artifacts take, side by side, on the threads that torch uses."""
+"""Timing artifacts side by side on the CPU, with torch's threads."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tvmify.runtime.executor import Executor, PackedWeights
 from tvmify.runtime.graphs import GraphedCall
 from tvmify.runtime.native import Call
 
-#: The candidates take turns so often; the fastest call of each counts, as noise only ever adds.
+#: Rounds in which each candidate has a turn; its fastest call counts, since noise only adds time.
 _ROUNDS = 8
-#: Seconds of one turn, and the calls that it has at least.
+#: Seconds of one turn, and its fewest calls.
 _TURN, _LEAST = 0.002, 2
-#: Seconds that are long enough for the clock. What is measured at once is to be short: beside
-#: another busy process, a call in between its slices of the processor is as fast as ever.
+#: Seconds that the clock resolves well enough. One timing should be short, so that it may fit
+#: between two time slices of other processes.
 _LEGIBLE = 20e-6
-#: What took so many times the fastest in its first two turns is out.
+#: A candidate this many times slower than the fastest after two turns is dropped.
 _HOPELESS = 3
-#: Bytes of weights after which the first are no longer in a private cache, and the most copies
-#: that are made: small weights matter less.
+#: Bytes of weights that evict the first of them from L1 and L2, and the most copies that are made:
+#: small weights matter less.
 _COLD, _MOST_COPIES = 16 << 20, 64
 
 
@@ -37,17 +37,17 @@ def measure(
     Parameters
     ----------
     artifacts
-        Programs that compute the same, all of these inputs and weights.
+        Programs that compute the same function of these inputs and weights.
     inputs, weights
-        As ``Executor.call`` and ``Executor.bind`` take them. Inputs stay in the caches of the
-        processor between calls, as far as they fit. Weights do not, as in a network, where those
-        of other layers are read in between: copies of them take turns.
+        As for ``Executor.call`` and ``Executor.bind``. Inputs stay in the processor's caches
+        between calls, if they fit. Weights do not: calls rotate through copies of them, since in a
+        network other layers' weights are read in between.
     """
     turns = [cycle(copies(artifact, weights)[0]) for artifact in artifacts]
     leaves = tuple(inputs)
     best = [float("inf")] * len(turns)
     for done in range(_ROUNDS):
-        # Two rounds for each: that it was disturbed in the first is no reason to give it up.
+        # Two rounds for each, since the first may have been disturbed.
         limit = _HOPELESS * min(best) if done > 1 else float("inf")
         for i, calls in enumerate(turns):
             if best[i] <= limit:
@@ -58,7 +58,7 @@ def measure(
 def copies(
     artifact: Artifact, weights: Sequence[torch.Tensor], cold: int = _COLD
 ) -> tuple[list[Call | GraphedCall], list[torch.Tensor]]:
-    """Return calls of an artifact with copies of the weights, of so many bytes; and the copies."""
+    """Return calls of an artifact with ``cold`` bytes of copies of the weights, and the copies."""
     executor = Executor(artifact)
     executor.bind(weights, store := PackedWeights())
     calls, held = [executor.call()], store.take(artifact.packed, lambda _: [])
@@ -74,7 +74,7 @@ def copies(
 def _fastest(
     calls: Iterator[Call | GraphedCall], leaves: tuple[torch.Tensor, ...], expected: float
 ) -> float:
-    """Return the seconds of the fastest call in one turn, or of a few calls if they are short."""
+    """Return the seconds of the fastest call in one turn, averaged over a few if they are short."""
     together = max(1, int(_LEGIBLE / expected))
     fastest, end, left = float("inf"), time.perf_counter() + _TURN, _LEAST
     while True:

@@ -1,4 +1,4 @@
-"""How long artifacts take on a GPU, side by side: its own time, without that of launching them."""
+"""Timing artifacts side by side on a GPU: device time, without launch overhead."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tvmify.artifact import Artifact
 from tvmify.runtime.graphs import Captured, no_capture
 from tvmify.runtime.measuring import copies
 
-#: The candidates take turns so often; the shortest time of each counts.
+#: Rounds in which each candidate has a turn; its shortest time counts.
 _ROUNDS = 5
-#: Calls that are one graph, at least: more than it takes the processor to launch it.
+#: The fewest calls in one graph, so that it runs longer than its launch.
 _LEAST = 32
-#: Replays of it that are timed together.
+#: Replays of the graph that are timed together.
 _REPLAYS = 4
-#: Bytes of weights after which the first are no longer in the GPU's cache.
+#: Bytes of weights that evict the first of them from the GPU's L2.
 _COLD = 256 << 20
 
 Tensors = Sequence[torch.Tensor]
@@ -38,7 +38,7 @@ def measure_on(
 
 
 def _round(artifact: Artifact, inputs: Tensors, weights: Tensors) -> Callable[[], float]:
-    """Return what measures one call, among many in a CUDA graph."""
+    """Return a function that measures the time of one call, averaged over a CUDA graph of many."""
     calls, packed = copies(artifact, weights, _COLD)
     count = max(_LEAST, len(calls))
 
@@ -50,7 +50,7 @@ def _round(artifact: Artifact, inputs: Tensors, weights: Tensors) -> Callable[[]
 
     def seconds() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph(inputs)  # while it runs, the next ones are launched
+        graph(inputs)  # keeps the GPU busy while the timed ones are launched
         begin.record()
         for _ in range(_REPLAYS):
             graph(inputs)

@@ -1,8 +1,8 @@
 """Finds and loads the native library, without importing TVM.
 
-Importing this module loads everything that compiled code needs: TVM's small runtime (its compiler
-stays on disk), ``tvmify/lib/libtvmify.so``, which registers ``torch.classes.tvmify``, and then
-``tvmify._C``. The order matters, so other modules take the names of ``_C`` from
+Importing this module loads everything that compiled code needs: TVM's small runtime (not its
+compiler), ``tvmify/lib/libtvmify.so``, which registers ``torch.classes.tvmify``, and then
+``tvmify._C``. The order matters, so other modules import the names in ``_C`` from
 `tvmify.runtime`.
 """
 
@@ -17,9 +17,7 @@ import torch
 
 from tvmify.errors import NativeLibraryError
 
-_REINSTALL = (
-    "Install tvmify again, in this environment: pip install --force-reinstall --no-deps tvmify."
-)
+_REINSTALL = "Reinstall tvmify in this environment: pip install --force-reinstall --no-deps tvmify."
 
 
 def _directory(package: str) -> Path:
@@ -30,10 +28,10 @@ def _directory(package: str) -> Path:
 
 
 def cmake_prefix_path() -> str:
-    """Return what CMake needs in ``CMAKE_PREFIX_PATH`` for ``find_package(tvmify)``."""
+    """Return the ``CMAKE_PREFIX_PATH`` that CMake's ``find_package(tvmify)`` needs."""
     package = Path(__file__).parents[1]
     places = [package / "share" / "cmake"]
-    # An installed package finds those it needs beside itself, an editable one does not.
+    # An installed package finds its dependencies beside itself; an editable install does not.
     places += [_directory(name).parent for name in ("torch", "tvm", "tvm_ffi")]
     return ";".join(dict.fromkeys(str(place) for place in places if place != package.parent))
 
@@ -46,7 +44,7 @@ def _load_library(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
 
 
 def _check_versions(built_against: str) -> None:
-    """Compare the packages that the library was compiled against with those that are installed.
+    """Compare the packages that the library was compiled against with those installed.
 
     Parameters
     ----------
@@ -56,24 +54,24 @@ def _check_versions(built_against: str) -> None:
     Raises
     ------
     NativeLibraryError
-        One differs; the layout of its objects may, too.
+        One differs, so its objects may have another layout.
     """
     for requirement in built_against.split():
         package, _, built = requirement.partition("==")
         installed = torch.__version__ if package == "torch" else importlib.metadata.version(package)
         if package == "torch":
-            # Within a minor version the C++ interface stays, whatever the build (+cpu, +cu130).
+            # The C++ ABI is stable within a minor version and across builds (+cpu, +cu130).
             built, installed = (".".join(v.split(".")[:2]) for v in (built, installed))
         if built != installed:
             raise NativeLibraryError(
-                f"the native library was built for {package} {built}, and {installed} is "
+                f"the native library was built for {package} {built}, but {installed} is "
                 f"installed. {_REINSTALL}"
             )
 
 
 def _load() -> ctypes.CDLL:
-    # Found by full path and made global, because the search paths compiled into our library would
-    # hold in site-packages only, and kernels refer to the runtime's functions by bare name.
+    # Loaded by full path, since our library's run paths only work in site-packages; and globally,
+    # since kernels refer to the runtime's functions by bare name.
     _load_library(_directory("tvm_ffi") / "lib" / "libtvm_ffi.so", ctypes.RTLD_GLOBAL)
     _load_library(_directory("tvm") / "lib" / "libtvm_runtime.so", ctypes.RTLD_GLOBAL)
     library = _load_library(Path(__file__).parents[1] / "lib" / "libtvmify.so")
@@ -90,7 +88,7 @@ def built_against() -> str:
     return _library.tvmify_built_against().decode()
 
 
-# After the libraries, which it is linked to.
+# After the libraries that it links to.
 from tvmify._C import (  # noqa: E402
     Call,
     Guard,

@@ -1,4 +1,4 @@
-"""What surrounds a call: modes and transforms, and containers that native code leaves alone."""
+"""The context of a call: modes, transforms, and containers that native code does not handle."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DEVICES = ("cpu", "cuda")
 def unusual_signature(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], tuple[Hashable, ...] | None]:
-    """Describe a call in Python where `flatten` did not, or return None for its signature."""
+    """Describe in Python a call that `flatten` could not; None as signature if nothing can."""
     if is_being_transformed():
         return (), None
-    # A default device is a mode of torch functions, which `flatten` leaves alone; it is the one
-    # such mode that compiled code can follow, because the key names it.
+    # A default device is a torch function mode, which `flatten` does not handle. Compiled code
+    # supports this one such mode, because it is part of the key.
     with torch._C.DisableTorchFunction():
         leaves, structure = pytree.tree_flatten((args, kwargs))
         leaves, signature = flatten(tuple(leaves), {})
@@ -36,7 +36,7 @@ def unusual_signature(
 
 
 def is_being_transformed() -> bool:
-    """Whether a trace, an export or a function transform looks at the operators of this call."""
+    """Whether a trace, an export or a function transform intercepts this call's operators."""
     modes = [
         torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())
     ]
@@ -49,7 +49,7 @@ def is_being_transformed() -> bool:
 
 
 def is_traced_here() -> bool:
-    """Whether ``torch.compiler.is_compiling()``, which is true of the process, is meant for us."""
+    """Whether this call is traced; ``torch.compiler.is_compiling()`` is true for all threads."""
     if is_dynamo_compiling() or is_being_transformed():
         return True
     settle()
@@ -57,7 +57,7 @@ def is_traced_here() -> bool:
 
 
 def autocast_text() -> str:
-    """Return what autocast does now, as text; empty where it is off."""
+    """Return the autocast state as text; empty if it is off."""
     casts = casts_now().items()
     return ", ".join(
         f"autocast {device} {str(dtype).removeprefix('torch.')}" for device, dtype in casts
@@ -65,7 +65,7 @@ def autocast_text() -> str:
 
 
 def casts_now() -> dict[str, torch.dtype]:
-    """Return what autocast casts to, for each type of device for which it is on."""
+    """Return autocast's dtype for each device type for which it is on."""
     return {
         device: torch.get_autocast_dtype(device)
         for device in _DEVICES
@@ -75,7 +75,7 @@ def casts_now() -> dict[str, torch.dtype]:
 
 @contextlib.contextmanager
 def casting(casts: Mapping[str, torch.dtype]) -> Iterator[None]:
-    """Turn autocast on for these types of devices, and off for others."""
+    """Turn autocast on for these device types, and off for others."""
     with contextlib.ExitStack() as stack:
         for device in _DEVICES:
             stack.enter_context(torch.autocast(device, casts.get(device), device in casts))
@@ -83,7 +83,7 @@ def casting(casts: Mapping[str, torch.dtype]) -> Iterator[None]:
 
 
 def gradients_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return what code may ask about gradients in a call: modes, and a letter for each tensor."""
+    """Return the gradient state that code can query: modes, and a letter for each tensor."""
     letters = "".join(
         "gG"[leaf.requires_grad] + "iI"[leaf.is_inference()]
         for leaf in pytree.tree_leaves((args, kwargs))
@@ -93,12 +93,12 @@ def gradients_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Refuse the modes that have no compiled form; return whether gradients are possible.
+    """Refuse modes that compiled code does not support; return whether gradients are possible.
 
     Raises
     ------
     TrainingMode, GradientsNeeded, NotCompiled
-        The module trains, an input requires a gradient, a hook is in the way.
+        The module is in training mode, an input requires a gradient, or there is a hook.
     """
     if watched.training is not None:
         where = f"submodule {watched.training!r}" if watched.training else "the module"

@@ -1,11 +1,10 @@
-"""What compiled code assumes about a module, and the native guard that sees it change.
+"""What compiled code assumes about a module, and the native guard that detects changes.
 
-A compiled program holds for one state of its module: these attributes, submodules, modes and
-hooks. The guard compares all of them by identity before every call, in native code, at some
-nanoseconds each, so that assigning to any attribute anywhere in the module is noticed, and so are
-another class of a submodule and another method of a class. What no identity shows is not: a list,
-dict or other object edited in place, ``tensor.data`` written to, a global variable. ``refresh()``
-is for those.
+A compiled program is valid for one state of its module: its attributes, submodules, modes and
+hooks. Before every call, native code compares all of them by identity, at a few nanoseconds each.
+It detects assignments to any attribute in the module, a new class of a submodule, and a new method
+of a class. It cannot detect what leaves identities unchanged: a list, dict or other object edited
+in place, writes to ``tensor.data``, global variables. Call ``refresh()`` after those.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from tvmify.runtime.native import Guard
 from tvmify.signature import unreadable_kind
 from tvmify.torch_compat.parts import Part, parts
 
-# The bookkeeping of nn.Module itself: what matters of it (parameters, hooks …) is watched by name.
+# Bookkeeping of nn.Module: the parts that matter (parameters, hooks …) are watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
-#: How the names of attributes begin under which dispatchers live; they are not the module's own.
+#: Prefix of the attributes that hold dispatchers, which are not part of the module's state.
 DISPATCHER = "_tvmify_"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _EVERY_MODULE = "*"
-#: PyTorch puts other methods on nn.Module itself, for a while, whenever it records a module.
+#: PyTorch temporarily patches methods of nn.Module itself while it traces a module.
 _UNWATCHED = frozenset(nn.Module.__mro__)
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
@@ -40,15 +39,15 @@ _BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclass(frozen=True)
 class Watched:
-    """A module as it was when the guard was taken.
+    """The state of a module when its guard was created.
 
     Attributes
     ----------
     guard
-        Native; its ``changed()`` is 0 while nothing of the module has changed.
+        Native; its ``changed()`` is 0 while nothing in the module has changed.
     state
-        Equal for two moments between which no compiled program went stale: everything watched,
-        the values of tensors apart.
+        Everything watched except the values of tensors; equal states mean that compiled programs
+        are still valid.
     names
         For each item of ``state`` the dotted name of the attribute, for messages.
     training
@@ -57,7 +56,7 @@ class Watched:
         Dotted name of the first submodule with a forward hook ("" is the module itself, "*" stands
         for all modules), or None.
     requires_grad
-        Whether any parameter does.
+        Whether any parameter requires a gradient.
     lazy
         Dotted name of the first parameter or buffer that has no shape yet, or None.
     """
@@ -71,14 +70,14 @@ class Watched:
     lazy: str | None = None
 
     def changes_since(self, earlier: Watched) -> list[str]:
-        """Return the names of the attributes that differ between two moments."""
+        """Return the names of the attributes that differ from an earlier state."""
         before = dict(zip(earlier.names, earlier.state, strict=True))
         now = dict(zip(self.names, self.state, strict=True))
         absent = object()
         return [n for n in before | now if before.get(n, absent) != now.get(n, absent)]
 
     def modes(self) -> dict[str, bool]:
-        """Return by its path whether a module was in training mode, for all of the tree."""
+        """Return, for every module of the tree by its path, whether it was in training mode."""
         found = {}
         for name, value in zip(self.names, self.state, strict=True):
             path, _, last = name.rpartition(".")
@@ -87,7 +86,7 @@ class Watched:
         return found
 
     def check_shapes(self) -> None:
-        """Refuse a module that its first call in eager completes.
+        """Refuse a module with lazy parameters, which only a first call in eager initializes.
 
         Raises
         ------
@@ -106,8 +105,8 @@ class Watched:
         Raises
         ------
         NotCompiled
-            A submodule has a forward hook, or the module itself where that is watched, or PyTorch
-            has one for all modules.
+            A submodule has a forward hook, or the module itself if that is watched, or there is a
+            global hook.
         """
         if self.hooked is not None:
             where = f"submodule {self.hooked!r}" if self.hooked else "the module"
@@ -120,7 +119,7 @@ class Watched:
 
 
 class _ByIdentity:
-    """An attribute that compares by identity; holding it keeps its address from being reused."""
+    """An attribute compared by identity; holding it keeps its address from being reused."""
 
     __slots__ = ("value",)
 
@@ -141,19 +140,19 @@ def watch(
     *,
     own_hooks: bool = False,
 ) -> Watched:
-    """Take a module's state and a guard over it.
+    """Record a module's state, and create a guard for it.
 
     Parameters
     ----------
     module
-        None stands for a function, which has no state.
+        None for a function, which has no state.
     constants
-        Tensors outside of the module that the guard covers too.
+        Tensors outside the module to guard as well.
     written
-        Tensors of the module that its own calls write to. They are read at every call, so their
-        elements may change.
+        Tensors of the module that its own calls write to. Calls read them afresh, so their elements
+        may change.
     own_hooks
-        Watch the hooks of the module itself, too. Those of its submodules always are.
+        Also watch the hooks of the module itself; those of its submodules are always watched.
     """
     watching = _Watching(constants)
     for part in parts(module) if module is not None else ():
@@ -181,7 +180,7 @@ class _Watching:
     def add(self, part: Part, *, has_hooks: bool) -> None:
         """Watch a module, without its children."""
         module, path = part.module, part.path
-        # What is not registered is not reached by eval() either: capture sees what it computes.
+        # eval() does not reach unregistered modules either, so capture sees the mode they have.
         if _is_exported(module):
             self._exported.append(part.attribute(""))
         is_fixed = f"{path}.".startswith(tuple(self._exported)) or _is_exported(module)
@@ -189,8 +188,8 @@ class _Watching:
         if self._training is None and trains and (not path or _heeds_training(type(module))):
             self._training = path
         if isinstance(module, torch.jit.ScriptModule):
-            # Its attributes live in C++, where a new Python object is made at every look: only
-            # its tensors can be watched. Its children come later in this walk.
+            # Its attributes are in C++, and each access makes a new Python object, so only its
+            # tensors can be watched. Its children come later in this walk.
             own = dict(module.named_parameters(recurse=False))
             own |= dict(module.named_buffers(recurse=False))
             for name, value in own.items():
@@ -211,13 +210,13 @@ class _Watching:
             for name, value in members.items():
                 self._slots.append((members, name, value))
                 self._add_value(part, name, value)
-        if has_hooks:  # else they run around the compiled call
+        if has_hooks:  # otherwise they run around the compiled call
             for name in _HOOKS:
                 self._slots.append((attributes, name, attributes[name]))
                 self._add_hooks(part.attribute(name), attributes[name], path)
 
     def add_hooks_of_all(self) -> None:
-        """Watch the hooks that PyTorch calls for every module."""
+        """Watch PyTorch's global module hooks."""
         for name in _HOOKS:
             hooks = getattr(nn.modules.module, f"_global{name}")
             self._add_hooks(name, hooks, _EVERY_MODULE)
@@ -244,7 +243,7 @@ class _Watching:
 
     def _add_class(self, part: Part) -> None:
         cls = type(part.module)
-        # The root weakly: its guard hangs on it.
+        # The root only weakly, since it owns the guard.
         held = part.module if part.path else weakref.ref(part.module)
         self._types.append((held, cls))
         self._state.append((part.attribute("__class__"), _ByIdentity(cls)))
@@ -262,8 +261,8 @@ class _Watching:
         comparable = "lazy" if is_lazy else _comparable(value)
         if isinstance(value, torch.Tensor):
             self._tensors.append(value)
-            # Of tensors that are one, a program may read either; and those that nothing leads to
-            # are constants of programs.
+            # A program may read either of two aliases, and tensors outside the module are its
+            # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
             comparable = comparable, alias if part.is_named else _ByIdentity(value)
         self._state.append((part.attribute(name), comparable))
@@ -286,16 +285,16 @@ def _parted(
 
 
 def _is_exported(module: nn.Module) -> bool:
-    """Whether it is a program of ``torch.export``, in which modes are fixed and cannot be set."""
+    """Whether it is a ``torch.export`` program, whose modes are fixed."""
     return isinstance(module, torch.fx.GraphModule) and "eval" in vars(module)
 
 
 @functools.cache
 def _heeds_training(cls: type[nn.Module]) -> bool:
-    """Whether a submodule in training mode computes something else; layers like Linear do not.
+    """Whether training mode changes what a submodule computes; for layers like Linear it does not.
 
-    A fresh layer is in training mode, and one that was put into a model in place of another often
-    stays so. Only PyTorch's own layers are believed to say where they look at the mode.
+    A new layer is in training mode, and often stays so when it replaces another in a model. Only
+    PyTorch's own layers are known to ignore the mode.
     """
     if not cls.__module__.startswith("torch.nn.modules."):
         return True
@@ -308,7 +307,7 @@ def _heeds_training(cls: type[nn.Module]) -> bool:
 
 
 class _ByWeakIdentity:
-    """A tensor that compares by identity and is not kept alive."""
+    """A tensor compared by identity, and not kept alive."""
 
     __slots__ = ("_hash", "_reference")
 
@@ -327,32 +326,32 @@ class _ByWeakIdentity:
 
 
 def _is_method(member: Any) -> bool:
-    """Whether a member of a class decides what its objects do; the guard watches no others."""
+    """Whether a member of a class affects what its instances do; the guard ignores all others."""
     return callable(member) or hasattr(type(member), "__get__")
 
 
 def _memory_of(tensor: torch.Tensor) -> Hashable:
-    """Return what two tensors have in common that are one to whoever reads them."""
+    """Return a value that is equal for tensors with the same memory and layout."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or not tensor.numel():
         return id(tensor)
     try:
         start = tensor.data_ptr()
-    except RuntimeError:  # a tensor inside of a function transform, or without memory
+    except RuntimeError:  # a tensor inside a function transform, or without memory
         return id(tensor)
     return (start, tensor.dtype, tensor.shape, tensor.stride()) if start else id(tensor)
 
 
 def _comparable(value: Any) -> Hashable:
-    # Values that cannot be edited in place compare by value, so that assigning an equal one
-    # does not cost a capture; 1, 1.0 and True are told apart.
+    # Immutable values compare by value, so that assigning an equal one does not cause a capture;
+    # their types tell 1, 1.0 and True apart.
     if isinstance(value, _BY_VALUE):
         return type(value), value
     if isinstance(value, torch.Tensor):
-        # What a subclass answers may be code of its own, and a nested tensor has no shape.
+        # A subclass may override any of these, and a nested tensor has no shape.
         if type(value) not in (torch.Tensor, nn.Parameter) or value.is_nested:
             return _ByWeakIdentity(value)
-        # New values are new weights; another shape, dtype or device is another program, and what
-        # compiled code cannot read is none.
+        # New values only need repacking; another shape, dtype or device needs another program, and
+        # compiled code cannot run on a tensor that it cannot read.
         attributes = value.dtype, value.device, value.requires_grad, unreadable_kind(value)
         return tuple(value.shape), *attributes
     if type(value) is tuple:
