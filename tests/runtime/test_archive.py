@@ -73,8 +73,8 @@ def test_other_things_than_files_are_turned_away(small, tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello" * 1000)
     for name, reason in {
-        "pipe": "no regular file",
-        ".": "no regular file",
+        "pipe": "not a regular file",
+        ".": "not a regular file",
         "empty": "no whole archive",
         "text": "no whole archive",
     }.items():

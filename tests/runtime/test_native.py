@@ -21,7 +21,7 @@ def test_the_versions_that_are_installed_pass():
 
 @pytest.mark.parametrize("built", ["torch==2.12.1+cpu", "apache-tvm==0.26.0", "apache-tvm-ffi==9"])
 def test_other_versions_are_refused(built):
-    with pytest.raises(NativeLibraryError, match=r"was built for .* is installed\. Install"):
+    with pytest.raises(NativeLibraryError, match=r"was built for .* is installed\. Reinstall"):
         native._check_versions(built)
 
 
