@@ -13,7 +13,7 @@ void append(std::string& text, int64_t number) {
   text.append(digits, std::to_chars(digits, digits + sizeof(digits), number).ptr);
 }
 
-// The shortest digits that give this number again, with a mark that it is none of the integers.
+// Writes the shortest digits that round-trip, with a mark that tells floats from integers.
 void append(std::string& text, double number) {
   char digits[32];
   const std::string_view written(
@@ -23,13 +23,13 @@ void append(std::string& text, double number) {
   if (written.find_first_of(".en") == std::string_view::npos) text += ".0";  // inf and nan have n
 }
 
-// With a length, so that no text can imitate the end of itself.
+// Writes the length first, so that no text can fake its own end.
 void append_quoted(std::string& text, const std::string& quoted) {
   append(text, static_cast<int64_t>(quoted.size()));
   text.append("'").append(quoted).append("'");
 }
 
-// Names as torch spells them in Python.
+// Returns torch's Python name of a dtype.
 const char* name_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kDouble:

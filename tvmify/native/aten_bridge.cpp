@@ -1,8 +1,8 @@
-// tvmify.aten: what compiled programs call for operators that PyTorch computes.
+// tvmify.aten: the function that compiled programs call for operators that PyTorch computes.
 //
-// Its first argument is a graph in TorchScript's notation, of a handful of nodes without control
-// flow, as tvmify/compiler/aten/bridge.py writes it; the others are the graph's inputs. Nothing here
-// needs Python, so that saved files and C++ programs compute the same.
+// Its first argument is a TorchScript graph as text, a few nodes without control flow, written by
+// tvmify/compiler/aten/bridge.py; the other arguments are the graph's inputs. Nothing here needs Python,
+// so saved files and C++ programs compute the same.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,7 +34,7 @@ using torch::jit::Node;
 using torch::jit::Stack;
 using torch::jit::Value;
 
-// A tensor in a graph's notation of its results, as kernels that read it expect it.
+// The shape and dtype that a graph declares for a result, which kernels that read it rely on.
 struct Expected {
   std::vector<int64_t> sizes;
   at::ScalarType dtype;
@@ -54,7 +54,7 @@ void construct_list(Stack& stack, const at::TypePtr& element, size_t size) {
   stack.emplace_back(std::move(list));
 }
 
-// A graph whose operators have been looked up. Any number of threads may run it at once.
+// A graph whose operators have been resolved. Thread-safe.
 class Bridged {
  public:
   explicit Bridged(const std::string& text) {
@@ -127,8 +127,8 @@ class Bridged {
     return node->getOperation();
   }
 
-  // A result as the compiled program may keep it: memory of its own, since that of the inputs is
-  // planned for other tensors; and of the shape that was compiled for, since kernels do not check.
+  // Returns a result that the program may keep: in separate memory, since the inputs' memory is
+  // reused; and checked for the compiled shape, since kernels do not check.
   static at::Tensor owned(const at::Tensor& result, const Expected& expected,
                           at::ArrayRef<at::Tensor> inputs) {
     TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype,
@@ -142,13 +142,13 @@ class Bridged {
   }
 
   size_t inputs_;
-  std::vector<at::IValue> initial_;  // with the constants
+  std::vector<at::IValue> initial_;  // including constants
   std::vector<Step> steps_;
   std::vector<size_t> outputs_;
   std::vector<Expected> expected_;
 };
 
-// The graphs of this process, by their text. They stay: a text is short, and programs share them.
+// Returns the graph for a text. Graphs are never freed: texts are short, and programs share them.
 std::shared_ptr<const Bridged> bridged(const std::string& text) {
   static std::unordered_map<std::string, std::shared_ptr<const Bridged>> graphs;
   {
@@ -162,7 +162,7 @@ std::shared_ptr<const Bridged> bridged(const std::string& text) {
 }
 
 void call(ffi::PackedArgs arguments, ffi::Any* result) {
-  // Casts and gradients are not the operators' own affair: the program has the casts in it.
+  // Skip autocast and autograd: the program already contains the casts.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   const WithoutThreadsAfterFork without_threads;
@@ -180,7 +180,7 @@ void call(ffi::PackedArgs arguments, ffi::Any* result) {
     for (at::Tensor& tensor : results) tensors.push_back(to_tvm(std::move(tensor)));
     *result = tensors;
   } catch (const c10::Error& error) {
-    throw_through_tvm(error);  // PyTorch's own would not survive the way
+    throw_through_tvm(error);  // PyTorch's exceptions cannot cross TVM
   }
 }
 

@@ -1,4 +1,4 @@
-// When a thread runs its parallel loops alone.
+// Decides when a thread runs its parallel loops alone.
 #pragma once
 
 #include <algorithm>
@@ -8,28 +8,28 @@ namespace tvmify {
 
 using Clock = std::chrono::steady_clock;
 
-// Keeps one thread's loops to itself while other processes have the cores. A region of OpenMP
-// begins and ends when all of its threads run, even those that find no task left, so each loop may
-// wait for a time slice of the scheduler: milliseconds for microseconds of work.
+// Makes a thread run its loops alone while other processes occupy the cores. An OpenMP region
+// begins and ends only when all of its threads run, even those with no task, so a loop may wait for
+// a time slice of the scheduler: milliseconds for microseconds of work.
 class Backoff {
  public:
-  // What others are waited for before the caller works alone, and what it works on a loop alone
-  // before they are waited for: about a slice of the scheduler's.
+  // How long to wait for other threads before running loops alone, and how long to work on a loop
+  // alone before involving them: about one time slice of the scheduler.
   static constexpr Clock::duration kPatience = std::chrono::milliseconds(4);
 
   bool alone(Clock::time_point now) const { return now < until_; }
 
-  // A loop forked, its tasks began and were done, its threads joined; of the tasks, the calling
-  // thread ran `own`.
+  // Records a loop: when it forked, when its tasks began and ended, when it joined, and that the
+  // calling thread ran `own` of the tasks.
   void add(Clock::time_point forked, Clock::time_point begun, Clock::time_point done,
            Clock::time_point joined, int tasks, int own) {
-    if (own == 0) return;  // it was late itself
+    if (own == 0) return;  // the caller itself was late
     const auto waited = (begun - forked) + (joined - done);
     const auto saved = (done - begun) * (tasks - own) / own;
     lost_ = std::max(lost_ + waited - saved, Clock::duration::zero());
     balance_ += saved - waited;
     if (lost_ < kPatience) return;
-    // One slice lost by chance, or has there been nothing but loss since the last pause?
+    // Tell one slice lost by chance from a net loss since the last pause.
     const bool still = balance_ < Clock::duration::zero();
     pause_ = still ? std::clamp(2 * pause_, kShortest, kLongest) : kShortest;
     until_ = joined + pause_;
@@ -37,13 +37,13 @@ class Backoff {
   }
 
  private:
-  // The first pause costs about as much as was lost, if that was chance; with the longest one, a
-  // trouble that lasts is looked at once a second.
+  // The shortest pause costs about as much as a loss by chance; the longest one retries once a
+  // second while the contention lasts.
   static constexpr Clock::duration kShortest = std::chrono::milliseconds(10);
   static constexpr Clock::duration kLongest = std::chrono::seconds(1);
 
-  Clock::duration lost_{0};     // of late
-  Clock::duration balance_{0};  // saved, less what was lost, since the last pause
+  Clock::duration lost_{0};     // recently
+  Clock::duration balance_{0};  // saved minus lost since the last pause
   Clock::duration pause_{0};
   Clock::time_point until_{};
 };

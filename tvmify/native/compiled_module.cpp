@@ -29,7 +29,7 @@ auto translate_errors(const Body& body) {
     return body();
   } catch (const ffi::Error& error) {
     rethrow_from_tvm(error);
-    // Eager's own, for a position that is not there: who catches it shall catch this one, too.
+    // An index out of range: raise the same type as eager, so that callers can catch it.
     TORCH_CHECK_INDEX(error.kind() != "IndexError", error.message());
     TORCH_CHECK(false, "the compiled program failed with TVM's ", error.kind(), ": ",
                 error.message());
@@ -38,13 +38,13 @@ auto translate_errors(const Body& body) {
 
 using TvmTensors = c10::SmallVector<ffi::Tensor, 8>;
 
-// The arguments of one call of a TVM function. It refers to the tensors, and does not own them.
+// The arguments of one call of a TVM function. Does not own the tensors.
 class Arguments {
  public:
   explicit Arguments(size_t size) { views_.reserve(size); }
   void add(const ffi::Tensor& tensor) { views_.emplace_back(tensor); }
 
-  // Returns the tensors that the function returned, one or an array of them.
+  // Calls the function, and returns its result, a tensor or an array, as a list of tensors.
   TvmTensors call(const ffi::Function& function) const {
     ffi::Any result;
     function.CallPacked(views_.data(), static_cast<int32_t>(views_.size()), &result);
@@ -60,7 +60,7 @@ class Arguments {
   std::vector<ffi::AnyView> views_;
 };
 
-// Whose memory an output shows: the tensor it is a view of, or null.
+// Returns the tensor of which an output is a view, or null.
 const at::Tensor* owner_of(const DLTensor& output, at::ArrayRef<at::Tensor> tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (lies_inside(output, tensor)) return &tensor;
@@ -72,10 +72,10 @@ at::Tensor shown_by(const DLTensor& output, const at::Tensor& owner) {
   return is_same_view(output, owner) ? owner : view_of(owner, output);
 }
 
-// Of CompiledModule::State. To be raised whenever the meaning of a part changes.
+// Version of CompiledModule::State. Increase it when the meaning of a part changes.
 constexpr int64_t kFormat = 1;
 
-// What kernels are linked to, as in "apache-tvm==0.27.0 apache-tvm-ffi==0.1.14".
+// The packages that kernels link to, as in "apache-tvm==0.27.0 apache-tvm-ffi==0.1.14".
 constexpr const char* kRuntime = TVMIFY_RUNTIME;
 
 std::string missing_features(const std::string& needed) {
@@ -88,7 +88,7 @@ std::string missing_features(const std::string& needed) {
   std::istringstream names(needed);
   const std::string gpu = "cuda:" + cuda::architecture_in(needed);
   for (std::string name; names >> name;) {
-    if (name == gpu) continue;  // looked for when there are tensors for it
+    if (name == gpu) continue;  // checked when a call has tensors on it
     if (std::find(present.begin(), present.end(), name) == present.end()) missing += ' ' + name;
   }
   return missing.empty() ? missing : "this CPU does not have" + missing;
@@ -96,7 +96,7 @@ std::string missing_features(const std::string& needed) {
 
 }  // namespace
 
-// Immutable: `bind` replaces the whole object, and calls that still run keep the old one alive.
+// Immutable: `bind` replaces the whole object, and running calls keep the old one alive.
 class CompiledModule::PackedWeights {
  public:
   PackedWeights(at::ArrayRef<at::Tensor> weights, c10::Device device) : device_(device) {
@@ -112,7 +112,7 @@ class CompiledModule::PackedWeights {
   const std::vector<ffi::Tensor>& tensors() const { return tensors_; }
   c10::Device device() const { return device_; }
 
-  // Whether an output is in a weight's memory.
+  // Whether an output shares a weight's memory.
   bool own(const DLTensor& output) const { return ranges_.overlaps(range_of(output)); }
 
  private:
@@ -175,7 +175,7 @@ c10::Device CompiledModule::device_of(at::ArrayRef<at::Tensor> tensors,
                                       const PackedWeights* weights) const {
   if (architecture_.empty()) return c10::kCPU;
   const bool has_weights = weights != nullptr && !weights->tensors().empty();
-  // Whoever has no tensor has not made PyTorch set CUDA up.
+  // Without any tensor, PyTorch may not have initialized CUDA yet.
   if (tensors.empty() && !has_weights) at::globalContext().lazyInitDevice(c10::kCUDA);
   const c10::Device device = !tensors.empty() ? tensors.front().device()
                              : has_weights    ? weights->device()
@@ -215,7 +215,7 @@ void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
   auto before =
       std::atomic_exchange(&weights_, std::make_shared<const PackedWeights>(packed, device));
   if (device.is_cuda() && !before->tensors().empty()) {
-    // PyTorch would give their memory to the stream that packed them, and others may read it still.
+    // Freed weights return to the stream that packed them, while other streams may still read them.
     c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(before->device().index());
   }
 }
@@ -230,7 +230,7 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights,
     TvmTensors held;
     Arguments arguments(weights.size());
     for (const at::Tensor& weight : weights) {
-      // Aliases are taken of the readable copy, if one was made: it is what kernels need.
+      // Outputs may alias the readable copy, if one was made, since that is what kernels need.
       sources.push_back(readable(weight, device));
       held.push_back(to_tvm(sources.back()));
       arguments.add(held.back());
@@ -242,8 +242,8 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights,
     TORCH_CHECK(!wanted || wanted->size() == outputs.size(), "a program packed ", outputs.size(),
                 " weights instead of ", wanted->size());
     std::vector<at::Tensor> packed;
-    packed.reserve(outputs.size());  // so that none is moved
-    std::vector<at::Tensor*> fresh;  // those that are not a weight's own memory
+    packed.reserve(outputs.size());  // `fresh` points into it
+    std::vector<at::Tensor*> fresh;  // outputs that do not share a weight's memory
     for (size_t i = 0; i < outputs.size(); ++i) {
       if (wanted && !wanted->get(i)) continue;
       const DLTensor& shown = *outputs[i].GetDLTensorPtr();
@@ -287,14 +287,14 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
         return tensor.same_as(output);
       });
       if (same != held.end()) {
-        // Also where the kernels read a copy: the program returns the argument itself.
+        // Even if the kernels read a copy, the program returns the argument itself.
         outputs.push_back(inputs[static_cast<size_t>(same - held.begin())]);
       } else if (const at::Tensor* owner = owner_of(shown, inputs)) {
         outputs.push_back(shown_by(shown, *owner));
       } else if (const at::Tensor* earlier = owner_of(shown, outputs)) {
         outputs.push_back(shown_by(shown, *earlier));
       } else if (weights->own(shown)) {
-        // Nobody outside may write to the weights that other calls read.
+        // Callers must not be able to write to weights that other calls read.
         outputs.push_back(from_tvm(std::move(output)).clone());
       } else {
         outputs.push_back(result_from_tvm(std::move(output)));

@@ -14,8 +14,8 @@ namespace tvmify {
 
 namespace {
 
-// Whether the kernel gives a process AMX's registers if it asks for them, as oneDNN does; our own
-// code has no use for them.
+// Whether the kernel grants AMX registers to a process that requests them, as oneDNN does; our own
+// code does not use them.
 bool gives_tiles() {
   constexpr int kGetSupported = 0x1021;           // ARCH_GET_XCOMP_SUPP
   constexpr unsigned long kTiles = 0b11UL << 17;  // their configuration and their contents

@@ -6,7 +6,7 @@
 
 namespace tvmify {
 
-// As the first part of LLVM's target triples.
+// The architecture, as in LLVM's target triples.
 #if defined(__x86_64__)
 constexpr const char* kArchitecture = "x86_64";
 #elif defined(__aarch64__)
@@ -15,8 +15,8 @@ constexpr const char* kArchitecture = "aarch64";
 constexpr const char* kArchitecture = "unknown";
 #endif
 
-// LLVM's names of the instruction sets that this CPU has and its operating system lets programs
-// use, among those that change which code is best; without tuning flags.
+// LLVM's names of the instruction sets that the CPU and the operating system support, among those
+// that affect which code is best; without tuning flags.
 std::vector<std::string> cpu_features();
 
 }  // namespace tvmify

@@ -25,10 +25,10 @@ namespace ffi = tvm::ffi;
 
 constexpr const char* kMark = "cuda:";
 constexpr const char* kRuntime = "libtvm_runtime_cuda.so";
-constexpr int kMostDevices = 32;  // of TVM's, too
+constexpr int kMostDevices = 32;  // TVM's limit, too
 
-// Loads the library that lies beside TVM's runtime; what it needs (the driver, CUDA's runtime) is
-// missing on many machines, so nothing is linked to it. Returns why it failed.
+// Loads TVM's CUDA runtime, a library beside its main one. Nothing links to it, since many machines
+// lack what it needs (the driver, CUDA's runtime). Returns the error; empty on success.
 std::string load_runtime() {
   void* const runtime = dlopen("libtvm_runtime.so", RTLD_NOW | RTLD_NOLOAD);
   std::string path(PATH_MAX, '\0');
@@ -53,8 +53,7 @@ int capability_of(int index) {
   return major * 10 + minor;
 }
 
-// Code for sm_86 runs on 8.6 and on later ones of the same major version; code for sm_90a uses what
-// 9.0 alone has.
+// Code for sm_86 runs on 8.6 and later minor versions; code for sm_90a runs on 9.0 only.
 bool fits(const std::string& architecture, int capability) {
   int wanted = 0;
   char prefix[4] = "", suffix = ' ';

@@ -1,5 +1,5 @@
-// GPUs: what is the same for all programs. This library is linked to PyTorch for the CPU alone, so
-// all of it goes through PyTorch's interfaces for devices of any type, and TVM's registry.
+// GPU support shared by all programs. This library links to CPU-only PyTorch, so it uses PyTorch's
+// device-independent interfaces and TVM's registry.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,17 +10,17 @@
 
 namespace tvmify::cuda {
 
-// The architecture that a program's requirements name: "sm_90a" of "x86_64 avx2 cuda:sm_90a". Empty
-// for code that runs on the CPU alone.
+// The GPU architecture in a program's requirements: "sm_90a" in "x86_64 avx2 cuda:sm_90a". Empty
+// for code that runs on the CPU.
 std::string architecture_in(const std::string& requirements);
 
-// Why code for an architecture cannot run in this process, on the GPU of this index or, without
-// one, on any; empty if it can. Looks for GPUs, and loads TVM's runtime for them.
+// Why code for an architecture cannot run in this process, on the GPU with this index or, without
+// an index, on any; empty if it can. Looks for GPUs, and loads TVM's CUDA runtime.
 std::string refusal(const std::string& architecture,
                     std::optional<c10::DeviceIndex> index = std::nullopt);
 
-// While it lives, this thread's calls of PyTorch and of TVM go to one GPU, and TVM's to the stream
-// that is PyTorch's current one there.
+// During its lifetime, PyTorch and TVM use one GPU in this thread, and TVM uses PyTorch's current
+// stream.
 class OnDevice {
  public:
   explicit OnDevice(c10::Device device);
@@ -28,7 +28,7 @@ class OnDevice {
   OnDevice(const OnDevice&) = delete;
   OnDevice& operator=(const OnDevice&) = delete;
 
-  // Waits until the stream has done what it was given so far. Not while a graph is captured.
+  // Waits for all work on the stream so far. Must not be called during a graph capture.
   void synchronize() const;
 
  private:

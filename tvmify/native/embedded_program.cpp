@@ -11,10 +11,10 @@
 namespace tvmify {
 namespace {
 
-// Of the description. To be raised whenever the meaning of a line changes.
+// Version of the description. Increase it when the meaning of a line changes.
 constexpr const char* kFormat = "1";
 
-// Arguments of ever new kinds would be ever new reasons.
+// A limit, since every new kind of arguments gives a new reason.
 constexpr size_t kMostReasons = 64;
 
 using Facts = std::map<std::string, std::string>;
@@ -36,7 +36,7 @@ std::vector<int64_t> parse_indices(const std::string& text) {
   return indices;
 }
 
-// As in "float32[1, 3, 224, 224] int64[]".
+// Returns dtypes and shapes, as in "float32[1, 3, 224, 224] int64[]".
 std::string kinds_of(at::TensorList tensors) {
   std::string text;
   std::vector<at::Tensor> ignored;
@@ -79,8 +79,8 @@ class EmbeddedProgram::Bound {
     return true;
   }
 
-  // Whether nobody will call with these weights again, given that somebody calls with others: the
-  // others are the same memory with other values, or one of these has been freed.
+  // Whether these weights are obsolete, given a call with others: the others are the same memory
+  // with new values, or one of these has been freed.
   bool is_stale(at::TensorList others) const {
     bool is_same_memory = true;
     for (size_t i = 0; i < storages_.size(); ++i) {
@@ -127,14 +127,14 @@ std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::find(const Bounds
 
 std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::bind(at::TensorList weights) const {
   if (auto bound = find(*std::atomic_load(&bounds_), weights)) return bound;
-  // Held while packing: another thread had better wait for the result.
+  // Held while packing, so that another thread waits instead of packing again.
   const std::lock_guard<ForkSafeMutex> lock(binding_);
   const std::shared_ptr<const Bounds> present = std::atomic_load(&bounds_);
   if (auto bound = find(*present, weights)) return bound;
   if (kinds_of(weights) != weights_) return nullptr;
   if (!std::all_of(weights.begin(), weights.end(), has_memory)) return nullptr;
   auto code = code_->share();
-  auto fresh = std::make_shared<const Bound>(code, weights);  // before its elements are read
+  auto fresh = std::make_shared<const Bound>(code, weights);  // before reading weights
   if (!packs_.empty()) code->bind(code->pack(select(weights, packs_)));
   auto bounds = std::make_shared<Bounds>(Bounds{fresh});
   for (const auto& bound : *present) {

@@ -1,4 +1,4 @@
-// A compiled program inside of a torch.export program: its code, and the weights it has packed.
+// A compiled program inside a torch.export program: its code and packed weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,29 +14,29 @@
 
 namespace tvmify {
 
-// Any thread may call any method, and no lock is held while kernels run.
+// Thread-safe; no lock is held while kernels run.
 class EmbeddedProgram {
  public:
-  // `description` is what tvmify/runtime/embedded.py writes: a line for each fact, "name value".
+  // `description` is written by tvmify/runtime/embedded.py: a line "name value" for each fact.
   EmbeddedProgram(const at::Tensor& library, std::string description);
 
   const std::string& description() const { return description_; }
   bool is_strict() const { return is_strict_; }
 
-  // Runs the program; without a result, `reason` says why it cannot run with these tensors or in
-  // this process. Weights that changed, or that are new, are packed first.
+  // Runs the program, after packing weights that are new or have changed. Without a result,
+  // `reason` says why it cannot run with these tensors or in this process.
   std::optional<std::vector<at::Tensor>> run(at::TensorList weights, at::TensorList inputs,
                                              std::string& reason) const;
 
-  // Whether this reason was not asked about before.
+  // Whether this is the first query about a reason.
   bool is_news(const std::string& reason) const;
 
  private:
-  // The program with one set of packed weights, and what they were made of.
+  // The program with one set of packed weights, and the weights they were packed from.
   class Bound;
   using Bounds = std::vector<std::shared_ptr<const Bound>>;
 
-  // Modules with weights of their own may share a program: as many of them are kept ready.
+  // Modules with different weights may share a program; at most this many sets are kept.
   static constexpr size_t kMostBound = 8;
 
   std::shared_ptr<const Bound> find(const Bounds& bounds, at::TensorList weights) const;
@@ -44,7 +44,7 @@ class EmbeddedProgram {
 
   const std::string description_;
   bool is_strict_ = false;
-  std::string inputs_, weights_;        // dtypes and shapes of the tensors that it was made for
+  std::string inputs_, weights_;        // dtypes and shapes of the tensors that it was exported for
   std::vector<int64_t> reads_, packs_;  // which of them the code takes
   std::string refusal_;                 // why the code cannot run in this process
   c10::intrusive_ptr<CompiledModule> code_;       // null if it is refused

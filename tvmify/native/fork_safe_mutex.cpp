@@ -34,8 +34,8 @@ int forks_so_far() { return forks.load(std::memory_order_relaxed); }
 void ForkSafeMutex::renew() {
   const std::lock_guard<std::mutex> lock(renewing);
   const int present = forks_so_far();
-  if (forks_.load(std::memory_order_relaxed) == present) return;  // another thread was here first
-  // It may be held by a thread that is not in this process: it cannot be destroyed.
+  if (forks_.load(std::memory_order_relaxed) == present) return;  // another thread was faster
+  // Not destroyed: a thread that this process does not have may hold it.
   new (&mutex_) std::mutex;
   forks_.store(present, std::memory_order_release);
 }

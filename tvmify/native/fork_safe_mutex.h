@@ -1,4 +1,4 @@
-// Mutexes that a forked child finds free, although the thread that held one is not there.
+// Mutexes that are free in a forked child, even if another thread held them during the fork.
 
 #pragma once
 
@@ -8,11 +8,11 @@
 
 namespace tvmify {
 
-// How often this process, or those that it was forked from, was the child of a fork.
+// How many forks lie between this process and the first one.
 int forks_so_far();
 
-// For what may be held for long. A child replaces it when it first locks it: what it guards has to
-// be right, if not complete, at any moment.
+// A mutex that may be held for long. A child replaces it on its first lock, so the data that it
+// guards must be consistent, if not complete, at any moment.
 class ForkSafeMutex {
  public:
   ForkSafeMutex() : forks_(forks_so_far()) {}
@@ -33,8 +33,8 @@ class ForkSafeMutex {
   std::mutex mutex_;
 };
 
-// For a moment's change of what the whole process has, during which no other lock is taken, the
-// interpreter's neither. Forks wait for it, so that a child never sees half a change.
+// For short changes of process-wide state, during which no other lock is taken, not even the GIL.
+// Forks wait for it, so a child never sees half a change.
 std::mutex& moment();
 
 }  // namespace tvmify

@@ -20,7 +20,7 @@ constexpr size_t kHugePage = size_t{2} << 20;  // on x86-64, and on aarch64 with
 
 constexpr size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
 
-// Returns bytes, the first of which is the first of a huge page, or null.
+// Maps memory that begins at a huge page; null on failure.
 void* map(size_t bytes) {
   const size_t length = round_up(bytes, kHugePage);
   void* const start =
@@ -30,7 +30,7 @@ void* map(size_t bytes) {
   char* const first = static_cast<char*>(start) + before;
   if (before != 0) munmap(start, before);
   munmap(first + length, kHugePage - before);
-  // Not for all of the last one, of which the rest would be wasted. Small pages do as well.
+  // Only for whole huge pages: a partial one at the end would waste memory.
   madvise(first, bytes, MADV_HUGEPAGE);
   return first;
 }
@@ -57,7 +57,7 @@ memory::Buffer HugePageAllocator::Alloc(DLDevice device, size_t size, size_t ali
   try {
     check(start, size);
   } catch (const c10::Error& error) {
-    throw_through_tvm(error);  // PyTorch's own would not survive the way
+    throw_through_tvm(error);  // PyTorch's exceptions cannot cross TVM
   }
   return {start, size, device, type()};
 }

@@ -27,14 +27,14 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-// A kernel library refers to TVMBackend* and TVMFFI* as plain symbols, while Python loads every
-// library privately: without this the first call of such a function would end the process.
+// Kernel libraries refer to TVMBackend* and TVMFFI* as plain symbols, but Python loads libraries
+// with RTLD_LOCAL: without this, the first call of such a function would abort the process.
 void publish_tvm_runtime() {
   static void* const runtime = dlopen("libtvm_runtime.so", RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
   TORCH_CHECK(runtime != nullptr, "libtvm_runtime.so is not loaded: ", dlerror());
 }
 
-// What comes from an archive may be any tensor.
+// An archive may contain any tensor here.
 void check_is_library(const at::Tensor& bytes) {
   TORCH_CHECK_TYPE(bytes.defined() && bytes.layout() == at::kStrided && bytes.is_cpu() &&
                        bytes.scalar_type() == at::kByte && bytes.is_contiguous() &&
@@ -42,8 +42,7 @@ void check_is_library(const at::Tensor& bytes) {
                    "a library is a contiguous uint8 tensor with memory, not ", bytes.toString());
 }
 
-// Where the kernel has no memfd or forbids it: a file in a directory of our own, without a name
-// from the moment on that it is open.
+// For kernels that lack or forbid memfd: a file in a private directory, unlinked once it is open.
 int nameless_file() {
   const char* parent = std::getenv("TMPDIR");
   std::string directory = std::string(parent != nullptr ? parent : "/tmp") + "/tvmify-XXXXXX";
@@ -63,7 +62,7 @@ int anonymous_file() {
   return has_none ? nameless_file() : file;
 }
 
-// Writes the bytes to an anonymous file that nobody can change any more.
+// Writes the bytes to an anonymous file, which is then sealed against changes.
 int sealed_file(const at::Tensor& bytes) {
   const int file = anonymous_file();
   TORCH_CHECK(file >= 0, "there is no place for a compiled library: ", std::strerror(errno));
@@ -78,22 +77,22 @@ int sealed_file(const at::Tensor& bytes) {
     }
     done += static_cast<size_t>(written);
   }
-  // Only a memfd has seals; the file in its place has no name by which it could be found.
+  // Only a memfd has seals; the fallback file has no name by which it could be opened.
   fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   return file;
 }
 
-// Tells damage, not forgery: whoever can change the bytes can change the digest beside them.
-// Against that, a whole archive can be signed (tvmify/runtime/archive.py).
+// Detects damage, not forgery: whoever can change the bytes can change the digest beside them.
+// Archives can be signed against forgery (tvmify/runtime/archive.py).
 std::string digest_of(const at::Tensor& bytes) {
   check_is_library(bytes);
   const char* data = static_cast<const char*>(bytes.const_data_ptr());
   return bytes.nbytes() == 0 ? "" : c10::sha1(std::string(data, bytes.nbytes())).str();
 }
 
-// A path of the open file that was never used before. glibc remembers libraries by the path they
-// were loaded from, and file numbers are reused: the same spelling would return an older library.
-// The spelling counts loads in binary, "./" for 0 and ".//" for 1, so that it stays short.
+// Returns a path of the open file that was never used before. glibc identifies libraries by path,
+// and file descriptors are reused, so the same path could return an older library. The path counts
+// loads in binary, "./" for 0 and ".//" for 1, so that it stays short.
 std::string unique_path(int file) {
   static std::atomic<uint64_t> loads{0};
   std::string path = "/proc/self/fd/";
@@ -107,7 +106,7 @@ Library::Loaded::~Loaded() {
   for (Pool& pool : idle) {
     for (auto& place : pool) delete place.load();
   }
-  executable = std::nullopt;  // its destructor runs code of the library
+  executable = std::nullopt;  // first: its destructor runs code in the library
   if (handle != nullptr) dlclose(handle);
   if (file >= 0) close(file);
 }
@@ -121,7 +120,7 @@ class Library::Retired {
     std::move(several.begin(), several.end(), std::back_inserter(several_));
   }
 
-  // Destroys them, when the GPUs have done all that they were given so far.
+  // Destroys them, after waiting for the GPUs that they used.
   void clear() {
     Several leaving;
     {
@@ -142,7 +141,7 @@ class Library::Retired {
       const auto was_used = [i](const std::unique_ptr<Loaded>& loaded) {
         return loaded->idle[i].front().load() != nullptr;
       };
-      // Elsewhere, a context would have to be made to be waited for.
+      // Waiting for an unused GPU would create a context on it.
       if (std::none_of(several.begin(), several.end(), was_used)) continue;
       c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(static_cast<c10::DeviceIndex>(i));
     }
@@ -153,7 +152,7 @@ class Library::Retired {
 };
 
 Library::Retired& Library::retired() {
-  static auto* const retired = new Retired();  // never destroyed: CUDA's own statics may be gone
+  static auto* const retired = new Retired();  // never destroyed: CUDA's statics may be gone
   return *retired;
 }
 
@@ -165,7 +164,7 @@ Library::Library(const at::Tensor& bytes, c10::DeviceType type) : type_(type) {
   loaded_ = std::make_unique<Loaded>(on_cpu ? 1 : c10::impl::VirtualGuardImpl(type).deviceCount());
   loaded_->file = sealed_file(bytes);
   const std::string path = unique_path(loaded_->file);
-  // Not ffi::Module::LoadFromFile, which wants a path with an extension.
+  // ffi::Module::LoadFromFile requires a path with an extension.
   static const auto load = ffi::Function::GetGlobalRequired("ffi.Module.load_from_file.so");
   loaded_->executable = load(path, "so").cast<ffi::Module>();
   loaded_->handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
@@ -183,7 +182,7 @@ Library::~Library() {
 Library::Lease Library::lease(c10::Device device) const {
   Pool& pool = device.is_cpu() ? loaded_->idle.front()
                                : loaded_->idle.at(static_cast<size_t>(device.index()));
-  // Lock-free, so that a fork in the middle of another thread's call leaves nothing locked.
+  // Lock-free, so that a fork during another thread's call leaves nothing locked.
   for (auto& place : pool) {
     if (place.load(std::memory_order_relaxed) == nullptr) continue;
     if (Machine* machine = place.exchange(nullptr, std::memory_order_acquire)) {
@@ -207,7 +206,7 @@ void Library::Lease::give_back() {
       return;
     }
   }
-  if (stays_) machine_.release();  // one for each call beyond so many at once
+  if (stays_) machine_.release();  // leaks one for each concurrent call beyond the pool
   machine_.reset();
 }
 
@@ -220,7 +219,7 @@ std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int 
   if (device.is_cpu()) {
     initialize(kCpu, /*device_id=*/0, memory);
   } else {
-    // It copies the program's constants on the default stream, for which other streams do not wait.
+    // It copies constants on the default stream, which other streams do not wait for.
     const c10::impl::VirtualGuardImpl cuda(device.type());
     const c10::StreamGuard stream(cuda.getDefaultStream(device));
     constexpr int kGpu = kDLCUDA;
@@ -259,7 +258,7 @@ const Library& LazyLibrary::get() const {
   if (owned_ == nullptr) {
     TORCH_CHECK(refusal_.empty(), "compiled code cannot run here: ", refusal_);
     if (!architecture_.empty()) {
-      const std::string refusal = cuda::refusal(architecture_);  // which loads what it needs
+      const std::string refusal = cuda::refusal(architecture_);  // also loads the CUDA runtime
       TORCH_CHECK(refusal.empty(), "compiled code cannot run here: ", refusal);
     }
     TORCH_CHECK(digest_.empty() || digest_of(bytes_) == digest_, "compiled code of ",

@@ -1,4 +1,4 @@
-// A shared library of compiled kernels in this process, and the virtual machines that run it.
+// A loaded library of compiled kernels, and the virtual machines that run it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,19 +18,18 @@ namespace tvmify {
 
 class Library {
  public:
-  // One of TVM's virtual machines. It may run one call at a time.
+  // A TVM virtual machine. It can run one call at a time.
   struct Machine {
     tvm::ffi::Module module;
     tvm::ffi::Function main;
   };
 
   // The idle machines of one device.
-  static constexpr size_t kIdleMachines = 16;  // a machine takes 3 KB, making one takes 30 µs
+  static constexpr size_t kIdleMachines = 16;  // a machine takes 3 KB, creating one 30 µs
   using Pool = std::array<std::atomic<Machine*>, kIdleMachines>;
 
-  // A machine for the duration of one call. `give_back` returns it for the next one; a machine
-  // that is not given back, because its call failed half-way, is destroyed. On a GPU it `stays`
-  // whatever happens: CUDA graphs read its constants.
+  // A machine for the duration of one call. `give_back` returns it to the pool; if the call fails,
+  // it is destroyed instead. On a GPU it always `stays`, since CUDA graphs read its constants.
   class Lease {
    public:
     Lease(Pool& pool, std::unique_ptr<Machine> machine, bool stays)
@@ -50,27 +49,27 @@ class Library {
     const bool stays_;
   };
 
-  // Loads the bytes of a shared library, a contiguous uint8 tensor. No file is involved that
-  // anybody could replace or truncate while its code runs. Its programs run on the CPU, or on GPUs.
+  // Loads a shared library from a contiguous uint8 tensor, through a file that nobody can replace
+  // or truncate while the code runs. `type` says whether its programs run on the CPU or on GPUs.
   Library(const at::Tensor& bytes, c10::DeviceType type);
-  // What is for a GPU stays until the next such library is loaded: its kernels may be running, and
-  // waiting for them here might spoil a graph that somebody captures.
+  // A GPU library stays until the next one is loaded: its kernels may still be running, and waiting
+  // for them here could invalidate a graph capture.
   ~Library();
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  // Returns an idle machine of a device, or a new one. Any thread may call it, at any time, except
-  // that none can be made while a graph is captured.
+  // Returns an idle machine for a device, or a new one. Thread-safe, but no machine can be created
+  // during a graph capture.
   Lease lease(c10::Device device) const;
 
-  // The same for one call of `pack`. On the CPU it is a machine that keeps no memory for later.
+  // The same for one call of `pack`. On the CPU, this machine does not pool memory.
   Lease lease_for_packing(c10::Device device) const;
 
   // Returns a copy of the bytes that were loaded.
   at::Tensor bytes() const;
 
  private:
-  // All that leaves with the library.
+  // Everything that is destroyed with the library.
   struct Loaded {
     explicit Loaded(size_t devices) : idle(devices) {}
     ~Loaded();
@@ -83,11 +82,11 @@ class Library {
     std::vector<Pool> idle;  // of the CPU, or of each GPU
   };
 
-  // Those for GPUs that nobody uses any more.
+  // GPU libraries that are no longer used.
   class Retired;
   static Retired& retired();
 
-  // `memory` is the number of the allocator for the CPU.
+  // `memory` is the number of the CPU allocator.
   std::unique_ptr<Machine> make_machine(c10::Device device, int memory) const;
 
   const c10::DeviceType type_;
@@ -95,16 +94,16 @@ class Library {
   mutable ForkSafeMutex making_;
 };
 
-// A library that is checked and loaded when it is first used. Any thread may call any method.
+// A library that is checked and loaded on first use. Thread-safe.
 class LazyLibrary {
  public:
-  // `refusal` says why it must not be loaded here, and is empty if it may; `architecture` is that
-  // of the GPUs which it is for, and empty for the CPU; `digest`, of an archive, is what `bytes`
-  // should have: empty to compute it.
+  // `refusal` says why it must not be loaded here, empty if it may; `architecture` is its GPU
+  // architecture, empty for the CPU; `digest` is the expected digest of `bytes`, from an archive,
+  // or empty to compute it.
   LazyLibrary(at::Tensor bytes, std::string refusal, std::string architecture,
               std::string digest = "");
 
-  // Throws if the library is refused, or if its bytes are not those that were saved.
+  // Throws if the library is refused or damaged.
   const Library& get() const;
 
   at::Tensor bytes() const;
@@ -113,7 +112,7 @@ class LazyLibrary {
  private:
   const std::string refusal_, architecture_, digest_;
   mutable ForkSafeMutex loading_;
-  mutable at::Tensor bytes_;  // until the library is loaded, which keeps them then
+  mutable at::Tensor bytes_;  // until the library is loaded, which then holds them
   mutable std::unique_ptr<const Library> owned_;
   mutable std::atomic<const Library*> library_{nullptr};
 };

@@ -1,5 +1,5 @@
-// Which memory tensors occupy. Whoever reads the bytes of a tensor, or asks whether two tensors
-// share some, asks here: not every tensor has memory, and strides decide how far it reaches.
+// The memory that tensors occupy. All code that reads a tensor's bytes, or checks whether tensors
+// overlap, uses this: a tensor may have no memory, and its extent depends on its strides.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,27 +13,27 @@
 
 namespace tvmify {
 
-// Tensors with these keys hide others: their sizes are those of a view that a transform has of
-// them, or are told by Python code, and their storage is a dummy.
+// Tensors with these keys wrap others: their sizes come from a transform or from Python code, and
+// their storage is a dummy.
 constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
                                         c10::DispatchKey::FuncTorchBatched,
                                         c10::DispatchKey::FuncTorchGradWrapper});
 
-// Whether the tensor has sizes and strides of its own: it is not sparse, nested, wrapped, and no
-// size is symbolic.
+// Whether the tensor has concrete sizes and strides: not sparse, nested or wrapped, and without
+// symbolic sizes.
 inline bool is_dense(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) &&
          tensor.layout() == at::kStrided && !tensor.is_nested() &&
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
-// The storage, or null. Throws for no tensor, unlike Tensor::storage().
+// The storage, or null. Unlike Tensor::storage(), never throws.
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-// From the first byte to behind the last one; empty if there are none. Gaps between rows belong to
-// it: two views that interleave count as sharing.
+// Half-open range of addresses; empty if there are no bytes. It includes gaps between rows, so
+// interleaved views count as overlapping.
 using MemoryRange = std::pair<uintptr_t, uintptr_t>;
 
 inline bool is_empty(const MemoryRange& range) { return range.first == range.second; }
@@ -42,12 +42,12 @@ inline bool overlap(const MemoryRange& a, const MemoryRange& b) {
   return a.first < b.second && b.first < a.second;
 }
 
-// Whether all of `inner`, which is not empty, is part of `outer`.
+// Whether `outer` contains `inner`, which must not be empty.
 inline bool contains(const MemoryRange& outer, const MemoryRange& inner) {
   return !is_empty(inner) && outer.first <= inner.first && inner.second <= outer.second;
 }
 
-// The bytes from the first of a tensor to behind its last, given its layout; strides may be null.
+// The number of bytes that a tensor with this layout spans; strides may be null.
 inline size_t extent(const int64_t* sizes, const int64_t* strides, size_t axes, size_t itemsize) {
   size_t last = 0, elements = 1;
   for (size_t axis = axes; axis-- > 0;) {
@@ -59,9 +59,8 @@ inline size_t extent(const int64_t* sizes, const int64_t* strides, size_t axes, 
   return (last + 1) * itemsize;
 }
 
-// What can be read of a tensor. Empty, besides where there are no elements, if it is not dense, has
-// no memory (on the meta device, a wrapper subclass, a storage that was freed), or less than its
-// sizes say.
+// The readable memory of a tensor. Empty if it has no elements, is not dense, has no memory (on the
+// meta device, a wrapper subclass, a freed storage), or less than its sizes say.
 inline MemoryRange range_of(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = storage_of(tensor);
   if (storage == nullptr || !is_dense(tensor)) return {0, 0};
@@ -91,7 +90,7 @@ class MemoryRanges {
   MemoryRanges() = default;
   explicit MemoryRanges(std::vector<MemoryRange> ranges) : ranges_(std::move(ranges)) {
     std::sort(ranges_.begin(), ranges_.end());
-    // They may overlap: each is made to reach as far as any before it.
+    // Ranges may overlap, so each is extended to the furthest end before it.
     for (size_t i = 1; i < ranges_.size(); ++i) {
       ranges_[i].second = std::max(ranges_[i].second, ranges_[i - 1].second);
     }

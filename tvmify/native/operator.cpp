@@ -1,5 +1,5 @@
-// tvmify::execute: what the graph of an exported program calls. Its fake kernel, and what it calls
-// where the code cannot run, are in tvmify/runtime/embedded.py.
+// tvmify::execute, the operator in the graph of an exported program. Its fake kernel, and its
+// fallbacks for when the code cannot run, are in tvmify/runtime/embedded.py.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -21,7 +21,7 @@ using Tensors = std::vector<Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The programs of this process, by the memory that holds their code. They live as long as it does.
+// The programs of this process, by the storage of their code, which determines their lifetime.
 class Programs {
  public:
   std::shared_ptr<const EmbeddedProgram> find(const Tensor& library, c10::string_view description) {
@@ -31,10 +31,10 @@ class Programs {
     auto storage = library.storage().getWeakStorageImpl();
     const std::lock_guard<ForkSafeMutex> lock(changing_);
     Entry& entry = programs_[library.storage().unsafeGetStorageImpl()];
-    // Another storage may have taken the address of one that is gone.
+    // A new storage may have the address of one that was freed.
     if (entry.program == nullptr || !(entry.storage == storage) ||
         entry.program->description() != description) {
-      // It may have gone to a GPU together with the weights of its module.
+      // The library may have been moved to a GPU together with the module's weights.
       entry = {storage,
                std::make_shared<const EmbeddedProgram>(library.cpu(), std::string(description))};
       const auto program = entry.program;
@@ -61,11 +61,11 @@ class Programs {
 };
 
 Programs& programs() {
-  static auto* const programs = new Programs();  // never destroyed: libraries may be gone by then
+  static auto* const programs = new Programs();  // never destroyed: libraries may already be gone
   return *programs;
 }
 
-// An operator's results share no memory with its arguments, nor with each other.
+// Makes results share no memory with arguments or each other, as operators require.
 Tensors owned(Tensors results, TensorList weights, TensorList inputs) {
   for (size_t i = 0; i < results.size(); ++i) {
     const auto shares = [&](const Tensor& other) { return other.is_alias_of(results[i]); };
@@ -104,7 +104,7 @@ Tensors execute(const Tensor& library, const Tensor& original, c10::string_view 
   const std::shared_ptr<const EmbeddedProgram> program = programs().find(library, description);
   std::string reason;
   if (auto results = program->run(weights, inputs, reason)) {
-    return owned(*std::move(results), {}, inputs);  // it has copied what is a weight's
+    return owned(*std::move(results), {}, inputs);  // `run` has already copied weights
   }
   return owned(execute_eager(*program, original, reason, weights, inputs), weights, inputs);
 }
@@ -118,7 +118,7 @@ Tensors execute_below_autograd(const Tensor& library, const Tensor& original,
   return found.call(library, original, description, weights, inputs);
 }
 
-// Gradients are computed by running the program again in PyTorch, if somebody asks for them.
+// The backward computes gradients by running the program again in PyTorch.
 class Differentiable : public torch::autograd::Function<Differentiable> {
  public:
   static variable_list forward(AutogradContext* context, const Tensor& library,
@@ -142,7 +142,7 @@ class Differentiable : public torch::autograd::Function<Differentiable> {
     const TensorList tensors = TensorList(saved).slice(1);
     const auto weights = static_cast<size_t>(context->saved_data["weights"].toInt());
     c10::SmallVector<bool, 16> wanted;
-    constexpr size_t kFirstEdge = 2;  // a text has none
+    constexpr size_t kFirstEdge = 2;  // the text has no edge
     for (size_t i = 0; i < tensors.size(); ++i) {
       wanted.push_back(context->needs_input_grad(kFirstEdge + i));
     }

@@ -1,4 +1,4 @@
-// What TorchScript, Python and C++ programs find under the name "tvmify".
+// Registers everything that TorchScript, Python and C++ programs use under the name "tvmify".
 
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -22,7 +22,7 @@ using Tensors = std::vector<at::Tensor>;
 using Texts = std::vector<std::string>;
 using Indices = std::vector<int64_t>;
 
-// Text and tensors, as `SavedModule::run` sees the arguments of a call.
+// Returns the text and the tensors of a call's arguments, as in `SavedModule::run`.
 std::tuple<std::string, Tensors> described(const c10::IValue& arguments) {
   std::tuple<std::string, Tensors> result;
   describe(arguments, tvmify::Tensors::kDescribed, std::get<0>(result), std::get<1>(result));

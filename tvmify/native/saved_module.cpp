@@ -16,7 +16,7 @@
 namespace tvmify {
 namespace {
 
-// Of SavedModule::State. To be raised whenever the meaning of a part changes.
+// Version of SavedModule::State. Increase it when the meaning of a part changes.
 constexpr int64_t kFormat = 1;
 
 constexpr size_t kMostWarnings = 64;
@@ -28,7 +28,7 @@ std::string described(const c10::IValue& value) {
   return text;
 }
 
-// A part of an archive's state, which may have been damaged or forged.
+// Returns a part of an archive's state, which may be damaged or forged.
 template <typename Parts>
 auto part(const Parts& parts, const std::string& name, std::optional<size_t> size = {}) {
   TORCH_CHECK(parts.contains(name), "a saved module is damaged: it lacks '", name, "'");
@@ -59,8 +59,8 @@ bool any_requires_grad(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-// The module's state at one moment, and the packed weights that its programs made of it. Programs
-// mostly pack a weight alike, and then share one copy.
+// The module's state at one moment, and the weights that its programs packed from it. Programs
+// usually pack a weight in the same way and then share one copy.
 class SavedModule::Weights {
  public:
   Weights(std::vector<at::Tensor> tensors, std::string plain, size_t programs)
@@ -74,13 +74,13 @@ class SavedModule::Weights {
     for (const at::Tensor& tensor : tensors_) states_.emplace_back(tensor);
   }
 
-  // The same as they are now, in memory that nobody else writes to.
+  // Returns a copy of the current values, in memory that nobody else writes to.
   std::shared_ptr<Weights> copy() const {
     auto copied = std::make_shared<Weights>(tensors_, plain_, owned_.size());
     copied->refusal = refusal;
     const at::NoGradGuard no_grad;
     for (at::Tensor& source : copied->sources_) source = source.clone();
-    if (device_ && device_->is_cuda()) {  // calls on any stream read them
+    if (device_ && device_->is_cuda()) {  // calls on any stream may read them
       c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(device_->index());
     }
     return copied;
@@ -99,16 +99,16 @@ class SavedModule::Weights {
 
   bool requires_grad() const { return requires_grad_; }
 
-  // Nothing if they are on several.
+  // Nullopt if they are on several.
   std::optional<c10::Device> device() const { return device_; }
   bool are_on(c10::Device device) const { return tensors_.empty() || device_ == device; }
 
-  // Returns the program with these weights; `index` is its number.
+  // Returns the program with these weights bound; `index` is its index.
   const CompiledModule& bound(const Program& program, size_t index) const {
     if (const CompiledModule* compiled = bound_[index].load(std::memory_order_acquire)) {
       return *compiled;
     }
-    // Held while packing: another thread had better wait for the result.
+    // Held while packing, so that another thread waits instead of packing again.
     const std::lock_guard<ForkSafeMutex> lock(binding_);
     if (owned_[index] == nullptr) {
       auto compiled = program.compiled->share();
@@ -145,7 +145,7 @@ class SavedModule::Weights {
   mutable std::map<std::string, at::Tensor> packed_;
   mutable std::vector<c10::intrusive_ptr<CompiledModule>> owned_;
   mutable std::vector<std::atomic<const CompiledModule*>> bound_;
-  std::vector<at::Tensor> sources_;  // what is packed: `tensors_`, or copies of them
+  std::vector<at::Tensor> sources_;  // the weights to pack: `tensors_`, or copies of them
 };
 
 SavedModule::SavedModule(std::string state, std::vector<std::string> fallbacks)
@@ -153,7 +153,7 @@ SavedModule::SavedModule(std::string state, std::vector<std::string> fallbacks)
 
 SavedModule::SavedModule(const State& state) {
   const auto& [format, texts, numbers, compiled] = state;
-  // Of every format: what may be interpreted does not depend on whether the code can be read.
+  // Read in every format, since the module can be interpreted even if the code is unreadable.
   fallbacks_ = part(texts, "fallbacks");
   strict_ = !part(texts, "strict").empty();
   if (format != kFormat) {
@@ -222,7 +222,7 @@ void SavedModule::check_memory(const std::vector<at::Tensor>& tensors) const {
     for (const int64_t index : program.weights) {
       if (index < 0 || static_cast<size_t>(index) >= tensors.size()) continue;
       const at::Tensor& weight = tensors[static_cast<size_t>(index)];
-      // PyTorch makes tensors without memory of records that were cut off.
+      // PyTorch loads truncated records as tensors without memory.
       TORCH_CHECK(!is_dense(weight) || weight.is_meta() || has_memory(weight),
                   "a weight of a saved module is missing: the file is damaged, or the storage of "
                   "the weight was resized");
@@ -259,8 +259,8 @@ void SavedModule::hold_weights() {
     std::atomic_store(&weights_, current->copy());
     held_ = true;
   }
-  // Whoever has them now, keeps them until its call is over. In a forked process a call of the
-  // parent's may never be: hence the limit.
+  // Running calls hold the weights until they end. After a fork, a call of the parent never ends
+  // here, hence the limit.
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!before.expired() && std::chrono::steady_clock::now() < limit) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));

@@ -1,4 +1,4 @@
-// The compiled part of a saved module: which of its programs serves a call, if one does.
+// The compiled part of a saved module, which selects the program for each call.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -19,44 +19,43 @@
 namespace tvmify {
 
 // Registered with TorchScript as `torch.classes.tvmify.SavedModule`: the attribute `_tvmify` of the
-// module that `tvmify.save` writes, whose forward calls `run` first. All methods but `add` may be
-// called from several threads at once, and none holds a lock while kernels run.
+// module that `tvmify.save` writes, whose forward first calls `run`. All methods except `add` are
+// thread-safe, and none holds a lock while kernels run.
 class __attribute__((visibility("default"))) SavedModule : public torch::CustomClassHolder {
  public:
   // One program for one signature and one target.
   struct Program {
     std::string arguments;              // as `describe` writes them
-    std::vector<int64_t> inputs;        // which tensors of the arguments it reads
-    std::vector<int64_t> weights;       // which tensors of the module's state it packs
+    std::vector<int64_t> inputs;        // tensors of the arguments that it reads
+    std::vector<int64_t> weights;       // tensors of the module's state that it packs
     std::vector<std::string> packings;  // equal texts for equal packed weights
-    std::vector<int64_t> outputs;       // its i-th tensor, or ~i: the i-th tensor of the arguments
-    int64_t form;                       // which structure the result has
+    std::vector<int64_t> outputs;       // i: its i-th tensor; ~i: the i-th tensor of the arguments
+    int64_t form;                       // number of the result's structure
     c10::intrusive_ptr<CompiledModule> compiled;
   };
 
-  // What an archive holds of it: the version of this layout, lists of texts and numbers by name,
-  // and the programs.
+  // Its serialized form: the version of this layout, lists of texts and numbers by name, and the
+  // programs.
   using State = std::tuple<int64_t, c10::Dict<std::string, std::vector<std::string>>,
                            c10::Dict<std::string, std::vector<std::vector<int64_t>>>,
                            std::vector<c10::intrusive_ptr<CompiledModule>>>;
 
-  // `state` describes what the module's forward passes to `run` as its state: another state is no
-  // longer what the programs were built for, but for the elements of its tensors. `fallbacks`
-  // describes the arguments for which the module may be interpreted instead; without any it may be
-  // for all arguments.
+  // `state` describes the state that forward passes to `run`: the programs are only valid for it,
+  // except that elements of tensors may change. `fallbacks` describes the arguments with which the
+  // module may be interpreted instead; if empty, any arguments.
   SavedModule(std::string state, std::vector<std::string> fallbacks);
 
   explicit SavedModule(const State& state);
   State state() const;
 
-  // Where several programs have the same arguments, the first that can run on the device of the
-  // tensors serves.
+  // If several programs have the same arguments, the first that can run on the tensors' device is
+  // used.
   void add(Program program);
 
-  // Runs the program that serves these arguments. Returns its form and the leaves of the result;
-  // nothing if there is none, which is a warning, once for each reason, and with `strict` an error.
+  // Runs the program for these arguments. Returns its form and the leaves of the result; nullopt if
+  // there is none, with a warning once per reason, or an error if `strict`.
   //
-  // `state` holds the weights, and all else that forward reads from its module. Weights that
+  // `state` holds the weights and everything else that forward reads from its module. Weights that
   // changed are packed again.
   std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> run(const c10::IValue& arguments,
                                                                   const c10::IValue& state);
@@ -66,13 +65,13 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   // Whether the module may be interpreted for all arguments.
   bool interprets_all() const { return fallbacks_.empty(); }
 
-  // From `hold_weights` to `release_weights` calls use copies of the weights, so that somebody can
-  // write to these one by one, and no call sees some old and some new. Returns when no call reads
-  // the weights themselves any more.
+  // From `hold_weights` to `release_weights`, calls use copies of the weights, so that the weights
+  // can be overwritten one by one and no call sees a mix of old and new. Returns when no call reads
+  // the weights themselves.
   void hold_weights();
   void release_weights() { held_ = false; }
 
-  // What there is, a line for each program: its arguments, and whether it can run here.
+  // A line for each program: its arguments, and whether it can run here.
   std::vector<std::string> explain() const;
 
  private:
@@ -84,13 +83,13 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   std::shared_ptr<const Weights> weights_of(const c10::IValue& state);
   void fall_back(const std::string& arguments, const std::string& reason);
 
-  std::string state_;  // with its tensors described
+  std::string state_;  // including descriptions of its tensors
   std::vector<std::string> fallbacks_;
   std::vector<Program> programs_;
   std::string refusal_;  // why no program of the archive can be read
   std::atomic<bool> strict_{false};
   std::shared_ptr<Weights> weights_;  // read and replaced atomically
-  std::atomic<bool> held_{false};     // `weights_` are what calls use, whatever their state is
+  std::atomic<bool> held_{false};     // calls use `weights_`, whatever their state
   ForkSafeMutex changing_;            // held while `weights_` is replaced, and for `warned_`
   std::set<std::string> warned_;
 };

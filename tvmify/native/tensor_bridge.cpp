@@ -20,9 +20,8 @@ namespace {
 
 namespace ffi = tvm::ffi;
 
-// A tensor of PyTorch's, kept alive. The shape, and strides computed from it, lie behind the
-// object: PyTorch's own strides are not used because it leaves those of dimensions of size one
-// arbitrary.
+// A TVM tensor that keeps a PyTorch tensor alive. Its shape, and strides computed from the shape,
+// follow the object in memory; PyTorch's strides are arbitrary for dimensions of size one.
 class Borrowed : public ffi::TensorObj {
  public:
   explicit Borrowed(at::Tensor owner);
@@ -32,7 +31,7 @@ class Borrowed : public ffi::TensorObj {
   const at::Tensor owner_;
 };
 
-// What TVM has borrowed on GPUs, by where it starts: a view that TVM made of it says only that.
+// GPU memory that TVM has borrowed, by its start, since a view made by TVM only knows its address.
 class Loans {
  public:
   void add(const void* start, const at::Tensor& owner) {
@@ -78,8 +77,8 @@ Borrowed::~Borrowed() {
   if (device.device_type != kDLCPU) loans().remove(data, owner_);
 }
 
-// Any other dispatch key means that the bytes are not the values (conjugate, negative, zero, fake,
-// wrapped by a transform, quantised) or not here (sparse, meta, another device).
+// With any other dispatch key, the bytes are not the values (conjugate, negative, zero, fake,
+// wrapped by a transform, quantised) or are elsewhere (sparse, meta, another device).
 constexpr c10::DispatchKeySet kPlainOnCpu({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
                                            c10::DispatchKey::AutocastCPU,
                                            c10::DispatchKey::ADInplaceOrView});
@@ -108,7 +107,7 @@ c10::DimVector strides_of(const DLTensor& tensor) {
   return c10::contiguous_strides(shape_of(tensor));
 }
 
-// `shown`, whose memory is in a storage, as a tensor of PyTorch's.
+// Returns `shown`, whose memory is in a storage, as a PyTorch tensor.
 at::Tensor in(c10::Storage storage, const DLTensor& shown) {
   const auto dtype = c10::scalarTypeToTypeMeta(at::toScalarType(shown.dtype));
   const auto offset = start_of(shown) - static_cast<const char*>(storage.data());
@@ -126,17 +125,17 @@ at::Tensor in(c10::Storage storage, const DLTensor& shown) {
   return result;
 }
 
-// The memory of `shown`, which `memory` owns, as a tensor of PyTorch's.
+// Returns the memory of `shown`, which `memory` owns, as a PyTorch tensor.
 at::Tensor over(const DLTensor& shown, c10::DataPtr memory) {
   const size_t bytes = ffi::GetDataSize(shown);
   const c10::DeviceType type = memory.device().type();
-  // With an allocator the storage is resizable, as eager's results are; freeing is the memory's.
+  // With an allocator the storage is resizable, like eager's results; `memory` frees itself.
   c10::Allocator* its = type == c10::kCPU ? c10::GetCPUAllocator() : c10::GetAllocator(type);
   return in({c10::Storage::use_byte_size_t(), bytes, std::move(memory), its, /*resizable=*/true},
             shown);
 }
 
-// Of an error of TVM's that was PyTorch's: there is no memory.
+// Kind of a TVM error that carries PyTorch's out-of-memory error.
 constexpr const char* kOutOfMemory = "OutOfMemoryError";
 
 }  // namespace
@@ -165,7 +164,7 @@ at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
   }
   const bool contiguous = tensor.is_contiguous();
   if (contiguous && (is_aligned(tensor.const_data_ptr()) || tensor.numel() == 0)) return tensor;
-  // The copy is our own affair, which autograd must not record.
+  // Autograd must not record this internal copy.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return contiguous ? tensor.clone(at::MemoryFormat::Contiguous) : tensor.contiguous();
 }

@@ -1,4 +1,4 @@
-// What a tensor was at some moment, to notice in nanoseconds that it is not that any more.
+// A snapshot of a tensor, to detect changes in nanoseconds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ enum Change : long { kNothing = 0, kWeights = 1, kStructure = 2 };
 
 class TensorState {
  public:
-  // With `counts_writes` false, writes to the elements of the tensor are no change.
+  // With `counts_writes` false, writes to the tensor's elements do not count as changes.
   explicit TensorState(const at::Tensor& tensor, bool counts_writes = true)
       : keys_(tensor.key_set()),
         dtype_(tensor.scalar_type()),
@@ -38,7 +38,7 @@ class TensorState {
   }
 
   Change compare(const at::Tensor& tensor) const {
-    // The keys first: they say whether the tensor is still one of those that have the rest.
+    // The keys first: they say whether the tensor still has the other properties.
     if (tensor.key_set() != keys_ || tensor.scalar_type() != dtype_ ||
         (is_dense_ && (tensor.device() != device_ || tensor.sizes() != sizes_))) {
       return kStructure;
@@ -52,13 +52,13 @@ class TensorState {
   }
 
  private:
-  // Of a tensor whose memory and layout are the same.
+  // For a tensor whose memory and layout are unchanged.
   bool is_written(const at::Tensor& tensor) const {
     return version_of(tensor) != version_ || sample() != sample_;
   }
 
-  // Held weakly: the memory of replaced weights is freed, but another storage cannot take the
-  // address of this one and pass for it.
+  // A weak pointer lets replaced weights be freed, but no new storage can take this address and be
+  // mistaken for this one.
   using Storage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
   static Storage weak_storage_of(const at::Tensor& tensor) {
@@ -66,8 +66,8 @@ class TensorState {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl();
   }
 
-  // Where the bytes of the storage are, how many, and which the tensor begins with: as long as that
-  // and the strides stay, what `range_of` said of the tensor does, too.
+  // The address and size of the storage, and the tensor's offset in it: while these and the strides
+  // are unchanged, so is the result of `range_of`.
   using Place = std::tuple<const void*, size_t, int64_t>;
 
   static Place place_of(const at::Tensor& tensor) {
@@ -77,12 +77,12 @@ class TensorState {
             tensor.storage_offset()};
   }
   static uint32_t version_of(const at::Tensor& tensor) {
-    // An inference tensor has no version: PyTorch itself does not count writes to it.
+    // Inference tensors have no version: PyTorch does not count writes to them.
     const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
     return version.enabled() ? version.current_version() : 0;
   }
-  // Four words spread over the elements. Versions do not count writes through tensor.data, through
-  // NumPy, or to inference tensors; those that fill a weight anew, as nearly all do, show here.
+  // Samples four words spread over the elements. Versions do not count writes through tensor.data
+  // or NumPy, or to inference tensors; most of these overwrite the whole weight, which shows here.
   uint64_t sample() const {
     const auto* start = reinterpret_cast<const char*>(sampled_.first);
     const size_t bytes = sampled_.second - sampled_.first;

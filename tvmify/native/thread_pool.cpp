@@ -20,18 +20,17 @@
 namespace tvmify {
 namespace {
 
-// In a forked child the threads of OpenMP's pool do not exist, and libgomp would wait for them for
-// ever, as PyTorch's own operators would. A child of ours finishes, on one thread.
+// A forked child lacks the threads of OpenMP's pool, and libgomp would wait for them forever, as it
+// does in PyTorch's operators. Our loops run on one thread there.
 std::atomic<bool> in_forked_child{false};
 
-// Tasks that a loop has for each thread. A core that is slowed down, as by a neighbour on the same
-// machine, leaves some of its own to the others: on two shared cores, with one task each, threads
-// waited for each other for a tenth of the time. With 8, models take 2 to 4 % less, calls of 30
-// microseconds 2 % more; with 16, up to 5 % less and 6 % more.
+// Tasks of a loop per thread, so that other threads can steal from one on a slow core: with one
+// task each, threads on two shared cores waited for each other a tenth of the time. With 8, models
+// are 2 to 4 % faster and calls of 30 microseconds 2 % slower; with 16, up to 5 % and 6 %.
 constexpr int kTasksPerThread = 8;
 
-// The tasks that one thread has yet to run. It takes them from the front, so that it goes on
-// through memory; those who are through with their own take them from the back.
+// The remaining tasks of one thread. It takes them from the front, to go through memory in order;
+// threads that have finished their own steal from the back.
 class alignas(64) Share {
  public:
   void assign(std::uint32_t begin, std::uint32_t end) {
@@ -74,7 +73,7 @@ class Loop {
     if (task_(id, &environment, closure_) != 0) fail();
   }
 
-  // Takes the error that TVM raised on this thread; only the first one of a loop is kept.
+  // Takes the error that TVM raised on this thread; only the first error of a loop is kept.
   void fail() {
     TVMFFIObjectHandle error = nullptr;
     TVMFFIErrorMoveFromRaised(&error);
@@ -85,7 +84,7 @@ class Loop {
     }
   }
 
-  // To be called when all tasks are over: raises a task's error on this thread.
+  // Call when all tasks are finished: raises a task's error on this thread.
   int result() {
     if (!failed_.load(std::memory_order_acquire)) return 0;
     if (error_ != nullptr) TVMFFIErrorSetRaised(error_);
@@ -100,13 +99,13 @@ class Loop {
   TVMFFIObjectHandle error_ = nullptr;
 };
 
-// What a thread keeps from one loop to the next.
+// State that a thread keeps between loops.
 struct Caller {
   std::vector<Share> shares;
   Backoff backoff;
 };
 
-// The time for which this thread has had a core.
+// The CPU time of this thread.
 Clock::duration processor_time() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -114,14 +113,14 @@ Clock::duration processor_time() {
 }
 
 int threads_for(int requested) {
-  // In a parallel region, PyTorch's or anyone's, the cores are taken: run in line as it does.
+  // Inside a parallel region the cores are busy: run inline, as PyTorch does.
   if (in_forked_child.load(std::memory_order_relaxed) || omp_in_parallel()) return 1;
   const int available = at::get_num_threads();
   return requested > 0 ? std::min(requested, available) : available;
 }
 
-// Generated code divides its loop by the number of tasks that it is told, not by the number that
-// it asked for, so any number is right.
+// Generated code divides its loop by the actual number of tasks, not by the requested one, so any
+// number is correct.
 int launch(FTVMParallelLambda task, void* closure, int requested) {
   thread_local Caller caller;
   const int threads = threads_for(requested);
@@ -133,10 +132,10 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
   const int tasks = threads * kTasksPerThread;
   Loop loop(task, closure, tasks);
   auto forked = Clock::now();
-  int first = 0;  // of the tasks that are left
+  int first = 0;  // of the remaining tasks
   if (caller.backoff.alone(forked)) {
     const auto start = processor_time();
-    const auto enough = [&] {  // asks the slow clock only if the quick one says that it may be
+    const auto enough = [&] {  // reads the slow clock only if the fast one says so
       return Clock::now() - forked >= Backoff::kPatience &&
              processor_time() - start >= Backoff::kPatience;
     };
@@ -144,7 +143,7 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
     if (first == tasks) return loop.result();
     forked = Clock::now();
   }
-  // Taken meanwhile: loops within one run in line, but not where OpenMP gives a single thread.
+  // Moved out meanwhile: a nested loop runs inline, except where OpenMP gives a single thread.
   std::vector<Share> shares = std::move(caller.shares);
   if (shares.size() < static_cast<std::size_t>(threads)) shares = std::vector<Share>(threads);
   const int left = tasks - first;
@@ -153,7 +152,7 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
   }
   Clock::time_point begun, done;
   int own = 0;
-  // OpenMP may give fewer threads than asked for: the others' shares are taken all the same.
+  // OpenMP may give fewer threads than requested: these steal the shares of the others.
 #pragma omp parallel num_threads(threads)
   {
     const int thread = omp_get_thread_num();
@@ -173,8 +172,8 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
   return loop.result();
 }
 
-// Tasks could wait for each other only if each had a thread. Generated code does not look at what
-// this returns.
+// Tasks could wait for each other only if each had its own thread. Generated code ignores the
+// return value.
 int barrier(int, TVMParallelGroupEnv* environment) {
   TVMFFIErrorSetRaisedFromCStr(
       "RuntimeError",
@@ -185,7 +184,7 @@ int barrier(int, TVMParallelGroupEnv* environment) {
 }
 
 void replace_pointer(void* handle, const char* symbol, void* function) {
-  // A library without parallel loops has no such pointer.
+  // A library without parallel loops lacks this pointer.
   if (void* place = dlsym(handle, symbol)) *static_cast<void**>(place) = function;
 }
 

@@ -1,18 +1,18 @@
-// Runs TVM's parallel loops on the threads that PyTorch's own operators use.
+// Runs TVM's parallel loops on the threads of PyTorch's operators.
 #pragma once
 
 namespace tvmify {
 
-// Makes one loaded library of compiled kernels launch its parallel loops here. Other users of TVM
-// in the process keep TVM's own pool. `handle` is what dlopen returned.
+// Makes one loaded kernel library launch its parallel loops here. Other users of TVM in the process
+// keep TVM's pool. `handle` comes from dlopen.
 //
-// Why not TVM's pool: its threads and PyTorch's, which spin for a while after each operator, would
-// fight for the cores, `torch.set_num_threads` would not hold, and every Python thread would get a
-// pool of its own.
+// TVM's pool is not used because its threads would compete for the cores with PyTorch's, which spin
+// for a while after each operator; it would ignore `torch.set_num_threads`, and create a pool for
+// every Python thread.
 void use_torch_threads(void* handle);
 
-// Around PyTorch's own operators that compiled code calls: in a forked child they would wait for
-// ever for threads that it does not have, so that meanwhile this thread does without.
+// Guards PyTorch operators that compiled code calls: in a forked child they would wait forever for
+// threads that do not exist, so this limits them to one thread.
 class WithoutThreadsAfterFork {
  public:
   WithoutThreadsAfterFork();

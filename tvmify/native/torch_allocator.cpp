@@ -20,7 +20,7 @@ namespace {
 namespace ffi = tvm::ffi;
 namespace memory = tvm::runtime::memory;
 
-// The buffers that TVM has, by their start, with their sizes.
+// The sizes of the buffers that TVM holds, by address.
 class Buffers {
  public:
   void add(const void* start, size_t size) {
@@ -28,7 +28,7 @@ class Buffers {
     sizes_[start] = size;
   }
 
-  // Returns whether it is TVM's still, and of this size if one is given.
+  // Returns whether TVM still holds it, with this size if one is given.
   bool remove(const void* start, std::optional<size_t> size = std::nullopt) {
     const std::lock_guard<std::mutex> lock(changing_);
     const auto found = sizes_.find(start);
@@ -62,7 +62,7 @@ class TorchAllocator final : public memory::Allocator {
     try {
       start = torch_->raw_allocate(size);
     } catch (const c10::Error& error) {
-      // PyTorch's own errors would not survive the way through TVM; see `translate_errors`.
+      // PyTorch's exceptions cannot cross TVM; see `translate_errors`.
       throw_through_tvm(error);
     }
     if (start != nullptr) buffers().add(start, size);
@@ -80,8 +80,8 @@ class TorchAllocator final : public memory::Allocator {
   c10::Allocator* const torch_;
 };
 
-// TVM asks for a function of this name, which ends where it has no name for the type of device, and
-// makes an allocator of its own if there is none, or it returns null.
+// TVM looks up a function of this name, which ends early for device types that TVM cannot name, and
+// uses its own allocator if there is none or it returns null.
 void* allocator_for(DLDevice device, int type) {
   memory::Allocator* made = nullptr;
   if (type == kTorchAllocator) made = new TorchAllocator(device);

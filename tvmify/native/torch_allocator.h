@@ -1,5 +1,5 @@
-// PyTorch's allocators for TVM's virtual machines, so that one process has one pool of a GPU's
-// memory, blocks belong to streams, and what graphs capture stays theirs.
+// PyTorch's allocators for TVM's virtual machines, so that a process has a single pool of GPU
+// memory, blocks belong to streams, and captured graphs keep their memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace tvmify {
 
-// Makes the memory of a tensor PyTorch's own again, where the allocator gave all of it for this
-// tensor: PyTorch then knows the block (`record_stream`). Nothing of TVM's may use it any more.
+// Returns a tensor's memory to PyTorch, if the allocator allocated it for this tensor alone, so
+// that PyTorch knows the block (`record_stream`). TVM must no longer use it.
 std::optional<c10::DataPtr> reclaim(const DLTensor& tensor);
 
 }  // namespace tvmify

@@ -1,4 +1,4 @@
-// What TVM's virtual machines ask for memory, and the numbers by which they ask for ours.
+// The allocators of TVM's virtual machines, and the numbers that select them.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <string>
 
-// As in TVM's tvm/runtime/memory/memory_manager.h, which the wheel has without a header that it
-// includes; the library refuses every other version of TVM than that which it was built for.
+// Copied from TVM's tvm/runtime/memory/memory_manager.h, which includes a header that the wheel
+// lacks; the library refuses any version of TVM other than the one it was built against.
 namespace tvm::runtime::memory {
 
 enum AllocatorType { kNaive = 1, kPooled };
@@ -48,8 +48,8 @@ class __attribute__((visibility("default"))) Allocator {
 
 namespace tvmify {
 
-// For `vm_initialization`: TVM's allocator that keeps memory for the next call, and ours. TVM's
-// type for them holds 0 to 3, of which 1 and 2 are its own.
+// For `vm_initialization`: TVM's pooling allocator, and ours. TVM's type for them has the values 0
+// to 3, of which TVM uses 1 and 2.
 constexpr int kPooledAllocator = 2, kHugePageAllocator = 0, kTorchAllocator = 3;
 
 }  // namespace tvmify

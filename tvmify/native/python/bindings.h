@@ -1,4 +1,4 @@
-// The parts of tvmify._C. What runs on every call is written against CPython directly.
+// The parts of tvmify._C. Code that runs on every call uses the CPython API directly.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -10,18 +10,18 @@ namespace tvmify::python {
 struct Release {
   void operator()(PyObject* object) const { Py_DECREF(object); }
 };
-// A reference that is given up at the end of its scope.
+// An owned reference, released at the end of its scope.
 using Owned = std::unique_ptr<PyObject, Release>;
 
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
-// Returns a new tuple of the leaves of a call to which `flatten` gives this key, or null for any
-// other call. Throws python_error.
+// Returns a new tuple of the leaves of a call if `flatten` gives it this key, otherwise null.
+// Throws python_error.
 PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key);
 
 bool is_guard(PyObject* object);
-// Whether the module that a Guard watches is not what it was.
+// Whether the module that a Guard watches has changed.
 bool has_changed(PyObject* guard);
 
 // with_method_renamed(module, old_name, new_name), see renaming.cpp.

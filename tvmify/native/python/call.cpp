@@ -1,6 +1,6 @@
-// Call: from the leaves of a call to its result, through the compiled program.
+// Call: runs the compiled program on the leaves of a call, and builds the result.
 
-// clang-format off: structmember.h needs Python.h, and does not say so
+// clang-format off: structmember.h needs Python.h, but does not include it
 #include <torch/csrc/python_headers.h>
 #include <structmember.h>
 // clang-format on
@@ -33,7 +33,7 @@ struct Call {
   std::vector<size_t> inputs;
   std::vector<Result> results;
   Effects effects;
-  PyObject* rebuild;  // owned, or null where the result is a single leaf
+  PyObject* rebuild;  // owned, or null if the result is a single leaf
 
   static Call* from(PyObject* self) { return reinterpret_cast<Call*>(self); }
 };
@@ -60,7 +60,7 @@ PyObject* wrap(const at::Tensor& tensor) {
   return leaf;
 }
 
-// Makes leaves of the result, as new references.
+// Creates the leaves of the result, as new references.
 class Leaves {
  public:
   Leaves(const std::vector<at::Tensor>& computed, PyObject* arguments,
@@ -81,7 +81,7 @@ class Leaves {
 
   PyObject* operator()(const Constant& result) const { return Py_NewRef(result.value.get()); }
 
-  // Made in the mode of the caller.
+  // Creates the view in the caller's modes.
   PyObject* operator()(const View& result) const {
     const at::Tensor& base = std::visit(
         [this](const auto& kind) -> decltype(auto) { return tensor(kind); }, result.base);
@@ -125,7 +125,7 @@ PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, 
   if (call.rebuild == nullptr) {
     return std::visit(Leaves(tensors, leaves, call.effects.state(), nullptr), call.results.front());
   }
-  // The two commonest structures are built here; others by a function that takes a list.
+  // The two most common structures are built here, others by a function that takes a list.
   const bool is_tuple = call.rebuild == reinterpret_cast<PyObject*>(&PyTuple_Type);
   const bool is_list = call.rebuild == reinterpret_cast<PyObject*>(&PyList_Type);
   const auto count = static_cast<Py_ssize_t>(call.results.size());
@@ -160,7 +160,7 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
     try {
       tensors = call.compiled->forward(inputs);
     } catch (const std::exception&) {
-      // Nothing is written yet, and only eager raises the very exception that the code stands for.
+      // Nothing is written yet, and only eager raises exactly the right exception.
     }
     for (const auto& [target, source] : targets) {
       if (!tensors) break;
@@ -238,7 +238,7 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// Returns what `parse` makes of the items of a sequence of Python's.
+// Applies `parse` to the items of a Python sequence.
 template <typename Item>
 std::vector<Item> parse_all(PyObject* sequence, Item (*parse)(PyObject*)) {
   const Owned items(PySequence_Fast(sequence, "results and writes are sequences"));

@@ -16,7 +16,7 @@ constexpr const char* kStrided =
 constexpr const char* kInternal = "forward writes to a tensor whose elements share memory";
 constexpr const char* kInference = "forward writes to an inference tensor outside of that mode";
 
-// Whether each element surely has a place of its own: axes nest without reaching into one another.
+// Whether no two elements can share memory: axes nest without overlap.
 bool is_spread(const at::Tensor& tensor) {
   c10::SmallVector<std::pair<int64_t, int64_t>, 8> axes;  // stride and size
   for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
@@ -52,7 +52,7 @@ void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>&
     if (needs_contiguous_ && !state[i].is_contiguous()) lasting_obstacle_ = kStrided;
   }
   for (const at::Tensor& weight : weights) all.push_back(range_of(weight));
-  // Written ones last, each compared with all that came before.
+  // Written ranges come last, each compared with all earlier ones.
   for (const MemoryRange& range : written) {
     const bool is_shared = std::any_of(
         all.begin(), all.end(), [&](const MemoryRange& other) { return overlap(range, other); });

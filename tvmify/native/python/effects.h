@@ -1,4 +1,4 @@
-// What a call does to memory that others see: tensors that it writes to.
+// The side effects of a call: the tensors that it writes to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,25 +15,25 @@ namespace tvmify::python {
 constexpr const char* kNoMemory =
     "a tensor that the program reads or writes to has no memory, or less than its sizes say";
 
-// Used with the GIL held. A call that has no effects pays for one comparison.
+// Used with the GIL held. A call without effects costs one comparison.
 class Effects {
  public:
   Effects(std::vector<Write> writes, bool needs_contiguous)
       : writes_(std::move(writes)), needs_contiguous_(needs_contiguous) {}
 
-  // Takes the tensors of the module that the program writes to or returns, and those besides which
+  // Takes the module's tensors that the program writes to or returns, and the other weights, which
   // it reads in packed form.
   void bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>& weights);
   const std::vector<at::Tensor>& state() const { return state_; }
 
   bool writes() const { return !writes_.empty(); }
 
-  // Why compiled code would do something else than eager with these leaves; null if it would not.
+  // Why compiled code would behave differently from eager with these leaves; null if it would not.
   const char* obstacle(PyObject* leaves) const {
     return writes() || needs_contiguous_ ? find_obstacle(leaves) : nullptr;
   }
 
-  // Where each write goes; the leaves have passed `obstacle`.
+  // The target of each write; the leaves must have passed `obstacle`.
   std::vector<std::pair<at::Tensor, Computed>> targets(PyObject* leaves) const;
 
  private:
@@ -44,7 +44,7 @@ class Effects {
   bool needs_contiguous_;
   std::vector<at::Tensor> state_;
   const char* lasting_obstacle_ = nullptr;
-  MemoryRanges bound_, written_;  // of state and weights; of state that is written
+  MemoryRanges bound_, written_;  // of state and weights; of written state
 };
 
 }  // namespace tvmify::python

@@ -1,8 +1,8 @@
-// flatten(args, kwargs): the leaves of a call and, in one walk, the bytes that tell it from calls
-// which need another program.
+// flatten(args, kwargs): collects, in one walk, the leaves of a call and a key that differs for
+// calls that need another program.
 //
-// The key is a sequence of items that each begin with a tag and have a length that is fixed or
-// written before them, so that two different calls never have equal keys.
+// The key is a sequence of items, each with a tag and a fixed or explicit length, so two different
+// calls never have equal keys.
 
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -55,9 +55,9 @@ class Key {
   c10::SmallVector<char, 512> bytes_;
 };
 
-// Whether something watches or rewrites the operators of this thread: a mode, a function transform,
-// a tracer. Compiled code would be invisible to it. So it would be to forward-mode differentiation,
-// and tensors have tangents, which it would lose, only as long as that is on for some thread.
+// Whether a mode, a function transform or a tracer intercepts this thread's operators, to which
+// compiled code would be invisible. Forward-mode differentiation counts too: compiled code would
+// lose tangents, which tensors only have while some thread has it on.
 bool is_observed() {
   const c10::DispatchKeySet usual = c10::default_included_set | c10::autocast_dispatch_keyset;
   const c10::DispatchKeySet included = c10::impl::tls_local_dispatch_key_set().included_;
@@ -85,7 +85,7 @@ void add_autocast(Key& key, at::DeviceType device) {
   if (enabled) key.add(at::autocast::get_autocast_dtype(device));
 }
 
-// "Never set" and "set to full precision" are the same, though PyTorch tells them apart.
+// "Never set" and "set to full precision" mean the same, though PyTorch distinguishes them.
 at::Float32Precision matmul_precision(at::Float32Backend backend) {
   const auto precision = at::globalContext().float32Precision(backend, at::Float32Op::MATMUL);
   const bool is_reduced =
@@ -93,7 +93,7 @@ at::Float32Precision matmul_precision(at::Float32Backend backend) {
   return is_reduced ? precision : at::Float32Precision::IEEE;
 }
 
-// The modes of this thread, and of PyTorch, that change what an operator computes.
+// Adds the modes of this thread and of the process that change what an operator computes.
 void add_modes(Key& key, bool grad_mode) {
   key.add(grad_mode);
   key.add(c10::InferenceMode::is_enabled());
@@ -111,7 +111,7 @@ class Walk {
  public:
   explicit Walk(bool grad_mode) { add_modes(key_, grad_mode); }
 
-  // Adds a node and all that is in it. Throws python_error with Python's exception set.
+  // Adds a node and everything in it. Throws python_error with Python's exception set.
   void visit(PyObject* node) {
     if (PyTuple_CheckExact(node)) {
       begin('(', PyTuple_GET_SIZE(node));
@@ -139,7 +139,7 @@ class Walk {
     }
   }
 
-  // Whether the key tells the call from all others.
+  // Whether the key identifies the call completely.
   bool is_keyed() const { return is_keyed_; }
   const Key& key() const { return key_; }
 
@@ -169,10 +169,10 @@ class Walk {
     body();
   }
 
-  // These return whether the key now tells the leaf from all others.
+  // These return whether the key now identifies the leaf completely.
   bool add_tensor(PyObject* leaf) {
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
-    // Nested tensors, and those of function transforms, have no sizes of their own to read here.
+    // Nested tensors and those of function transforms have no concrete sizes to read here.
     if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() || tensor.is_nested() ||
         tensor.key_set().has_any(kWrapped)) {
       return false;
@@ -198,7 +198,7 @@ class Walk {
       return add_integer(leaf);
     } else if (PyFloat_CheckExact(leaf)) {
       key_.add('f');
-      key_.add(PyFloat_AS_DOUBLE(leaf));  // its bits: -0.0 differs from 0.0, a NaN equals itself
+      key_.add(PyFloat_AS_DOUBLE(leaf));  // bitwise: -0.0 differs from 0.0, a NaN equals itself
     } else if (PyComplex_CheckExact(leaf)) {
       key_.add('c');
       key_.add(PyComplex_RealAsDouble(leaf));

@@ -1,4 +1,4 @@
-// Guard: notices, in nanoseconds per item, that a module is not what it was.
+// Guard: detects changes of a module, in nanoseconds per item.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -18,14 +18,14 @@ namespace {
 
 using Slots = std::vector<std::pair<PyObject*, PyObject*>>;  // names and values
 
-// Dicts of the module, and of its parameters, buffers and submodules, each with what is in it.
+// A dict of the module, or of its parameters, buffers or submodules, and the items watched in it.
 struct Dict {
   PyObject* dict;
   Slots slots;
   Py_ssize_t size = -1;  // any
-  uint64_t version = 0;  // when all was seen to be there, or 0
+  uint64_t version = 0;  // at which all items were last verified, or 0
 };
-// The class of a module of the tree.
+// The class of a module in the tree.
 struct Instance {
   PyObject* object;  // or a weak reference to it
   PyObject* type;
@@ -34,7 +34,7 @@ struct Instance {
 struct Class {
   PyObject* type;
   Slots methods;
-  unsigned int version = 0;  // when all were seen to be there, or 0
+  unsigned int version = 0;  // at which all methods were last verified, or 0
 };
 struct Watched {
   PyObject* object;
@@ -44,7 +44,7 @@ struct Watched {
   const at::Tensor& tensor() const { return THPVariable_Unpack(object); }
 };
 
-// All Python objects in here are owned by the guard.
+// The guard owns all Python objects in it.
 struct Guard {
   PyObject_HEAD std::vector<Dict> dicts;
   std::vector<Watched> tensors;
@@ -55,7 +55,7 @@ struct Guard {
 };
 
 int traverse(PyObject* self, visitproc visit, void* arg) {
-  // A guard hangs on the module whose dicts it holds: that cycle is the garbage collector's.
+  // The module owns the guard, which holds the module's dicts: a cycle for the garbage collector.
   Py_VISIT(Py_TYPE(self));
   const Guard& guard = *Guard::from(self);
   const auto visit_slots = [&](const Slots& slots) {
@@ -89,7 +89,7 @@ void release(const Slots& slots) {
 }
 
 int clear(PyObject* self) {
-  // Moved out first: releasing an object may run Python code that comes back here.
+  // Moved out first, since releasing an object may run Python code that re-enters this.
   const auto dicts = std::exchange(Guard::from(self)->dicts, {});
   const auto tensors = std::exchange(Guard::from(self)->tensors, {});
   const auto instances = std::exchange(Guard::from(self)->instances, {});
@@ -123,14 +123,14 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-// Takes a tuple apart; its parts are borrowed.
+// Unpacks a tuple into borrowed references.
 template <typename... Parts>
 void take_apart(PyObject* tuple, const char* format, Parts... parts) {
   TORCH_CHECK_TYPE(PyTuple_Check(tuple), "expected a tuple, got a ", Py_TYPE(tuple)->tp_name);
   if (!PyArg_ParseTuple(tuple, format, parts...)) throw python_error();
 }
 
-// Finds the place of a dict among those of a guard.
+// Finds the index of a dict in a guard.
 class Places {
  public:
   explicit Places(Guard& guard) : dicts_(guard.dicts) {}
@@ -179,12 +179,12 @@ void add_types(Guard& guard, PyObject* types) {
   }
 }
 
-// Whether a member of a class decides what its objects do.
+// Whether a member of a class affects what its instances do.
 bool is_method(PyObject* member) {
   return PyCallable_Check(member) || Py_TYPE(member)->tp_descr_get != nullptr;
 }
 
-// The dict of a class; a borrowed reference, but for those that Python itself comes with.
+// The dict of a class, as a borrowed reference; null for built-in classes since Python 3.12.
 PyObject* members_of(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type)->tp_dict; }
 
 void add_classes(Guard& guard, PyObject* classes) {
@@ -230,8 +230,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-// A number that no other dict has had, nor this one before it was last written to. 0 where CPython
-// keeps none any more (PEP 699).
+// A number unique to this dict and its last modification. 0 in CPython versions without one (PEP
+// 699).
 uint64_t version_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
@@ -241,7 +241,7 @@ uint64_t version_of(PyObject* dict) {
 #endif
 }
 
-// Whether all entries of a dict are still in the same order, as forward may go through them.
+// Whether all items of a dict are still in the same order, since forward may iterate over them.
 bool is_in_order(const Dict& dict) {
   PyObject* name;
   size_t i = 0;
@@ -283,11 +283,11 @@ bool is_unchanged(const Class& watched) {
   return i == watched.methods.size();
 }
 
-// A number that no class had before it, or a base of it, was last changed; 0 if there is none.
+// A number unique to this class and the last change of it or its bases; 0 if there is none.
 unsigned int version_of_class(PyObject* object) {
   auto* type = reinterpret_cast<PyTypeObject*>(object);
   static PyObject* const name = PyUnicode_InternFromString("forward");
-  if (type->tp_version_tag == 0) _PyType_Lookup(type, name);  // which gives it one
+  if (type->tp_version_tag == 0) _PyType_Lookup(type, name);  // assigns one
   return type->tp_version_tag;
 }
 

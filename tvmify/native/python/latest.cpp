@@ -1,9 +1,9 @@
-// LatestCall: makes the call that was made last again, without a line of Python.
+// LatestCall: repeats the last call without running any Python code.
 //
-// What Python spends around a short program takes as long as the program, and three times as long
-// where its weights have driven the interpreter out of the processor's caches.
+// Python's overhead takes as long as a short program, and three times as long if the program's
+// weights have evicted the interpreter from the processor's caches.
 
-// clang-format off: structmember.h needs Python.h, and does not say so
+// clang-format off: structmember.h needs Python.h, but does not include it
 #include <torch/csrc/python_headers.h>
 #include <structmember.h>
 // clang-format on
@@ -16,7 +16,7 @@
 namespace tvmify::python {
 namespace {
 
-// What leads to the result of a call; all of them, or nothing.
+// Everything needed to repeat a call; either all of it is set, or nothing.
 struct Known {
   Owned guard, key, run;
 };
@@ -28,7 +28,7 @@ struct LatestCall {
 
   static LatestCall* from(PyObject* self) { return reinterpret_cast<LatestCall*>(self); }
 
-  // The old objects die when all is in place: that may run Python code that comes back here.
+  // Releases the old objects last, since that may run Python code that re-enters this.
   void replace(Known next) { std::swap(known, next); }
 };
 
@@ -41,7 +41,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
   if (known.run == nullptr) Py_RETURN_NOTIMPLEMENTED;
   const Owned leaves(leaves_of_same_call(args[0], args[1], known.key.get()));
   if (leaves == nullptr) Py_RETURN_NOTIMPLEMENTED;
-  // What follows may run Python code, or let other threads run, and they may replace both.
+  // Own both: the code below may run Python code or other threads, which may replace them.
   const Owned guard(Py_NewRef(known.guard.get())), run(Py_NewRef(known.run.get()));
   if (has_changed(guard.get())) Py_RETURN_NOTIMPLEMENTED;
   PyObject* argument = leaves.get();

@@ -1,4 +1,4 @@
-// tvmify._C: the path of every call from Python.
+// tvmify._C: the Python bindings that every call goes through.
 
 #include "bindings.h"
 

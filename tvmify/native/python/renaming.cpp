@@ -1,4 +1,4 @@
-// with_method_renamed: makes room in a TorchScript module for another forward.
+// with_method_renamed: renames a method of a TorchScript module, to make room for a new forward.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/api/function_impl.h>
@@ -12,7 +12,7 @@
 namespace tvmify::python {
 namespace {
 
-// Puts tensors of the same memory, which require no gradients, in the place of all.
+// Replaces all tensors by detached ones that share their memory.
 void detach_tensors(const torch::jit::Module& root) {
   for (const torch::jit::Module& module : root.modules()) {
     for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
@@ -24,7 +24,7 @@ void detach_tensors(const torch::jit::Module& root) {
 
 torch::jit::Module renamed(const torch::jit::Module& module, const std::string& old_name,
                            const std::string& new_name) {
-  // A clone has types of its own, so that other modules of the class keep their methods.
+  // A clone has its own types, so other modules of the class keep their methods.
   torch::jit::Module result = module.clone(/*inplace=*/true);
   detach_tensors(result);
   const auto type = result.type();

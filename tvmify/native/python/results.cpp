@@ -8,7 +8,7 @@
 namespace tvmify::python {
 namespace {
 
-// A list that `to_json` returned: a kind and its fields, or the fields of a write.
+// A list from `to_json`: a kind and its fields, or the fields of a write.
 class Described {
  public:
   explicit Described(PyObject* list) : list_(list) {
@@ -54,7 +54,7 @@ Owned describe(PyObject* result) {
   return list;
 }
 
-// Returns one of the kinds of which `Narrow` is made.
+// Converts a result to the variant `Narrow`, or throws if it has another kind.
 template <typename Narrow>
 Narrow narrow(Result result, const char* purpose) {
   return std::visit(

@@ -1,4 +1,4 @@
-// What the leaves of a result are, and what a program writes to: tvmify/artifact/results.py in C++.
+// The kinds of leaves in a result, and the writes of a program; see artifact/results.py.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -12,24 +12,24 @@
 
 namespace tvmify::python {
 
-// The index-th tensor that the program returns.
+// The tensor with this index that the program returns.
 struct Computed {
   size_t index;
 };
 
-// A leaf of the arguments, the same object.
+// A leaf of the arguments, as the same object.
 struct Argument {
   size_t leaf;
   bool operator==(const Argument& other) const { return leaf == other.leaf; }
 };
 
-// A tensor of the module that is bound to the call, the same object.
+// A tensor of the module that is bound to the call, as the same object.
 struct StateTensor {
   size_t index;
   bool operator==(const StateTensor& other) const { return index == other.index; }
 };
 
-// An earlier leaf of the result, the same object.
+// An earlier leaf of the result, as the same object.
 struct Repeated {
   size_t result;
 };
@@ -38,7 +38,7 @@ struct Constant {
   Owned value;
 };
 
-// A view of a tensor, with sizes, strides and an offset in elements from its first one.
+// A view of a tensor: sizes, strides, and an offset in elements from the tensor's first one.
 struct View {
   std::variant<Computed, Argument, StateTensor> base;
   std::vector<int64_t> sizes, strides;
@@ -49,13 +49,13 @@ using Result = std::variant<Computed, Argument, StateTensor, Repeated, Constant,
 
 using Writable = std::variant<Argument, StateTensor>;
 
-// A tensor that the program returns, and what it is copied into.
+// A tensor that the program returns, and the tensor into which it is copied.
 struct Write {
   Writable target;
   Computed source;
 };
 
-// These read tvmify.artifact.results.Result and Write. They throw what Python or torch raises for others.
+// Parse tvmify.artifact.results.Result and Write; throw for anything else.
 Result parse_result(PyObject* result);
 Write parse_write(PyObject* write);
 

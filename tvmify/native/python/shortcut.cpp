@@ -1,9 +1,9 @@
-// Shortcut: from nn.Module.__call__ to the call that was made last, past all that lies between.
+// Shortcut: goes from nn.Module.__call__ directly to the LatestCall.
 //
-// nn.Module asks for `_compiled_call_impl` first, where Module.compile() puts its own. What it does
-// otherwise, in Python, looks for hooks, finds none, and calls a forward which asks a dispatcher:
-// that takes longer than many a short program. A property, so that torch.compile, which cannot read
-// native code, reads its Python getter instead and goes the other way.
+// nn.Module first looks for `_compiled_call_impl`, which Module.compile() sets. Otherwise it checks
+// for hooks in Python and calls forward, which calls a dispatcher: that takes longer than many
+// short programs. Shortcut is a property, so that torch.compile, which cannot trace native code,
+// uses its Python getter and takes the normal path.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -36,15 +36,15 @@ PyObject* find(PyObject* dict, PyObject* key) {
   return value;
 }
 
-// Whether a dict of hooks is there, with nothing in it.
+// Whether a dict of hooks exists and is empty.
 bool is_empty(PyObject* dict, PyObject* key) {
   PyObject* const hooks = find(dict, key);
   return hooks != nullptr && (PyDict_CheckExact(hooks) || PyODict_CheckExact(hooks)) &&
          PyDict_GET_SIZE(hooks) == 0;
 }
 
-// The names that we look for, in the same place in memory as those of Python code, and what of
-// PyTorch's own decides how a module is called. Never freed: classes may outlive all else.
+// Interned names, and the parts of PyTorch that decide how a module is called. Never freed: classes
+// may outlive everything else.
 struct Names {
   static PyObject* of(const char* text) {
     return checked(PyUnicode_InternFromString(text)).release();
@@ -69,7 +69,7 @@ struct Names {
   PyObject* usual_call_impl = attribute_of(find(of_modules, of("Module")), call_impl).release();
 
   Names() {
-    // Somebody has put another in its place before we came; it is to be called.
+    // Other code replaced it before this was loaded, so that must be called instead.
     if (!PyFunction_Check(usual_call_impl) ||
         PyFunction_GET_GLOBALS(usual_call_impl) != of_modules) {
       Py_CLEAR(usual_call_impl);
@@ -78,19 +78,19 @@ struct Names {
 };
 const Names* names;
 
-// Whether a call now is just a call: there are no hooks for all modules, and nobody records.
+// Whether nothing observes calls now: no global hooks, and no tracing.
 bool nobody_looks() {
   for (PyObject* const key : names->hooks_of_all) {
     if (!is_empty(names->of_modules, key)) return false;
   }
   if (torch::jit::tracer::isTracing()) return false;
   if (find(names->of_compiler, names->is_compiling) != Py_False) return false;
-  // While torch.compile looks at frames, it is to see the operators.
+  // While torch.compile traces frames, it must see the operators.
   return names->frame_callback != nullptr &&
          checked(PyObject_CallNoArgs(names->frame_callback)).get() == Py_None;
 }
 
-// What a Shortcut has beyond a property, and behind it in memory.
+// The fields of a Shortcut, which follow those of property in memory.
 struct Way {
   PyObject *place, *forward;  // owned
 
@@ -99,7 +99,7 @@ struct Way {
   }
 };
 
-// Returns the LatestCall of a module whose call would lead there, and to nothing else; or null.
+// Returns the module's LatestCall if calling the module does nothing else; otherwise null.
 Owned latest_of(PyObject* module, const Way& way) {
   if (!nobody_looks()) return nullptr;
   PyTypeObject* const type = Py_TYPE(module);
@@ -116,7 +116,7 @@ Owned latest_of(PyObject* module, const Way& way) {
   }
   const Owned dispatcher(Py_XNewRef(find(dict, way.place)));
   if (dispatcher == nullptr || dispatcher.get() == Py_None) return nullptr;
-  // A shallow copy of a module comes with the dispatcher of the one it was copied from.
+  // A shallow copy of a module has the dispatcher of its original.
   PyObject* owner = nullptr;
   if (PyWeakref_GetRef(attribute_of(dispatcher.get(), names->module).get(), &owner) < 0) {
     throw python_error();
@@ -125,7 +125,7 @@ Owned latest_of(PyObject* module, const Way& way) {
   return is_its_own ? attribute_of(dispatcher.get(), names->latest) : nullptr;
 }
 
-// Makes the latest call again; NotImplemented where that is not the call that is to be made.
+// Repeats the latest call; NotImplemented if this is a different call.
 PyObject* call_latest(PyObject* module, const Way& way, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   const Owned latest = latest_of(module, way);
@@ -136,12 +136,12 @@ PyObject* call_latest(PyObject* module, const Way& way, PyObject* args, PyObject
   END_HANDLE_TH_ERRORS
 }
 
-// A call of a module; `bound` holds it and the Shortcut.
+// Calls a module; `bound` holds it and the Shortcut.
 PyObject* call(PyObject* bound, PyObject* args, PyObject* kwargs) {
   PyObject* const module = PyTuple_GET_ITEM(bound, 0);
   Owned result(call_latest(module, Way::of(PyTuple_GET_ITEM(bound, 1)), args, kwargs));
   if (result.get() != Py_NotImplemented) return result.release();
-  // Not between the two macros, which hold back PyTorch's warnings until their end.
+  // Outside the two macros, which delay PyTorch's warnings until their end.
   const Owned usual(PyObject_GetAttr(module, names->call_impl));
   return usual == nullptr ? nullptr : PyObject_Call(usual.get(), args, kwargs);
 }
@@ -159,7 +159,7 @@ PyObject* get(PyObject* self, PyObject* module, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-// Module.compile() sets it, as an attribute of the module.
+// Called when Module.compile() sets the attribute.
 int set(PyObject*, PyObject* module, PyObject* value) {
   HANDLE_TH_ERRORS
   const Owned members = members_of(module);
@@ -172,7 +172,7 @@ int set(PyObject*, PyObject* module, PyObject* value) {
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 
-// Classes that are pickled by value take it along.
+// Needed for classes that are pickled by value.
 PyObject* reduce(PyObject* self, PyObject*) {
   const Owned getter(PyObject_GetAttrString(self, "fget"));
   if (getter == nullptr) return nullptr;
@@ -197,7 +197,7 @@ void dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
   Py_CLEAR(Way::of(self).place);
   Py_CLEAR(Way::of(self).forward);
-  PyObject_GC_Track(self);  // as property expects it
+  PyObject_GC_Track(self);  // property's deallocator expects it
   PyProperty_Type.tp_dealloc(self);
   Py_DECREF(type);
 }
@@ -213,13 +213,13 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (names == nullptr) names = new Names();
   Owned self = checked(PyType_GenericNew(type, nullptr, nullptr));
   Way::of(self.get()) = {Py_NewRef(place), Py_NewRef(forward)};
-  // With a text of its own: that of the getter would have to go into a __dict__, which it has not.
+  // An explicit docstring: the getter's would be stored in a __dict__, which this does not have.
   const Owned all = checked(Py_BuildValue("OOOs", getter, Py_None, Py_None, calling.ml_doc));
   return PyProperty_Type.tp_init(self.get(), all.get(), nullptr) == 0 ? self.release() : nullptr;
   END_HANDLE_TH_ERRORS
 }
 
-// All is done by then, and nothing may change later.
+// Does nothing: `new` has set all fields, and they must not change.
 int initialize(PyObject*, PyObject*, PyObject*) { return 0; }
 
 PyMethodDef methods[] = {
