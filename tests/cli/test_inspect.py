@@ -90,7 +90,7 @@ def test_the_key_of_an_hmac(tmp_path):
     key.write_text("other")
     result = run(path, "--key-file", key)
     assert result.exit_code == 1
-    assert "not that of the key" in result.stderr
+    assert "does not match the key" in result.stderr
     key.write_text("\n")
     assert run(path, "--key-file", key).exit_code == 2
     assert run(path, "--key-file", tmp_path / "none").exit_code == 2

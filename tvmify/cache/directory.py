@@ -198,13 +198,13 @@ def opened(path: str | Path, within: int | None = None, kind: int = 0) -> Iterat
         file = os.open(path, flags | kind, dir_fd=within)
     except OSError as error:
         if error.errno in _WRONG_KIND:
-            raise CacheError(f"{path} is no plain file or directory") from error
+            raise CacheError(f"{path} is not a regular file or directory") from error
         raise
     try:
         status = os.fstat(file)
         is_right = stat.S_ISDIR if kind & os.O_DIRECTORY else stat.S_ISREG
         if not is_right(status.st_mode):
-            raise CacheError(f"{path} is no plain file or directory")
+            raise CacheError(f"{path} is not a regular file or directory")
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise CacheError(f"{path} may be written to by others")
         yield file

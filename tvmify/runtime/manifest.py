@@ -89,8 +89,8 @@ def check(file: BinaryIO, path: Path, key: Any = None) -> dict[str, Any]:
         raise ArchiveError(f"{path} is not loaded: {error}") from error
     except (AmbiguousArchive, OSError, MemoryError) as error:
         raise ArchiveError(
-            f"{path} is not loaded: it is no whole archive ({error}). Copy it again, or save the "
-            "model again."
+            f"{path} is not loaded: it is not a complete archive ({error}). Copy it again, or "
+            "save the model again."
         ) from error
 
 
@@ -142,7 +142,7 @@ def _parsed(manifest: bytes) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArchiveError(f"its manifest cannot be read ({error!r})") from error
     if wrong:
-        raise ArchiveError(f"its manifest has something else for its {wrong[0]}")
+        raise ArchiveError(f"its manifest has an invalid value for {wrong[0]!r}")
     return document
 
 
@@ -150,7 +150,7 @@ def _root(names: list[str]) -> str:
     """Return the folder that contains all records of a TorchScript archive."""
     root = names[0].partition("/")[0] + "/" if names else ""
     if len(root) < 2 or not all(name.startswith(root) for name in names):
-        raise ArchiveError("it is no TorchScript archive")
+        raise ArchiveError("it is not a TorchScript archive")
     return root
 
 
@@ -175,7 +175,7 @@ def _sign(manifest: bytes, key: Any) -> bytes:
         return b"hmac-sha256 " + _hmac(manifest, key)
     if hasattr(key, "sign"):
         return b"ed25519 " + key.sign(manifest)
-    raise TypeError(f"a key is bytes, a text or an Ed25519PrivateKey, not {type(key).__name__}")
+    raise TypeError(f"a key must be bytes, text or an Ed25519PrivateKey, not {type(key).__name__}")
 
 
 def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
@@ -192,9 +192,11 @@ def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
         except InvalidSignature:
             valid = False
     else:
-        raise TypeError(f"a key is bytes, a text or an Ed25519PublicKey, not {type(key).__name__}")
+        raise TypeError(
+            f"a key must be bytes, text or an Ed25519PublicKey, not {type(key).__name__}"
+        )
     if not valid:
-        raise ArchiveError("its signature is not that of the key")
+        raise ArchiveError("its signature does not match the key")
 
 
 def _hmac(manifest: bytes, key: bytes | str) -> bytes:
