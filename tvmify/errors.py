@@ -1,4 +1,4 @@
-"""Every exception and warning of tvmify; each says what happened and what to do next."""
+"""All exceptions and warnings of tvmify; each says what happened and what to do next."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ SET_ATTRIBUTE = "prim::SetAttr"
 
 
 class TvmifyError(Exception):
-    """Base class of every exception that tvmify raises itself."""
+    """Base class of all exceptions that tvmify itself raises."""
 
 
 class OptionError(TvmifyError, ValueError):
-    """An option does not exist, or its value is wrong; the message lists valid ones."""
+    """An option or its value is not valid; the message lists the valid ones."""
 
 
 class CacheError(TvmifyError):
     """A cache directory, archive or entry cannot be used; the message names it.
 
-    Calls never raise it: a faulty cache is a warning, and programs are kept in memory. It comes
-    from commands and functions that are about a cache. ``tvmify doctor`` says how to repair one.
+    Calls never raise it: if the cache fails, they warn and keep programs in memory. Only commands
+    and functions that manage a cache raise it. ``tvmify doctor`` says how to repair one.
     """
 
 
@@ -31,32 +31,32 @@ class NativeLibraryError(TvmifyError, ImportError):
 
 
 class SaveError(TvmifyError, ValueError):
-    """A module cannot be saved or exported; the message says why, and what to change."""
+    """A module cannot be saved or exported; the message says why and what to change."""
 
 
 class ArchiveError(TvmifyError):
     """A file is not a saved module, is damaged, or was not signed with the given key.
 
-    Save it again, or copy it again from where it is whole.
+    Save it again, or copy it again from an intact original.
     """
 
 
 class WarmUpError(TvmifyError, ValueError):
-    """A signature given to `warmup` cannot be turned into tensors, or its method is not clear."""
+    """A signature given to `warmup` cannot be turned into tensors, or its method is ambiguous."""
 
 
 class NotCompiled(TvmifyError):
-    """Why a call runs in eager PyTorch instead of compiled code.
+    """The reason why a call runs in eager PyTorch instead of compiled code.
 
-    With ``strict=False`` it is kept as the reason that ``explain()`` prints; there is one warning,
-    and the call runs in eager. With ``strict=True`` it is raised.
+    With ``strict=False`` the call runs in eager and warns once, and ``explain()`` prints the
+    reason. With ``strict=True`` it is raised.
 
     Parameters
     ----------
     reason
         What cannot be compiled, naming the operator, mode, tensor or device.
     next_step
-        What the user can do about it, as a sentence.
+        A sentence that says what the user can do about it.
 
     Examples
     --------
@@ -92,22 +92,22 @@ class TrainingMode(NotCompiled):
 
 
 class Uninitialized(NotCompiled):
-    """A parameter of the module gets its shape from the first call, which runs in eager."""
+    """A lazy parameter gets its shape from the first call, which therefore runs in eager."""
 
 
 class UnsupportedInput(NotCompiled):
-    """Compiled code cannot take an argument: it is complex, sparse, or a tensor subclass.
+    """Compiled code cannot take an argument, such as a complex or sparse tensor or a subclass.
 
-    The message names it. Convert it before the call.
+    The message names it; convert it before the call.
     """
 
 
 class UnsupportedTarget(NotCompiled):
-    """No code can be generated for the device of the inputs, or they are on several devices."""
+    """There is no code generator for the inputs' device, or they are on several devices."""
 
 
 class CaptureError(NotCompiled):
-    """Neither TorchScript nor ``torch.export`` can turn the module into one graph of operators."""
+    """Neither TorchScript nor ``torch.export`` can capture the module as one graph."""
 
 
 class DependsOnValues(CaptureError):
@@ -120,12 +120,12 @@ class DependsOnValues(CaptureError):
 
 
 class NumberNeeded(CaptureError):
-    """Forward needs the values of numbers among its arguments, for more than arithmetic.
+    """Forward uses the values of numbers in its arguments for more than arithmetic.
 
     Parameters
     ----------
     places
-        Which leaves of the arguments these numbers are; empty if that is not known.
+        Indices of these numbers among the leaves of the arguments; empty if not known.
     """
 
     def __init__(self, places: Collection[int] = ()) -> None:
@@ -143,25 +143,25 @@ class BuildError(NotCompiled):
 
 
 class CacheMiss(NotCompiled):
-    """No cache has the program of a call, and ``on_miss`` forbids compiling it now.
+    """No cache has the program of a call, and ``on_miss`` does not allow compiling it now.
 
-    Compile ahead with ``tvmify warmup``.
+    Compile it ahead of time with ``tvmify warmup``.
     """
 
 
 class TracedElsewhere(NotCompiled):
-    """Another thread is in torch's tracing, which ours would disturb; later calls may compile."""
+    """Another thread is tracing with torch, which ours would disturb; later calls may compile."""
 
 
 class UnsupportedOperator(NotCompiled):
-    """The program uses operators, or an effect, that the compiler does not know.
+    """The program uses operators, or an effect, that the compiler does not support.
 
     Parameters
     ----------
     operators
-        Qualified names, e.g. ``["aten.grid_sampler_2d.default"]``; sorted and without duplicates.
+        Qualified names, e.g. ``["aten.grid_sampler_2d.default"]``, sorted and without duplicates.
     detail
-        More than "unknown", when there is more to say.
+        Why, if there is more to say than that they are unknown.
     """
 
     def __init__(self, operators: Sequence[str], detail: str = "") -> None:
@@ -182,20 +182,20 @@ class UnsupportedOperator(NotCompiled):
 
 
 def described(error: BaseException, longest: int = 300) -> str:
-    """Return the type and the first line of an error: the text of many says nothing alone."""
+    """Return the type and the first line of an error, since many texts mean little on their own."""
     line = (str(error).strip().splitlines() or [""])[0][:longest]
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 class TvmifyWarning(UserWarning):
-    """A call runs slower than it could: in eager, or without the disk cache.
+    """A call is slower than it could be: it runs in eager, or without the disk cache.
 
-    With ``strict=True`` a call that would run in eager raises `NotCompiled` instead.
+    With ``strict=True``, a call that would run in eager raises `NotCompiled` instead.
     """
 
 
 def warn(message: str) -> None:
-    """Warn at the line that led here from outside of tvmify and PyTorch."""
+    """Issue a warning that points at the caller's line outside tvmify and PyTorch."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_internal(frame.f_globals.get("__name__", "")):
         frame = frame.f_back

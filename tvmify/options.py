@@ -1,4 +1,4 @@
-"""The options of ``@tvmify``, and the only place that reads ``TVMIFY_*`` variables."""
+"""The options of ``@tvmify``, and the ``TVMIFY_*`` environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import platformdirs
 from tvmify import target as targets
 from tvmify.errors import OptionError, warn
 
-#: Bytes that the disk cache may take, unless TVMIFY_CACHE_SIZE says otherwise.
+#: Default limit of the disk cache in bytes; TVMIFY_CACHE_SIZE overrides it.
 _CACHE_SIZE = 10 * 10**9
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 1 << 10,
@@ -27,7 +27,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "TIB": 1 << 40,
 }
 
-#: What this reads of the environment.
+#: The environment variables that tvmify reads.
 VARIABLES = (
     "TVMIFY_CACHE_DIR",
     "TVMIFY_CACHE_SIZE",
@@ -37,9 +37,9 @@ VARIABLES = (
     "TVMIFY_RECORD",
 )
 
-# Marks a field that cannot change the compiled code, and so stays out of the disk key.
+# Marks a field that cannot change the compiled code, so it is not part of the disk key.
 _NOT_KEYED = {"keyed": False}
-# What Path makes of a URL: it would name a folder beside the program.
+# A URL after Path has collapsed its slashes: it would name a folder in the current directory.
 _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 #: Values of ``on_miss``.
@@ -48,9 +48,9 @@ ON_MISS = ("build", "background", "eager", "error")
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """How a decorated module is compiled and cached, and what it does if it cannot be compiled.
+    """How a decorated module is compiled and cached, and what happens if it cannot be compiled.
 
-    Values are checked when the object is created; a wrong one raises `OptionError`.
+    The constructor checks the values; a wrong one raises `OptionError`.
 
     Attributes
     ----------
@@ -59,46 +59,45 @@ class CompileOptions:
         ``"kind"``, or None to follow the device of the inputs.
     accuracy
         ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
-        eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most 2 times eager's. That
-        rules out Winograd convolutions and compact (24-bit) weights, and costs some speed.
+        eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most twice eager's; this
+        rules out Winograd convolutions and compact (24-bit) weights, and is somewhat slower.
     tune
-        None: kernels are chosen by cost model. ``"quick"``: candidates for each matrix product,
+        None: a cost model chooses the kernels. ``"quick"``: candidates for each matrix product,
         convolution, attention, recurrent layer, pool, reduction and element-wise kernel are timed
-        for some milliseconds, once per workload, processor and number of threads; in all for about
-        20 seconds at most.
+        for a few milliseconds, once per workload, processor and number of threads; about 20 seconds
+        in total at most.
     compare
         After a build, time compiled code against eager PyTorch on the inputs of the call, for
         about 0.1 s, or up to 2 s while eager is ahead, and use the faster one. With False, or with
         ``strict``, compiled code is always used.
     cuda_graph
-        On a GPU, capture each signature as a CUDA graph at its second call, and replay it from
-        then on. A module keeps at most 16 and evicts the least recently used. Programs that write
+        On a GPU, capture each signature as a CUDA graph at its second call and replay it from then
+        on. A module keeps at most 16 graphs and evicts the least recently used. Programs that write
         to tensors or draw random numbers are not captured.
     strict
         Raise the `NotCompiled` error instead of running in eager PyTorch.
     cache
-        Where compiled programs are kept. True: the user's cache directory (``TVMIFY_CACHE_DIR`` if
-        set). A path: that directory. False: memory only. A URL that fsspec knows
+        Where compiled programs are stored. True: the user's cache directory (``TVMIFY_CACHE_DIR``
+        if set). A path: that directory. False: memory only. A URL that fsspec supports
         (``"s3://bucket/prefix"``, ``"file:///shared/folder"``): the user's directory, and behind
         it a second level that machines share; ``TVMIFY_CACHE_URL`` sets one for all modules.
     cache_size
-        How many signatures one module keeps ready in memory. More evict the least recently used;
-        after as many evictions, further signatures run in eager until `refresh`.
+        How many signatures one module keeps in memory. More evict the least recently used; after
+        as many evictions, further signatures run in eager until `refresh`.
     progress
         Show the stages of a compilation. None shows them when standard error is a terminal.
     on_miss
-        What a call does if its program is in no cache. ``"build"``: it waits for the compiler.
-        ``"background"``: it runs in eager PyTorch while a low-priority process compiles, and a
-        later call runs the result. ``"eager"``: it runs in eager PyTorch. ``"error"``: it raises
-        `CacheMiss`.
+        What a call does if no cache has its program. ``"build"``: wait for the compiler.
+        ``"background"``: run in eager PyTorch while a low-priority process compiles; a later call
+        runs the result. ``"eager"``: run in eager PyTorch. ``"error"``: raise `CacheMiss`.
     record
-        A file to which each called signature is appended, for ``tvmify warmup --from``. None: the
-        file that ``TVMIFY_RECORD`` names, if any.
+        File to which every called signature is appended, for ``tvmify warmup --from``. None: the
+        file named by ``TVMIFY_RECORD``, if any.
 
     Raises
     ------
     OptionError
-        A value is wrong. The message shows the expected ones.
+        A value is wrong; the message lists the expected ones.
 
     Examples
     --------
@@ -106,7 +105,7 @@ class CompileOptions:
     ... class Net(nn.Module): ...
     """
 
-    # The target has an entry of its own in the key, resolved for the device of the call.
+    # The key has a separate entry for the target, resolved for the device of the call.
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
     tune: str | None = None
@@ -167,12 +166,12 @@ class CompileOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CompileOptions:
-        """Make options from keyword arguments.
+        """Create options from keyword arguments.
 
         Raises
         ------
         OptionError
-            A name or a value does not exist; the message names the valid ones.
+            A name or value is not valid; the message lists the valid ones.
         """
         names = [f.name for f in dataclasses.fields(cls)]
         for name in given:
@@ -183,19 +182,19 @@ class CompileOptions:
         return cls(**given)
 
     def key_text(self) -> str:
-        """Return the options that can change the compiled code, one ``name=value`` a line."""
+        """Return the options that can change the compiled code, one ``name=value`` per line."""
         keyed = (f.name for f in dataclasses.fields(self) if f.metadata.get("keyed", True))
         return "\n".join(f"{name}={getattr(self, name)!r}" for name in keyed)
 
     def compares(self) -> bool:
-        """Whether eager PyTorch runs what it computes faster than compiled code does.
+        """Whether compiled code is timed against eager PyTorch, to use the faster one.
 
-        ``TVMIFY_COMPARE=0`` turns the comparison off, where results must not depend on timing.
+        ``TVMIFY_COMPARE=0`` turns this off, for when results must not depend on timing.
         """
         return self.compare and not self.strict and _flag("TVMIFY_COMPARE", True)
 
     def cache_directory(self) -> Path | None:
-        """Return where compiled programs are kept on disk, or None for nowhere."""
+        """Return the directory of the disk cache, or None if there is none."""
         if self.cache is False:
             return None
         if self.cache is not True and not _is_url(self.cache):
@@ -203,7 +202,7 @@ class CompileOptions:
         return default_cache_directory()
 
     def cache_limits(self) -> tuple[int | None, int | None]:
-        """Return how many bytes, and how many entries, the disk cache may have; None for any."""
+        """Return the disk cache's limits in bytes and in entries; None for no limit."""
         text = os.environ.get("TVMIFY_CACHE_SIZE", "")
         return read_limits(text, "TVMIFY_CACHE_SIZE") if text.strip() else (_CACHE_SIZE, None)
 
@@ -228,17 +227,19 @@ class CompileOptions:
 
 
 def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
-    """Return the numbers of bytes and of entries in a text; None for one that it does not limit.
+    """Parse the limits of a cache, in bytes and in entries; None where the text sets no limit.
 
     Parameters
     ----------
+    text
+        A size, a number of entries, or both, separated by a comma.
     name
-        Of the variable or option that the text is the value of.
+        Name of the variable or option, for the message.
 
     Raises
     ------
     OptionError
-        It is neither an amount, nor a number of entries, nor both.
+        The text is none of these.
     """
     limits: dict[str, int] = {}
     for part in text.split(","):
@@ -250,8 +251,8 @@ def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
             limits["entries"] = int(float(match[1]))
         else:
             raise OptionError(
-                f"{name} is {text!r}: expected, say, '20GB', '500 entries', or both "
-                "with a comma between"
+                f"{name} is {text!r}: expected, for example, '20GB', '500 entries', or both "
+                "separated by a comma"
             )
     return limits.get("bytes"), limits.get("entries")
 
@@ -259,7 +260,7 @@ def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
 def default_cache_directory() -> Path | None:
     """Return ``TVMIFY_CACHE_DIR``, or tvmify's folder in the user's cache directory.
 
-    None, with a warning, for a user who has no home.
+    Warn and return None for a user who has no home directory.
     """
     chosen = os.environ.get("TVMIFY_CACHE_DIR")
     try:
@@ -269,7 +270,7 @@ def default_cache_directory() -> Path | None:
 
 
 def _expanded(path: str | os.PathLike[str]) -> Path | None:
-    # Not Path.expanduser, which raises; and platformdirs leaves a "~" that nobody can resolve.
+    # Path.expanduser would raise for a "~" that cannot be resolved, which platformdirs may return.
     text = os.path.expanduser(path)  # noqa: PTH111
     if not text.startswith("~"):
         return Path(text)
@@ -277,21 +278,21 @@ def _expanded(path: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-@functools.cache  # once is enough
+@functools.cache  # warns only once
 def _say_that_there_is_no(place: str) -> None:
     warn(
-        f"compiled programs are kept in memory only: this user has no home, and so no {place}. "
-        "Set TVMIFY_CACHE_DIR."
+        "compiled programs are kept in memory only: this user has no home directory, so there is "
+        f"no {place}. Set TVMIFY_CACHE_DIR."
     )
 
 
 def environment() -> dict[str, str]:
-    """Return the ``TVMIFY_*`` variables that are set, whether or not they are `VARIABLES`."""
+    """Return all ``TVMIFY_*`` variables that are set, including ones not in `VARIABLES`."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TVMIFY_")}
 
 
 def disabled() -> bool:
-    """Whether ``TVMIFY_DISABLE`` is set, other than to 0, and every call runs in eager."""
+    """Whether ``TVMIFY_DISABLE`` is set to anything but 0, so that every call runs in eager."""
     return _flag("TVMIFY_DISABLE", False)
 
 

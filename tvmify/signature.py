@@ -1,4 +1,4 @@
-"""What a call looks like, without the values of its tensors."""
+"""The signature of a call: everything about its arguments except the values of tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tvmify.errors import UnsupportedInput, WarmUpError
 from tvmify.torch_compat.memory import has_memory
 
-#: Dtypes of tensors that compiled code takes; the others run in eager.
+#: Dtypes that compiled code supports; calls with others run in eager.
 SUPPORTED_DTYPES = frozenset(
     {
         torch.float64,
@@ -30,13 +30,13 @@ SUPPORTED_DTYPES = frozenset(
 _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 
-#: The largest magnitude of an int that can be an argument of a program; others are in its key.
+#: Largest magnitude of an int that can be a program argument; larger ones are part of the key.
 LARGEST_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """Stands, in the arguments of a call, for a float of any value, or an int up to `LARGEST_INT`.
+    """Stands, in a call's arguments, for any float, or for any int up to `LARGEST_INT`.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class TensorSpec:
     device: torch.device = torch.device("cpu")
 
     def __post_init__(self) -> None:
-        # Lists and strings are what people type; the fields hold one form so that specs compare.
+        # Users pass lists and strings; converting them makes specs comparable.
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         object.__setattr__(self, "device", torch.device(self.device))
 
@@ -79,11 +79,11 @@ class TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
     def example(self) -> torch.Tensor:
-        """Return a tensor of zeros of this kind; zero is a valid index of any embedding."""
+        """Return such a tensor, filled with zeros, which are valid indices for any embedding."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
     def text(self, device: str) -> str:
-        """Describe the tensor as if it was on another device."""
+        """Describe the tensor as if it were on another device."""
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} {device}"
 
     def __str__(self) -> str:
@@ -92,14 +92,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """The leaves of a call's arguments and the structure that holds them.
+    """The leaves of a call's arguments, and their structure.
 
     Attributes
     ----------
     structure
         The pytree of ``(args, kwargs)``, as text.
     leaves
-        For each leaf a `TensorSpec`, or the text of a value that is not a tensor.
+        For each leaf a `TensorSpec`, or the text of a non-tensor value.
     """
 
     structure: str
@@ -127,12 +127,12 @@ class Signature:
         return f"({', '.join(map(str, self.leaves))})"
 
     def key_text(self, device: str) -> str:
-        """Return the leaves, one a line under its number, and the structure.
+        """Return the numbered leaves, one per line, and the structure.
 
         Parameters
         ----------
         device
-            Type of the devices that the program is for, which all tensors are said to be on.
+            Device type to write for all tensors: that of the program.
         """
         texts = (x.text(device) if isinstance(x, TensorSpec) else x for x in self.leaves)
         leaves = (f"{number}: {text}" for number, text in enumerate(texts))
@@ -140,12 +140,13 @@ class Signature:
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that compiled code would read wrongly, or that would crash it.
+    """Refuse a tensor that compiled code would misread or crash on.
 
     Raises
     ------
     UnsupportedInput
-        The tensor is a subclass, not dense, complex, quantised, conjugated, negated or functorch's.
+        The tensor is a subclass, not dense, complex, quantised, conjugated, negated, or wrapped by
+        functorch.
     """
     kind = _unsupported_kind(tensor)
     if kind is not None:
@@ -157,23 +158,23 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
 def check_weight(name: str, weight: torch.Tensor) -> None:
     """Refuse a weight that compiled code cannot read.
 
-    An argument without memory has the signature of others, and is found when the program runs.
+    Arguments without memory have ordinary signatures, so they are refused when the program runs.
 
     Raises
     ------
     UnsupportedInput
-        It is what `check_tensor` refuses, or has no memory.
+        `check_tensor` refuses it, or it has no memory.
     """
     check_tensor(name, weight)
     if not has_memory(weight):
         raise UnsupportedInput(
             f"{name} has no memory, or less than its sizes say",
-            "Give it its elements before the call: compiled code reads them in place.",
+            "Allocate its memory before the call: compiled code reads it in place.",
         )
 
 
 def unreadable_kind(weight: torch.Tensor) -> str | None:
-    """Return what `check_weight` refuses a weight for; None if it does not."""
+    """Return why `check_weight` refuses a weight; None if it does not."""
     return _unsupported_kind(weight) or (None if has_memory(weight) else "without memory")
 
 
@@ -193,12 +194,12 @@ def _unsupported_kind(tensor: torch.Tensor) -> str | None:
     if tensor.is_neg() or tensor.is_conj():
         return "a view with a pending negation or conjugation (call .resolve_neg().resolve_conj())"
     if tensor.numel() >= 2**31:
-        return f"a tensor of {tensor.numel()} elements, more than compiled indices can count"
+        return f"a tensor of {tensor.numel()} elements, too many for compiled indices"
     return None
 
 
 def _describe(path: str, leaf: Any) -> TensorSpec | str:
-    # The path reads "[0][1]['mask']": the first index tells args from kwargs.
+    # The path is like "[0][1]['mask']", where the first index selects args or kwargs.
     name = f"argument {path[3:]}"
     if isinstance(leaf, torch.Tensor):
         check_tensor(name, leaf)
@@ -214,7 +215,7 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
 
 
 def map_only(kind: type, function: Callable[[Any], Any], arguments: Any) -> Any:
-    """Do what `pytree.tree_map_only` does, which makes a plain tuple of a ``torch.Size``."""
+    """Apply `pytree.tree_map_only`, but keep each ``torch.Size``, which it turns into a tuple."""
     return pytree.tree_map_only(
         kind, function, arguments, is_leaf=lambda item: isinstance(item, torch.Size)
     )
@@ -223,16 +224,16 @@ def map_only(kind: type, function: Callable[[Any], Any], arguments: Any) -> Any:
 def example_arguments(
     signature: Any, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Turn what ``warmup`` is given for one call into example arguments.
+    """Turn a signature given to ``warmup`` into example arguments.
 
     Parameters
     ----------
     signature
         A list or tuple with one item per positional argument, or a mapping of keyword arguments.
-        An item is a shape, a `TensorSpec`, a tensor, or a value to pass as it is; a single shape,
-        spec or tensor stands for a call with that one argument.
+        An item is a shape, a `TensorSpec`, a tensor, or a value to pass unchanged; a single shape,
+        spec or tensor stands for a call with one argument.
     dtype, device
-        Of the tensors that are given as bare shapes.
+        Dtype and device of tensors given as bare shapes.
 
     Raises
     ------

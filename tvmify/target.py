@@ -1,4 +1,4 @@
-"""The target: what TVM builds for, resolved so far that two machines agree on its text."""
+"""The target that TVM builds for, fully resolved, so that its text is the same on all machines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from tvmify.errors import OptionError, UnsupportedTarget
 
-#: Name of the target that serves a type of device of torch.
+#: The target for each type of torch device.
 TARGET_OF_DEVICE = {"cpu": "llvm", "cuda": "cuda"}
-#: Kinds that ``target=`` accepts, and the type of device that each serves.
+#: Kinds that ``target=`` accepts, and the type of torch device that each serves.
 DEVICE_OF_KIND = {kind: device for device, kind in TARGET_OF_DEVICE.items()}
 KINDS = tuple(DEVICE_OF_KIND)
 
-#: What schedules and code generation may count on, on every GPU that CUDA 12 and later serve.
+#: Limits that hold on every GPU that CUDA 12 and later support, for schedules and codegen.
 _GPU = {
     "max_num_threads": 1024,
     "max_shared_memory_per_block": 48 << 10,
@@ -25,23 +25,23 @@ _GPU = {
     "registers_per_block": 65536,
     "thread_warp_size": 32,
 }
-#: Features by which choices are made, and that code for a target does without: oneDNN has kernels
-#: for them, and looks for them itself.
+#: Features that affect choices but that the generated code does not need: oneDNN has kernels for
+#: them, and detects them itself.
 _OF_LIBRARIES = frozenset({"amx-bf16"})
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A TVM target with nothing left to the machine that builds.
+    """A fully resolved TVM target, independent of the machine that builds.
 
     Attributes
     ----------
     kind
         TVM's name of the code generator: ``"llvm"`` or ``"cuda"``.
     attributes
-        TVM's target attributes: ``mtriple``, ``mcpu``, ``mattr``, never ``"native"``; for a GPU
-        ``arch``, its limits, and under ``host`` those of the CPU beside it.
+        TVM's target attributes: ``mtriple``, ``mcpu``, ``mattr``, never ``"native"``; for a GPU,
+        ``arch`` and its limits, with those of its CPU under ``host``.
     """
 
     kind: str
@@ -55,18 +55,18 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Read back what ``str`` gives."""
+        """Parse the output of ``str``."""
         attributes = json.loads(text)
         return cls(attributes.pop("kind"), attributes)
 
     @property
     def device(self) -> str:
-        """Type of the devices of torch whose tensors code for this target takes."""
+        """Type of torch device whose tensors code for this target takes."""
         return DEVICE_OF_KIND[self.kind]
 
     @property
     def host(self) -> Mapping[str, Any]:
-        """The attributes of the CPU that runs the code, or that launches it."""
+        """The attributes of the CPU that runs the code or launches it."""
         return self.attributes.get("host", {}) if self.kind == "cuda" else self.attributes
 
     @property
@@ -76,10 +76,10 @@ class Target:
 
     @property
     def requirements(self) -> list[str]:
-        """What a machine must have to run code for this target.
+        """What a machine needs to run code for this target.
 
-        The architecture and the features of its CPU; for a GPU also, as ``"cuda:sm_80"``, that for
-        which the code was made.
+        The architecture and features of its CPU; for a GPU also its architecture, as
+        ``"cuda:sm_80"``.
         """
         architecture = str(self.host.get("mtriple", "")).partition("-")[0]
         features = sorted(self.features - _OF_LIBRARIES)
@@ -93,14 +93,13 @@ def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | N
     Raises
     ------
     OptionError
-        The kind is unknown, and the message names the known ones; or the ``arch`` of a GPU is not
-        spelt as one.
+        The kind is unknown (the message lists the known ones), or a GPU's ``arch`` is malformed.
     """
     kind = option.get("kind") if isinstance(option, Mapping) else option
     if option is not None and kind not in KINDS:
         raise OptionError(
             f"unknown target {option!r}: choose one of {', '.join(map(repr, KINDS))}, a dict with "
-            "such a 'kind', or leave it out to follow the device of the inputs"
+            "one of these as 'kind', or leave it out to follow the device of the inputs"
         )
     arch = option.get("arch") if isinstance(option, Mapping) and kind == "cuda" else None
     if arch is not None and not _ARCH.fullmatch(str(arch)):
@@ -114,24 +113,24 @@ def target_for(
     cpu_features: Sequence[str],
     capability: tuple[int, int] | None = None,
 ) -> Target:
-    """Name the target that serves tensors of a device.
+    """Return the target for tensors on a device.
 
     Parameters
     ----------
     option
-        The ``target=`` option; None follows the device. With an ``arch`` of its own, the kind
-        ``"cuda"`` serves tensors on the CPU, too: it can be built for where there is no GPU.
+        The ``target=`` option; None follows the device. The kind ``"cuda"`` with an ``arch`` also
+        serves tensors on the CPU, so that a machine without a GPU can build for one.
     device_type
         ``tensor.device.type`` of the inputs.
     cpu_features
-        LLVM's names of this machine's instruction sets, as the native library reports them.
+        LLVM's names of this machine's instruction sets, as reported by the native library.
     capability
-        Compute capability of the inputs' GPU; not needed where the option has an ``arch``.
+        Compute capability of the inputs' GPU; not needed if the option has an ``arch``.
 
     Raises
     ------
     UnsupportedTarget
-        No code generator serves the device, or the option asks for another device's.
+        No code generator serves the device, or the option names one for another device.
     """
     kind = TARGET_OF_DEVICE.get(device_type)
     given = {k: v for k, v in option.items() if k != "kind"} if isinstance(option, Mapping) else {}
@@ -152,13 +151,13 @@ def target_for(
 
 def arch_of(major: int, minor: int) -> str:
     """Return the architecture to build for on a GPU of this compute capability."""
-    # Hopper has instructions that code for its successors cannot have.
+    # "sm_90a" enables instructions that exist on Hopper only.
     return f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
 
 
 def _host_cpu(features: Sequence[str]) -> dict[str, Any]:
-    # A generic CPU plus its instruction sets, not LLVM's name of the model: the name brings tuning
-    # flags that make equal machines differ, and LLVM's "native" differs from one build to the next.
+    # A generic CPU plus its instruction sets, not LLVM's model name: that adds tuning flags that
+    # differ between equivalent machines, and "native" differs between LLVM builds.
     machine = platform.machine()
     return {
         "mtriple": f"{machine}-unknown-linux-gnu",

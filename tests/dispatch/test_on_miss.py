@@ -356,10 +356,10 @@ def test_a_full_queue_makes_a_call_come_back(monkeypatch: pytest.MonkeyPatch, in
     monkeypatch.setattr(background, "worker", worker)
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
-    with pytest.warns(TvmifyWarning, match="more programs are to be built"):
+    with pytest.warns(TvmifyWarning, match="the queue of programs to build is full"):
         for _ in range(2):
             assert_same(fast, X[:1])
-    assert "others wait to be built" in fast.explain()
+    assert "the build queue is full" in fast.explain()
     assert worker.work() == 1
     assert_same(fast, X[:1])
     assert worker.work() == 1

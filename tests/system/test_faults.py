@@ -14,9 +14,9 @@ from tvmify import BuildError, TvmifyWarning, tvmify
 from tvmify.system.faults import environment_fault, explained
 
 FAULTS = {
-    "no room on a disk": OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
+    "ran out of disk space": OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
     "quota": OSError(errno.EDQUOT, "Disk quota exceeded"),
-    "the size of a file": OSError(errno.EFBIG, "File too large"),
+    "file sizes": OSError(errno.EFBIG, "File too large"),
     "not permitted": PermissionError(errno.EACCES, "Permission denied", "/tmp"),
     "Read-only": OSError(errno.EROFS, "Read-only file system"),
     "open files": OSError(errno.EMFILE, "Too many open files"),
@@ -25,7 +25,7 @@ FAULTS = {
     "another thread": RuntimeError("can't start new thread"),
     "process": BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
     "import a package": ModuleNotFoundError("No module named 'tvm'"),
-    "reason of the system": OSError(errno.EIO, "Input/output error"),
+    "system error": OSError(errno.EIO, "Input/output error"),
     "open files: Check failed": RuntimeError(
         "Check failed: Cannot open file: x Too many open files"
     ),

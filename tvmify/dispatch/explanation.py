@@ -1,4 +1,4 @@
-"""What tvmify tells a person: counts, reasons, and warnings that are said once."""
+"""What tvmify reports to the user: counts, reasons, and warnings that appear once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CacheInfo(NamedTuple):
-    """What the caches of one decorated module or function have done.
+    """Cache statistics of one decorated module or function.
 
     Attributes
     ----------
@@ -29,13 +29,13 @@ class CacheInfo(NamedTuple):
     entries
         Compiled signatures in the memory cache now.
     seconds
-        Seconds spent in each stage of making entries, by stage.
+        Seconds spent on new entries, by stage.
     eager
-        Calls that ran in eager PyTorch, for whatever reason.
+        Calls that ran in eager PyTorch, for any reason.
     evictions
-        Signatures that had to leave the memory cache for others.
+        Signatures that were evicted from the memory cache.
     postponed
-        Calls that ran in eager since capturing would have kept them, or others, waiting.
+        Calls that ran in eager because capturing would have blocked them or others.
     """
 
     hits: int
@@ -49,7 +49,7 @@ class CacheInfo(NamedTuple):
     postponed: int = 0
 
     def with_regions(self, entries: Iterable[Entry]) -> CacheInfo:
-        """Return these counts of calls, with the programs of the regions of entries added."""
+        """Return these counts, plus those of the programs of the entries' regions."""
         builds, disk_hits, compiled = self.builds, self.disk_hits, self.entries
         seconds = dict(self.seconds)
         for driven in _drivens(entries):
@@ -63,7 +63,7 @@ class CacheInfo(NamedTuple):
 
     @classmethod
     def total(cls, parts: Sequence[CacheInfo]) -> CacheInfo:
-        """Return the sums over several objects."""
+        """Return the sums over several modules or functions."""
         seconds: Counter[str] = Counter()
         for part in parts:
             seconds.update(part.seconds)
@@ -73,18 +73,18 @@ class CacheInfo(NamedTuple):
 
 
 def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: Neighbours) -> str:
-    """Say what ran where, and why.
+    """Describe what ran where, and why.
 
     Parameters
     ----------
     name
-        Of the module or function.
+        Name of the module or function.
     entries
-        Of its memory cache.
+        Entries of its memory cache.
     info
         Its counts.
     neighbours
-        Know what was in the disk cache when its programs were built.
+        Finds the disk entries that were most similar to its programs.
     """
     lines = [
         f"{name}: {info.builds} built, {info.disk_hits} loaded from disk, "
@@ -133,8 +133,8 @@ def _report_lines(report: Mapping[str, object]) -> list[str]:
     try:
         return _lines_of(report)
     except (LookupError, TypeError, ValueError, AttributeError):
-        # It came from a cache, and nothing else looks at it.
-        return ["    what the compiler reported of it cannot be read"]
+        # The report came from a cache, where nothing else validates it.
+        return ["    the compiler's report cannot be read"]
 
 
 def _lines_of(report: Mapping[str, object]) -> list[str]:
@@ -180,7 +180,7 @@ def _seconds(seconds: Mapping[str, float]) -> str:
 
 
 def warn_once(said: set[str], message: str) -> None:
-    """Warn at the line of the user that led here, unless ``said`` has the message already."""
+    """Warn at the caller's line, unless ``said`` already has the message."""
     if message in said:
         return
     said.add(message)

@@ -26,37 +26,37 @@ from tvmify.torch_compat.tracing import tracer_elsewhere
 #: Given the stages to announce, returns a program.
 Build: TypeAlias = Callable[[Stages], Found]
 
-# By the digest of the key: what is being built in the background, as long as a call wants it.
+# Background jobs by the digest of their key, as long as a call waits for them.
 _jobs: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 _now = threading.local()
 _NOT_BUILT = (
     "no cache has its program, and on_miss='eager'. Run `tvmify warmup`; explain() says more."
 )
-_MANY_WAIT = "more programs are to be built than may wait. They will be; explain() says more."
+_MANY_WAIT = "the queue of programs to build is full; these are built later. explain() says more."
 
 
 class Missing(CacheMiss):
-    """A miss, and when to look again.
+    """A cache miss, and when to look again.
 
     Parameters
     ----------
     reason, next_step
-        As for `NotCompiled`; `explain()` has them.
+        As for `NotCompiled`; `explain()` prints them.
     warning
-        What is said once per module, and equal for all of its calls.
+        Warning to give once per module; the same for all of its calls.
     is_over
-        Whether a call that looks again may find more.
+        Returns whether looking again may find the program.
     job
-        What builds it meanwhile, if anything does.
+        The background job that builds the program, if there is one.
     is_postponed
-        Whether it was not even asked for yet, so that the call need not wait for that.
+        Whether the program was not captured yet, so that there is nothing to wait for.
 
     Attributes
     ----------
     job, is_postponed
         As given.
     earlier
-        A miss of the same call before this one, whose job led to this one.
+        The previous miss of the same call, whose job led to this one.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Missing(CacheMiss):
         self.earlier: Missing | None = None
 
     def follow(self, earlier: NotCompiled | None) -> None:
-        """Keep what was built for the misses of the same call before this one."""
+        """Keep the jobs of earlier misses of the same call alive."""
         if isinstance(earlier, Missing):
             has_outcome = earlier.job is not None and (earlier.job.result or earlier.job.error)
             self.earlier = earlier if has_outcome else earlier.earlier
 
     def is_over(self) -> bool:
-        """Whether it is worth looking again."""
+        """Whether looking again may find the program."""
         return self._is_over() or is_building_now()
 
     def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
@@ -92,7 +92,7 @@ class Missing(CacheMiss):
 
 @contextlib.contextmanager
 def building_now() -> Iterator[None]:
-    """Compile in this thread what is missing, whatever ``on_miss`` says: somebody asked for it."""
+    """Compile missing programs in this thread, whatever ``on_miss`` says, as for `warmup`."""
     before = is_building_now()
     _now.builds = True
     try:
@@ -102,66 +102,66 @@ def building_now() -> Iterator[None]:
 
 
 def is_building_now() -> bool:
-    """Tell whether somebody asked this thread to compile what is missing."""
+    """Whether this thread is inside `building_now`."""
     return getattr(_now, "builds", False)
 
 
 def builds(options: CompileOptions) -> bool:
-    """Tell whether a program that is in no cache is compiled, now or in the background."""
+    """Whether a missing program is compiled, now or in the background."""
     return options.on_miss in ("build", "background") or is_building_now()
 
 
 def builds_now(options: CompileOptions) -> bool:
-    """Tell whether the call that needs such a program waits until it is compiled."""
+    """Whether a call waits until its missing program is compiled."""
     return options.on_miss == "build" or is_building_now()
 
 
 def must_raise(reason: NotCompiled, options: CompileOptions) -> bool:
-    """Tell whether a call raises the reason that it cannot run compiled."""
+    """Whether a call that cannot run compiled raises the reason."""
     return options.on_miss == "error" if isinstance(reason, CacheMiss) else options.strict
 
 
 def is_over(reason: NotCompiled | None) -> bool:
-    """Tell whether a reason has passed, so that it is worth looking again."""
+    """Whether a reason no longer holds, so that the call should try again."""
     if isinstance(reason, TracedElsewhere):
         return tracer_elsewhere() is None
     return isinstance(reason, Missing) and reason.is_over()
 
 
 def warning_of(reason: NotCompiled) -> str:
-    """Return what a person is told of a reason at first."""
+    """Return the text of the warning for a reason."""
     return reason.warning if isinstance(reason, Missing) else str(reason)
 
 
 def is_awaited(reason: NotCompiled | None) -> bool:
-    """Tell whether the program of a call is being built in the background, or will be."""
+    """Whether the program of a call is being built in the background, or will be."""
     return isinstance(reason, Missing) and (reason.job is not None or reason.is_postponed)
 
 
 def is_postponed(reason: NotCompiled | None) -> bool:
-    """Tell whether the program of a call was not asked for, so that it need not wait for that."""
+    """Whether the capture of a call's program was postponed, so there is nothing to wait for."""
     return isinstance(reason, Missing) and reason.is_postponed
 
 
 def in_background(options: CompileOptions) -> bool:
-    """Tell whether calls of this thread wait for nothing that is missing."""
+    """Whether missing programs are built in the background and calls never wait for them."""
     return options.on_miss == "background" and not is_building_now()
 
 
 def postponed(why: str) -> Missing:
-    """Return why a call runs in eager that would have had to wait, or to keep others waiting."""
+    """Return the reason to run a call in eager because capturing would block it or others."""
     next_step = "Nothing: a later call will capture it."
     return Missing(why, next_step, "", allowance.has_room, is_postponed=True)
 
 
 @contextlib.contextmanager
 def capturing(options: CompileOptions) -> Iterator[None]:
-    """Capture a program in here; calls that wait for nothing spend their allowance on it.
+    """Guard a capture: with ``on_miss="background"``, its time counts against an allowance.
 
     Raises
     ------
     CacheMiss
-        There is none left, or another thread is spending it.
+        The allowance is used up, or another thread is using it.
     """
     if not in_background(options):
         yield
@@ -169,13 +169,13 @@ def capturing(options: CompileOptions) -> Iterator[None]:
     with allowance.spend() as may_begin:
         if not may_begin:
             raise postponed(
-                "it is not captured yet: for now, calls have spent enough time on capturing"
+                "not captured yet: calls have spent their allowance of time on captures for now"
             )
         yield
 
 
 def finished(key: Key) -> Found | None:
-    """Return what was built in the background for a key, if anything was.
+    """Return the program that was built in the background for a key, or None.
 
     Raises
     ------
@@ -187,8 +187,8 @@ def finished(key: Key) -> Found | None:
         return None
     result, error = job.result, job.error
     if isinstance(error, TracedElsewhere):
-        return None  # another job may have better luck
-    del job  # else who keeps the error would keep it, too
+        return None  # another job may succeed
+    del job  # otherwise the error's traceback would keep the job alive
     if error is None:
         return result
     if isinstance(error, NotCompiled):
@@ -208,21 +208,21 @@ def resolve(
     options: CompileOptions,
     stages: Stages,
 ) -> Found:
-    """Do what ``on_miss`` says about a program that is in no cache.
+    """Handle a program that is in no cache, as ``on_miss`` says.
 
     Parameters
     ----------
     build
-        Compiles it. It may be called in another thread, and later.
+        Compiles the program. It may be called later, in another thread.
     export
-        The first part of that, which finds out whether there can be such a program.
+        The first part of ``build``, which shows whether the program can be captured at all.
 
     Raises
     ------
     CacheMiss
-        It is not compiled now.
+        The program is not compiled now.
     NotCompiled
-        It cannot be compiled.
+        The program cannot be compiled.
     """
     if builds_now(options):
         return build(stages)
@@ -230,14 +230,14 @@ def resolve(
     if options.on_miss == "background":
         job = _submitted(key, build)
         if job is None:
-            queue = f"{reason}, and {background.MOST_WAITING} others wait to be built before it"
-            raise Missing(queue, "Nothing: it will be.", _MANY_WAIT, background.has_room)
+            queue = f"{reason}, and the build queue is full ({background.MOST_WAITING} programs)"
+            raise Missing(queue, "Nothing: it is built later.", _MANY_WAIT, background.has_room)
         waits = f"{reason}; it is being built in the background"
         raise Missing(waits, "Nothing: a later call will run it.", "", lambda: job.is_over, job)
-    export()  # control flow that depends on values leads to other programs, those of regions
+    export()  # raises for control flow that depends on values, which needs regions instead
     title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
     reason += f"; {title} {'; '.join(lines)}" if lines else ""
-    warm_up = "Compile it ahead, with `tvmify warmup` or warmup()"
+    warm_up = "Compile it ahead of time with `tvmify warmup` or warmup()"
     if options.on_miss == "error":
         raise Missing(reason, f"{warm_up}; or use another on_miss.", "")
     next_step = f"{warm_up}, and call refresh(); or use another on_miss."
@@ -245,7 +245,7 @@ def resolve(
 
 
 def _submitted(key: Key, build: Build) -> Job | None:
-    """Return the job that builds a key, a new one if there is none; None if too many wait."""
+    """Return the job that builds a key, a new one if needed; None if the queue is full."""
     job = _jobs.get(key.digest)
     if job is not None and not job.is_over:
         return job
@@ -257,9 +257,9 @@ def _submitted(key: Key, build: Build) -> Job | None:
 
 
 def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]], object]:
-    """Return what builds in the modes of this thread; None as the result says that others hold."""
+    """Return a function that builds in this thread's modes, or returns None if modes changed."""
     casts, device = casts_now(), torch.get_default_device()
-    is_inference = torch.is_inference_mode_enabled()  # tensors made so cannot be recorded without
+    is_inference = torch.is_inference_mode_enabled()  # its tensors cannot be traced outside it
 
     def run(between: Callable[[], None]) -> object:
         with contextlib.ExitStack() as stack:
@@ -280,13 +280,13 @@ def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]],
 
 
 class _OtherModes(BaseException):
-    """Modes that hold for all threads have changed since the call. Not for `except Exception`."""
+    """Process-wide modes have changed since the call; `except Exception` must not catch this."""
 
 
 class _Watchful(Stages):
-    """Stages that nobody sees, and between which a build can be given up.
+    """Invisible stages, between which a build can be cancelled.
 
-    What was recorded under other modes than those of its key is not stored.
+    A program that was captured in other modes than those of its key is not stored.
     """
 
     threads = 1
@@ -298,7 +298,7 @@ class _Watchful(Stages):
 
     def begin(self, name: str) -> None:
         self._between()
-        # Others are the compiler's own, which turns autocast off.
+        # In other stages the compiler itself changes modes: it turns autocast off.
         if name in ("export", "store") and modes_text() != self._modes:
             raise _OtherModes
         super().begin(name)

@@ -1,4 +1,4 @@
-"""Which errors are faults of the environment, and what a person can do about each."""
+"""Recognises errors that the environment causes, and says what the user can do about each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 def environment_fault(error: BaseException, doing: str) -> BuildError | None:
-    """Return the reason for an error that memory, disk, permissions or limits led to.
+    """Return the reason for an error caused by memory, disk, permissions or limits.
 
-    None if it is the program, or tvmify, that is at fault.
+    None if the program or tvmify caused it.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
     if lacking is Shortage.EXECUTABLE_MEMORY:
         return BuildError(
             f"{doing} failed: {text}",
-            "Let the process execute memory, or TMPDIR name a directory that is not mounted "
+            "Allow the process to execute memory, or set TMPDIR to a directory that is not mounted "
             "noexec, and call refresh().",
         )
     if (code := system_error_number(error)) is not None:
@@ -51,7 +51,7 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
     if lacking is Shortage.FILE_IN_MEMORY:
         return BuildError(
             f"{doing} failed: {text}",
-            "Look at the limits for files (ulimit -f, ulimit -n) and memory, and call refresh().",
+            "Check the limits for files (ulimit -f, ulimit -n) and memory, and call refresh().",
         )
     if lacking is Shortage.MEMORY:
         return _out_of_memory(doing)
@@ -62,28 +62,28 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
 
 @contextlib.contextmanager
 def explained(doing: str) -> Iterator[None]:
-    """Turn any error into a reason to run in eager, but for those of options and of the GPU.
+    """Turn errors into reasons to run in eager, except those of options and of the GPU.
 
     Raises
     ------
     BuildError
-        In place of an error that is none of tvmify's own.
+        In place of any error that is not tvmify's own.
     """
     try:
         yield
     except (TvmifyError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except Exception as error:  # of any kind: the call has a result, from eager
+    except Exception as error:  # any error: eager can still run the call
         raise environment_fault(error, doing) or BuildError(
             f"{doing} failed: {described(error)}",
-            "Report it, with the module; the cause of the error with strict=True shows where.",
+            "Report it together with the module; strict=True raises it with its traceback.",
         ) from error
 
 
 def check_temporary_directory() -> None:
-    """Refuse to import what PyTorch cannot import without such a directory.
+    """Check that there is a directory for temporary files, which importing ``torch.export`` needs.
 
-    It would stay half imported.
+    Without one, the import would fail and leave PyTorch half imported.
 
     Raises
     ------
@@ -94,9 +94,9 @@ def check_temporary_directory() -> None:
         tempfile.gettempdir()
     except OSError as error:
         raise BuildError(
-            "no directory for temporary files can be written to (TMPDIR, /tmp, /var/tmp), and "
-            "torch.export is not imported without",
-            "Let TMPDIR name one, and call refresh().",
+            "no directory for temporary files is writable (TMPDIR, /tmp, /var/tmp), and "
+            "torch.export cannot be imported without one",
+            "Set TMPDIR to a writable directory, and call refresh().",
         ) from error
 
 
@@ -105,32 +105,32 @@ def _of_the_system(error: OSError, doing: str) -> BuildError:
     said = f"{error.strerror or error}{place}"
     if error.errno in _NO_ROOM:
         return BuildError(
-            f"{doing} found no room on a disk: {said}",
-            "Free some space, or let TMPDIR name a directory that has some, and call refresh().",
+            f"{doing} ran out of disk space: {said}",
+            "Free some space, or set TMPDIR to a directory that has some, and call refresh().",
         )
     if error.errno == errno.EFBIG:
         return BuildError(
-            f"{doing} met the limit for the size of a file: {said}",
+            f"{doing} hit the limit for file sizes: {said}",
             "Raise it (ulimit -f, LimitFSIZE= of systemd), and call refresh().",
         )
     if error.errno in _FORBIDDEN:
         return BuildError(
             f"{doing} was not permitted: {said}",
-            "Give this user the permission, or let TMPDIR name another directory, and call "
+            "Grant this user the permission, or set TMPDIR to another directory, and call "
             "refresh().",
         )
     if error.errno in _TOO_MANY_FILES:
         return BuildError(
-            f"{doing} met the limit for open files: {said}",
-            "Raise it (ulimit -n) or close some, and call refresh().",
+            f"{doing} hit the limit for open files: {said}",
+            "Raise it (ulimit -n) or close some files, and call refresh().",
         )
     if error.errno == errno.ENOMEM:
         return _out_of_memory(doing)
     if error.errno == errno.EAGAIN:
         return _no_processes(doing)
     return BuildError(
-        f"{doing} failed for a reason of the system: {type(error).__name__}: {said}",
-        "Mend that, and call refresh().",
+        f"{doing} failed with a system error: {type(error).__name__}: {said}",
+        "Fix that, and call refresh().",
     )
 
 
@@ -138,7 +138,7 @@ def _out_of_memory(doing: str) -> BuildError:
     return BuildError(
         f"{doing} ran out of memory",
         "Free some or raise the limit, and call refresh(); a program compiled on a larger machine "
-        "can be brought here with `tvmify export`.",
+        "can be copied here with `tvmify export`.",
     )
 
 

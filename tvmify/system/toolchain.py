@@ -1,4 +1,4 @@
-"""The compiler of the system, which links what is compiled: where it is, and how it is run."""
+"""Finds and runs the system's C++ compiler, which links compiled code."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pathlib import Path
 
 from tvmify.errors import BuildError
 
-#: Names of compilers, the first one that is on PATH is used.
+#: Names of compilers; the first one on PATH is used.
 NAMES = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 #: What to do without one.
 INSTALL = (
     "Install a C++ compiler (on Debian and Ubuntu: apt-get install g++), or name one in the "
     "environment variable CXX."
 )
-#: Seconds after which a program of the system is stopped, and for which it is not run again then.
+#: Timeout of a system program in seconds, and how long it is not run again after that.
 LIMIT, _PAUSE = 60.0, 600.0
-#: The last lines of what such a program printed that go into a message, and their characters.
+#: How many of the last lines and characters of its output go into a message.
 _LINES, _CHARACTERS = 3, 400
 
-#: When a command was stopped.
+#: When each command was last stopped.
 _stopped: dict[tuple[str, ...], float] = {}
 
 
 def find() -> list[str]:
-    """Return the command of the compiler: that of CXX or CC, or the first on PATH.
+    """Return the compiler command from CXX or CC, or the first compiler on PATH.
 
-    It looks at files and starts nothing.
+    This does not start any process.
 
     Raises
     ------
@@ -44,15 +44,15 @@ def find() -> list[str]:
         if command := _split(os.environ.get(variable, "")):
             if shutil.which(command[0]) is None:
                 raise BuildError(
-                    f"{variable} names {command[0]!r}, which is no program on PATH",
-                    f"Correct {variable} or unset it, and call refresh(). {INSTALL}",
+                    f"{variable} names {command[0]!r}, which is not a program on PATH",
+                    f"Correct or unset {variable}, and call refresh(). {INSTALL}",
                 )
             return command
     for name in NAMES:
         if path := shutil.which(name):
             return [path]
     raise BuildError(
-        "there is no C++ compiler on PATH (g++, gcc, clang), which links compiled code",
+        "there is no C++ compiler on PATH (g++, gcc, clang) to link compiled code",
         f"{INSTALL} Then call refresh().",
     )
 
@@ -65,27 +65,27 @@ def _split(command: str) -> list[str]:
 
 
 def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
-    """Run a program of the system to its end.
+    """Run a system program and wait for it to end.
 
     Parameters
     ----------
     command
         The program and its arguments.
     folder
-        Where it keeps temporary files.
+        Directory for its temporary files.
     limit
-        Seconds that it may take.
+        Timeout in seconds.
 
     Raises
     ------
     BuildError
-        It does not start, fails, is killed, or does not end.
+        It does not start, fails, is killed, or times out.
     """
     name = command[0]
     program = _identity(name)
     if time.monotonic() - _stopped.get(program, -_PAUSE) < _PAUSE:
         raise BuildError(
-            f"{name} did not end within {limit:.0f} seconds, a short while ago",
+            f"{name} recently did not end within {limit:.0f} seconds",
             f"Run {name} by hand to see why, and call refresh() after {_PAUSE / 60:.0f} minutes.",
         )
     try:
@@ -95,7 +95,7 @@ def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=os.environ | {"TMPDIR": str(folder)},
-            start_new_session=True,  # so that what it starts is stopped with it
+            start_new_session=True,  # so that its child processes are stopped with it
         )
     except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
         raise BuildError(
@@ -103,7 +103,7 @@ def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
         ) from error
     try:
         printed, _ = process.communicate(timeout=limit)
-    except BaseException as error:  # an interrupt, too
+    except BaseException as error:  # including KeyboardInterrupt
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -120,7 +120,7 @@ def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
     if process.returncode < 0:
         raise BuildError(
             f"{name} was killed by {_signal_name(-process.returncode)}",
-            "Look whether memory, CPU time or the size of files (ulimit -f) is limited, then call "
+            "Check the limits for memory, CPU time and file sizes (ulimit -f), then call "
             "refresh().",
         )
     if process.returncode:
@@ -131,7 +131,7 @@ def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
 
 
 def _identity(name: str) -> tuple[str, ...]:
-    """Return what changes when another program takes the place of one."""
+    """Return a value that changes when the program is replaced by another."""
     try:
         status = Path(shutil.which(name) or name).stat()
     except OSError:
