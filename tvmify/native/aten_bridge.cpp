@@ -1,8 +1,8 @@
 // tvmify.aten: the function that compiled programs call for operators that PyTorch computes.
 //
 // Its first argument is a TorchScript graph as text, a few nodes without control flow, written by
-// tvmify/compiler/aten/bridge.py; the other arguments are the graph's inputs. Nothing here needs Python,
-// so saved files and C++ programs compute the same.
+// tvmify/compiler/aten/bridge.py; the other arguments are the graph's inputs. Nothing here needs
+// Python, so saved files and C++ programs compute the same.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
