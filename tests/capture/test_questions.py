@@ -236,19 +236,22 @@ class Encoder(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
-    "make",
+    ("make", "mode"),
     [
-        lambda: Attention(True, True),
-        lambda: Attention(True, False),
-        lambda: Attention(False, False),
-        lambda: Layer(True, True),
-        lambda: Layer(False, False),
-        lambda: Recorded(False, True),
-        lambda: Encoder(True),
-        lambda: Encoder(False),
+        (lambda: Attention(True, True), torch.no_grad),
+        (lambda: Attention(True, True), torch.enable_grad),
+        (lambda: Attention(True, False), torch.inference_mode),
+        (lambda: Attention(False, False), torch.no_grad),
+        (lambda: Layer(True, True), torch.no_grad),
+        (lambda: Layer(True, True), torch.enable_grad),
+        (lambda: Layer(False, False), torch.inference_mode),
+        (lambda: Recorded(False, True), torch.no_grad),
+        (lambda: Encoder(True), torch.no_grad),
+        (lambda: Encoder(True), torch.enable_grad),
+        (lambda: Encoder(True), torch.inference_mode),
+        (lambda: Encoder(False), torch.no_grad),
     ],
 )
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 def test_attention_of_padding_alone_is_nan_where_it_is_in_eager(make, mode) -> None:
     torch.manual_seed(0)
     net = make().eval()

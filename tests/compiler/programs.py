@@ -85,12 +85,19 @@ def executed(artifact: Artifact, program: Callable[..., Any], *args: Any, **kwar
     return result
 
 
-def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
-    """Compile, run, compare with eager and float64; TVM has to compute, and schedule, all of it."""
-    artifact = compiled(program, *args, **kwargs)
+def check_values(
+    artifact: Artifact, program: Callable[..., Any], *args: Any, **kwargs: Any
+) -> None:
+    """Run an artifact, and compare with eager and float64."""
     with torch.no_grad():
         result = executed(artifact, program, *args, **kwargs)
     assert_close_to_reference(result, as_module(program), args, kwargs)
+
+
+def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
+    """Compile, run, compare with eager and float64; TVM has to compute, and schedule, all of it."""
+    artifact = compiled(program, *args, **kwargs)
+    check_values(artifact, program, *args, **kwargs)
     assert artifact.report["unscheduled"] == 0, artifact.report["kernels"]
     assert not artifact.report["bridged"], artifact.report["bridged"]
     return artifact

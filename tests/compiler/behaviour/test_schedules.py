@@ -71,10 +71,19 @@ def given_up(
     return left
 
 
+def shorten(module: nn.Module) -> None:
+    """Leave two of the layers of a transformer, since all of them have the same kernels."""
+    for layers in module.modules():
+        if isinstance(layers, nn.ModuleList) and len({type(layer) for layer in layers}) == 1:
+            del layers[2:]
+
+
 @pytest.mark.parametrize("name", models.MODELS)
 def test_models(name: str):
     with torch.device("cpu" if name in REAL else "meta"), no_init_weights():
         module, args = models.build(name)
+    if name in REAL:
+        shorten(module)
     assert not given_up(module, args, OTHERS if name in EVERYWHERE else ())
 
 
@@ -116,9 +125,10 @@ ROWS = [(1,), (16,), (17,), (33,), (34,), (100,), (403,), (1, 17), (17, 1), (8, 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
 def test_norms_of_one_row_or_several(name: str, dtype: torch.dtype):
     """Of any length, with a last vector that is not full, or that is the only one."""
+    rows = ROWS if dtype == torch.float32 else ROWS[::2]
     cases = [
         (Norm(name, count), (torch.randn(shape, dtype=dtype),))
-        for shape in ROWS
+        for shape in rows
         for count in range(1, 1 + (1 if "softmax" in name else len(shape)))
     ]
     parts = Several([module for module, _ in cases])

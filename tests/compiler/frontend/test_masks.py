@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 
 from tests.compiler.programs import Program, check, compiled, executed, is_fused
+from tests.pairs import pairs
 from tests.tolerances import assert_close_to_reference
 from tvmify.compiler.frontend import masks
 from tvmify.compiler.frontend.decompositions import decompose
@@ -132,30 +133,32 @@ def test_padding_beside_a_causal_mask(sizes: tuple[int, ...]):
 
 
 FILLS = [float("-inf"), lowest, -1e9, -1e4]
+SPELLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]] = {
+    "filled": lambda x, hidden, fill: x.masked_fill(hidden, fill),
+    "chosen by torch": lambda x, hidden, fill: torch.where(hidden, fill, x),
+    "chosen": lambda x, hidden, fill: x.where(~hidden, fill),
+}
 
 
-@pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("queries", [12, 2])
-@pytest.mark.parametrize("shape", [(2, 1, 1, 12), (2, 1, 0, 12), (0, 12)], ids=str)
-def test_scores_that_are_filled_have_no_tensor(queries: int, shape: tuple[int, ...], fill: float):
+@pytest.mark.parametrize(
+    ("fill", "spelling", "shape", "queries"),
+    pairs(FILLS, list(SPELLINGS), [(2, 1, 1, 12), (2, 1, 0, 12), (0, 12)], [12, 2]),
+    ids=str,
+)
+def test_scores_that_are_filled_have_no_tensor(
+    fill: float, spelling: str, shape: tuple[int, ...], queries: int
+):
     """A NaN among what is hidden would stay one if minus infinity were added."""
     hidden = torch.rand([extent or queries for extent in shape]) > 0.7
     hidden[..., 3] = True
     hidden[0] = True  # a query that sees no key yields NaN, or sees all
     q, k, v = operands(queries, 12)
     k[1, ..., 3, :] = float("nan")
-    for fills in (
-        lambda x, hidden: x.masked_fill(hidden, fill),
-        lambda x, hidden: torch.where(hidden, fill, x),
-        lambda x, hidden: x.where(~hidden, fill),
-    ):
 
-        def program(
-            q: Any, k: Any, v: Any, hidden: Any, fills: Callable[..., torch.Tensor] = fills
-        ) -> torch.Tensor:
-            return spelt(lambda x: fills(x, hidden), q, k, v)
+    def program(q: Any, k: Any, v: Any, hidden: Any) -> torch.Tensor:
+        return spelt(lambda x: SPELLINGS[spelling](x, hidden, fill), q, k, v)
 
-        assert is_fused(check(program, q, k, v, hidden))
+    assert is_fused(check(program, q, k, v, hidden))
 
 
 @pytest.mark.parametrize("causal_first", [True, False])

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tests.compiler.programs import check, compiled
+from tests.pairs import pairs
 
 # torch's own modules set attributes of theirs while they are exported.
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
@@ -15,18 +16,19 @@ KINDS = [nn.LSTM, nn.GRU]
 CELLS = [nn.LSTMCell, nn.GRUCell]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_layers": 2, "bidirectional": True, "batch_first": True},
-        {"bias": False, "bidirectional": True},
-    ],
-    ids=["plain", "deep", "without bias"],
+    ("options", "kind", "hidden"),
+    pairs(
+        [
+            {},
+            {"num_layers": 2, "bidirectional": True, "batch_first": True},
+            {"bias": False, "bidirectional": True},
+        ],
+        KINDS,
+        [64, 37],
+    ),
 )
-@pytest.mark.parametrize("hidden", [64, 37])
-def test_layers(kind: type[nn.Module], options: dict[str, object], hidden: int):
+def test_layers(options: dict[str, object], kind: type[nn.Module], hidden: int):
     torch.manual_seed(0)
     check(kind(24, hidden, **options), torch.randn(7, 5, 24))
 

@@ -12,6 +12,7 @@ import torch
 from tvm import relax, sym, tirx
 
 from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON, TARGETS, build, random
+from tests.pairs import pairs
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, uses
 from tvmify.compiler.kernels.conv import rule as conv2d
@@ -148,22 +149,29 @@ _IMAGES = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    ("shape", "outputs", "padding"),
-    [*_IMAGES, ((1, 7, 7, 130), 48, (2, 2)), ((1, 34, 34, 16), 16, (1, 1))],
+    ("image", "target", "algorithm"),
+    pairs(
+        [*_IMAGES, ((1, 7, 7, 130), 48, (2, 2)), ((1, 34, 34, 16), 16, (1, 1))],
+        TARGETS,
+        ["winograd F2", "winograd F4"],
+    ),
 )
-@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F4"])
-def test_values(target, shape, outputs, padding, algorithm):
+def test_values(image, target, algorithm):
+    shape, outputs, padding = image
     Case(shape, outputs, padding=padding).check(algorithm, target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    ("shape", "outputs", "padding"), [*_IMAGES, ((1, 27, 28, 130), 48, (1, 2))]
+    ("image", "target", "algorithm"),
+    pairs(
+        [*_IMAGES, ((1, 27, 28, 130), 48, (1, 2))],
+        TARGETS,
+        ["winograd F2", "winograd F2 shared"],
+    ),
 )
-@pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F2 shared"])
-def test_values_at_every_second_pixel(target, shape, outputs, padding, algorithm):
+def test_values_at_every_second_pixel(image, target, algorithm):
+    shape, outputs, padding = image
     Case(shape, outputs, stride=2, padding=padding).check(algorithm, target)
 
 
@@ -203,19 +211,22 @@ def test_values_of_planes(target, shape, outputs, size, stride, padding):
     Case(shape, outputs, size, stride, padding, planar=True).check("winograd F1x4", target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    ("shape", "outputs", "padding"),
-    [
-        ((1, 7, 7, 130), 48, (1, 1)),
-        ((1, 13, 11, 20), 23, (1, 1)),
-        ((1, 9, 30, 72), 40, (0, 0)),
-        ((1, 5, 6, 64), 16, (2, 1)),
-        ((1, 34, 34, 16), 16, (1, 2)),
-    ],
+    ("image", "target", "algorithm"),
+    pairs(
+        [
+            ((1, 7, 7, 130), 48, (1, 1)),
+            ((1, 13, 11, 20), 23, (1, 1)),
+            ((1, 9, 30, 72), 40, (0, 0)),
+            ((1, 5, 6, 64), 16, (2, 1)),
+            ((1, 34, 34, 16), 16, (1, 2)),
+        ],
+        TARGETS,
+        ["winograd F1x2", "winograd F1x2 shared"],
+    ),
 )
-@pytest.mark.parametrize("algorithm", ["winograd F1x2", "winograd F1x2 shared"])
-def test_values_of_tiles_of_one_row(target, shape, outputs, padding, algorithm):
+def test_values_of_tiles_of_one_row(image, target, algorithm):
+    shape, outputs, padding = image
     Case(shape, outputs, padding=padding).check(algorithm, target)
 
 
