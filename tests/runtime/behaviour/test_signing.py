@@ -54,7 +54,7 @@ def test_another_key_does_not_open_it(signed, keys):
         tvmify.load(signed, key=Ed25519PrivateKey.generate().public_key())
     with pytest.raises(ArchiveError, match="does not match the key"):
         tvmify.load(signed, key="other")
-    with pytest.raises(TypeError, match="a key is"):
+    with pytest.raises(TypeError, match="a key must be"):
         tvmify.load(signed, key=7)
 
 
