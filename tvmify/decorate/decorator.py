@@ -49,14 +49,14 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
         What to compile; without it, a decorator is returned. One of
 
         - a subclass of `torch.nn.Module`, which is decorated in place;
-        - an instance: returned as a shallow copy that shares parameters, buffers and submodules
-          with the original, which stays eager;
+        - an instance: a shallow copy is returned, which shares parameters, buffers and submodules
+          with the original; the original stays eager;
         - a ``torch.export.ExportedProgram``: its module takes the arguments it was exported for;
         - a TorchScript module;
         - a function of tensors.
     methods
-        The methods of a module that run compiled. Each has signatures of its own; they share the
-        weights. ``forward`` is compiled only if it is among them, as it is by default.
+        The methods of a module to compile; by default ``forward`` alone. Each has its own
+        signatures; they share the weights.
     **options
         Fields of `CompileOptions`, such as ``target``, ``strict`` and ``cache``.
 
@@ -64,15 +64,15 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
     -------
     Any
         The decorated subject, with the methods ``cache_info()``, ``explain()``, ``refresh()`` and
-        ``warmup(*signatures)``; names that the subject already has stay its own.
+        ``warmup(*signatures)``. A method that the subject already has is not replaced.
 
     Raises
     ------
     OptionError
         An option or method does not exist, or its value is wrong. The message lists valid ones.
     TypeError
-        The subject cannot be decorated. Decorate an instance of a TorchScript class, and the class
-        of a method, not these themselves.
+        The subject cannot be decorated. For a TorchScript class, decorate an instance; for a
+        method, decorate its class.
     NotCompiled
         From calls, with ``strict=True``: the call cannot be compiled.
 
@@ -131,7 +131,7 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
 
 
 def _is_exported(subject: Any) -> bool:
-    """Whether it is a ``torch.export.ExportedProgram``, which a warm process need not import."""
+    """Whether it is a ``torch.export.ExportedProgram``; does not import ``torch.export``."""
     export = sys.modules.get("torch.export")
     return export is not None and isinstance(subject, export.ExportedProgram)
 
@@ -193,15 +193,15 @@ def explain(subject: Any) -> str:
 
 
 def refresh(subject: Any) -> None:
-    """Make the next call look at the whole module again.
+    """Make the next call inspect the whole module again.
 
-    Changes of parameters, buffers, attributes, submodules, hooks and modes are noticed without it.
-    Call it after changes that are too expensive to look for in each call: a list, dict or other
-    object that an attribute holds was edited in place; single elements of a weight were written
+    Changes to parameters, buffers, attributes, submodules, hooks and modes are noticed without it.
+    Call it after changes that would be too expensive to check for in every call: a list, dict or
+    other object in an attribute was edited in place; single elements of a weight were written
     through ``tensor.data``; a global variable or class attribute changed; or a module that a
-    decorated function calls. It also retries what failed for a reason that was mended since.
+    decorated function calls changed. It also retries compilations that failed.
 
-    Nothing is compiled again whose program did not change.
+    Programs that did not change are not compiled again.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def warmup(
 ) -> CacheInfo:
     """Compile programs, or load them from the cache, before the first call needs them.
 
-    Programs are compared with eager on zeros, where the option ``compare`` allows it.
+    If the option ``compare`` allows it, programs are timed against eager on zeros.
 
     Parameters
     ----------
@@ -241,9 +241,9 @@ def warmup(
         One per kind of call: a list with a shape, a `TensorSpec` or an example tensor for each
         argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments.
     dtype
-        Of arguments that are given as bare shapes.
+        Dtype of arguments that are given as bare shapes.
     device
-        Of arguments that are given as bare shapes; by default the device of the weights.
+        Device of arguments that are given as bare shapes; by default that of the weights.
     method
         The method to compile for; needed if several are decorated.
 
@@ -277,7 +277,7 @@ def example_call(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments for a decorated object from what `warmup` takes; the weights' device."""
+    """Return arguments for a decorated object from a signature of `warmup`."""
     if device is None:
         weights = subject.parameters() if isinstance(subject, nn.Module) else iter(())
         first = next(weights, None)
@@ -296,7 +296,7 @@ def is_decorated(subject: Any) -> bool:
 
 
 def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
-    """Return what runs the calls of a decorated object, or of one of its methods.
+    """Return the dispatcher of a decorated object, or of one of its methods.
 
     Raises
     ------
@@ -316,7 +316,7 @@ def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
 
 
 def dispatchers_of(subject: Any) -> list[Dispatcher]:
-    """Return what runs the calls of a decorated object, one for each of its methods."""
+    """Return the dispatchers of a decorated object, one for each of its methods."""
     if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
         return [subject._tvmify_dispatcher]
     decoration = _decoration_of(subject)
@@ -331,12 +331,12 @@ def _decoration_of(subject: Any) -> Decoration:
 
 
 def saved_method(subject: Any) -> Dispatcher:
-    """Return what runs ``forward``, the one method that files hold.
+    """Return the dispatcher of ``forward``, the only method that files contain.
 
     Raises
     ------
     SaveError
-        It is not among the decorated methods; autocast is on, which files know nothing of.
+        It is not among the decorated methods; or autocast is on, which files do not support.
     """
     if autocast_text():
         raise SaveError("files hold no casts of autocast: leave torch.autocast to write one")
@@ -359,7 +359,7 @@ def _decorate_class(
     if issubclass(cls, LazyModuleMixin) and (complete := cls.cls_to_become) is not None:
         cls.cls_to_become = _derived(complete, methods, compile_options)
     for method in _METHODS:
-        if not hasattr(cls, method.__name__):  # a name of the user's own stays the user's
+        if not hasattr(cls, method.__name__):  # do not replace a method of the user's
             setattr(cls, method.__name__, method)
     return cls
 
@@ -370,10 +370,10 @@ def _decorate_instance(
     base = type(module)
     if base.__dict__.get("__reduce_ex__") is _reduce_instance:  # decorated before, as an instance
         base = base.__mro__[1]
-    # not the class's own __new__: torch.fx.GraphModule's makes a new class without a forward
+    # Not the class's own __new__: that of torch.fx.GraphModule makes a new class without a forward.
     derived: Any = _derived(base, methods, compile_options)
     shared: Any = object.__new__(derived)
-    # The very dicts of parameters, buffers and submodules: what is swapped on one is on the other.
+    # Share the dicts of parameters, buffers and submodules, so that a swap on one shows on both.
     shared.__dict__.update(_own_attributes(module))
     return shared
 
@@ -384,7 +384,7 @@ def _derived(
     """Return a decorated class of the same name that is for instances."""
     members: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     if issubclass(base, torch.fx.GraphModule):
-        # Else recompile() would give the class a __call__ that calls itself.
+        # Otherwise recompile() would give the class a __call__ that calls itself.
         members["recompile"] = _recompile
         members["_wrapped_call"] = base._wrapped_call  # type: ignore[attr-defined]
     derived: Any = type(base.__name__, (base,), members)
@@ -404,14 +404,14 @@ def _recompile(self: torch.fx.GraphModule) -> Any:
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    # What Module.compile() leaves behind calls this very module; nn.Module drops it likewise.
+    # The attribute that Module.compile() sets calls this very module; nn.Module drops it, too.
     ours = (DISPATCHER, "_compiled_call_impl")
     return {k: v for k, v in module.__dict__.items() if not k.startswith(ours)}
 
 
 def _reduce_instance(self: nn.Module, protocol: object) -> tuple[Any, ...]:
-    # The class of a decorated instance has no name that pickle could look up; the class it was
-    # derived from has. copy.copy and copy.deepcopy come this way too.
+    # Pickle cannot look up the class of a decorated instance by name, only the class it was derived
+    # from. copy.copy and copy.deepcopy use this, too.
     decoration: Decoration = type(self).__tvmify__  # type: ignore[attr-defined]
     made_of = type(self).__mro__[1], decoration.options, tuple(decoration.methods)
     return _rebuild_instance, made_of, _own_attributes(self)
@@ -427,7 +427,7 @@ def _rebuild_instance(
 
 
 class TvmifiedFunction:
-    """A decorated function; called like it, with the methods that the decorator adds."""
+    """A decorated function: callable like the original, with the methods that tvmify adds."""
 
     def __init__(self, function: Callable[..., Any], compile_options: CompileOptions) -> None:
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
@@ -442,7 +442,7 @@ class TvmifiedFunction:
         return self._tvmify_dispatcher(args, kwargs)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # A function from elsewhere may be an attribute of a class; it gets no self, though.
+        # A function defined elsewhere may be an attribute of a class, but it gets no self.
         if getattr(self._function, "__qualname__", "") == f"{owner.__qualname__}.{name}":
             raise TypeError(
                 f"a method cannot be decorated by itself: decorate the class {owner.__qualname__} "
@@ -464,7 +464,7 @@ class _ScriptedModule(nn.Module):
     def __init__(self, script: torch.jit.ScriptModule, compile_options: CompileOptions) -> None:
         super().__init__()
         script = original(script)
-        # Under this prefix it is not a submodule: its children are, so that names stay the same.
+        # Its children are the submodules, not the module itself, so that names stay the same.
         self.__dict__[f"{DISPATCHER}script"] = script
         self._register_again()
         self.training = script.training

@@ -1,4 +1,4 @@
-"""The methods of a class that run compiled, and the class as it was without them."""
+"""Replace methods of a class by compiled ones, and undo that for capture."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
 from tvmify.system import forks
 
-# Held while a dispatcher is made, so that threads that call first together share one.
+# Held while a dispatcher is made, so that threads with a simultaneous first call share one.
 _MAKING = forks.Lock()
 
 
 class Decoration(NamedTuple):
-    """What the decorator left on a class, as its ``__tvmify__``."""
+    """What the decorator stores on a class, as its ``__tvmify__``."""
 
-    methods: dict[str, Callable[..., Any]]  # as the class came with them
+    methods: dict[str, Callable[..., Any]]  # the original methods
     options: CompileOptions
-    attribute: str  # how the attributes begin under which an instance keeps its dispatchers
+    attribute: str  # prefix of the attributes in which an instance keeps its dispatchers
 
 
 def check_methods(methods: object) -> tuple[str, ...]:
-    """Return the names that the option ``methods`` holds.
+    """Return the names in the option ``methods``.
 
     Raises
     ------
     OptionError
-        It is no list of different names.
+        It is not a list of distinct names.
     """
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         raise OptionError(f"option 'methods' is {methods!r}: expected a list of names")
@@ -49,15 +49,15 @@ def check_methods(methods: object) -> tuple[str, ...]:
 def decorate_methods(
     cls: type[nn.Module], methods: Sequence[str], compile_options: CompileOptions
 ) -> None:
-    """Put, in place of each method, one that hands its calls to a dispatcher.
+    """Replace each method by one that passes its calls to a dispatcher.
 
     Raises
     ------
     OptionError
-        The class has no such method, or it is none that returns a result for an instance.
+        The class has no such method, or it is not a plain method of instances.
     """
     eager = {name: _eager_method(cls, name) for name in methods}
-    # By class, since several classes of one hierarchy may be decorated, each for its own methods.
+    # Per class: several classes of one hierarchy may be decorated, each for its own methods.
     attribute = f"{DISPATCHER}{cls.__module__}.{cls.__qualname__}."
     decoration = Decoration(eager, compile_options, attribute)
     for name, function in eager.items():
@@ -69,21 +69,21 @@ def decorate_methods(
 
 
 def shortcut(place: str, forward: Callable[..., Any]) -> Any:
-    """Return what, as ``_compiled_call_impl`` of a class, leads calls straight to the latest one.
+    """Return a ``_compiled_call_impl`` for a class that runs the latest compiled call directly.
 
     Parameters
     ----------
     place
         The attribute under which an instance keeps the dispatcher of ``forward``.
     forward
-        As the class has it now: calls that lead to another one do not go this way.
+        The current forward of the class; calls that would run another one do not use the shortcut.
     """
     return Shortcut(_uncompiled, place, forward)
 
 
-@torch.jit.unused  # else a traced module with exported methods would have it as a property
+@torch.jit.unused  # otherwise a traced module with exported methods would have it as a property
 def _uncompiled(_: nn.Module) -> None:
-    """Stand for native code, which torch.compile cannot read."""
+    """A stand-in for native code, which torch.compile cannot trace."""
 
 
 def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
@@ -106,11 +106,11 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
 
     @functools.wraps(eager)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # torch.compile looks through us, at the operators
+        # torch.compile traces the original method, so that it sees the operators.
         if is_compiling() and is_traced_here():
             return eager(self, *args, **kwargs)
         dispatcher = self.__dict__.get(attribute)
-        # A shallow copy of a module comes with the dispatcher of the one it was copied from.
+        # A shallow copy of a module holds the dispatcher of the original.
         if dispatcher is None or dispatcher.module() is not self:
             dispatcher = dispatcher_of_method(self, name, decoration)
         return dispatcher(args, kwargs)
@@ -120,7 +120,7 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
 
 
 def dispatcher_of_method(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
-    """Return what runs the calls of one method of a module; made when it is first asked for."""
+    """Return the dispatcher of one method of a module, created on first use."""
     attribute = decoration.attribute + name
     eager = decoration.methods[name]
     is_forward = name == "forward"
@@ -146,14 +146,14 @@ def undecorated(
     Parameters
     ----------
     module
-        Not changed; the twin shares its tensors, and has attributes and submodules of its own.
+        Not changed. The twin shares its tensors, and has its own attributes and submodules.
     eager
-        What is called when the twin is called; None for the forward that its class came with.
+        What a call of the twin runs; None for the original forward of its class.
     is_forward
         Whether ``eager`` is a forward, of this class or a base, and not another method.
     """
     copied = twin(module)
-    # They run around the compiled call, with the tensors of the call.
+    # Hooks run around the compiled call, with the tensors of the call.
     copied._forward_hooks.clear()
     copied._forward_pre_hooks.clear()
     for part in copied.modules():
@@ -175,7 +175,7 @@ def _plain_class(
     for base in cls.__mro__:
         decoration = vars(base).get("__tvmify__")
         for name in decoration.methods if decoration is not None else ():
-            # A subclass that is not decorated may have put its own in its place.
+            # A subclass that is not decorated may have overridden it.
             eager = getattr(getattr(cls, name), "__tvmify_eager__", None)
             if eager is not None:
                 members[name] = eager
@@ -185,7 +185,7 @@ def _plain_class(
     if is_forward:
         plain.forward = called
         return plain
-    # Who calls the module from within the method means the forward that it has.
+    # A method that calls the module itself means the module's own forward.
     return type(
         cls.__name__, (plain,), members | {"forward": called, "__tvmify_forward__": plain.forward}
     )
