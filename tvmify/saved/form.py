@@ -47,7 +47,7 @@ def forward({parameters}) -> Tuple[str, List[Tensor], str]:
 
 
 class Compiled(NamedTuple):
-    """Compiled code for one signature and target, and a call of that signature."""
+    """Compiled code for one signature and target, and an example call of that signature."""
 
     call: Call
     artifact: Artifact
@@ -56,27 +56,27 @@ class Compiled(NamedTuple):
 def saved_form(
     subject: Callable[..., Any], name: str, programs: Sequence[Compiled], strict: bool
 ) -> tuple[torch.jit.ScriptModule, dict[str, Any]]:
-    """Return the module that is to be saved, and what its manifest says of it.
+    """Return the module to save, and its entry in the manifest.
 
-    Its ``forward`` asks ``_tvmify``, a native object, for the tensors of the result; where that has
-    none, the ``forward`` that the module came with runs, under another name.
+    Its ``forward`` gets the tensors of the result from ``_tvmify``, a native object. If no compiled
+    code serves the call, the module's original ``forward`` runs, which has another name there.
 
     Parameters
     ----------
     subject
-        A plain module or function, or its TorchScript. It stays as it is.
+        A plain module or function, or its TorchScript. It is not changed.
     name
-        For the manifest.
+        The name in the manifest.
     programs
-        Where several have the same arguments, the first that a machine can run serves it there.
-        All tensors in a call are objects of their own.
+        Of several with the same arguments, the first that a machine can run is used there. All
+        tensors in an example call must be distinct objects.
     strict
-        Whether it is an error when none serves.
+        Whether a call that no program serves is an error.
 
     Raises
     ------
     SaveError
-        The subject, its arguments or its results have no form in TorchScript.
+        TorchScript cannot express the subject, its arguments or its results.
     """
     form, agreed = _interpretable(subject, programs)
     texts = {
@@ -114,11 +114,11 @@ def saved_form(
 def _interpretable(
     subject: Callable[..., Any], programs: Sequence[Compiled]
 ) -> tuple[Interpretable, list[bool]]:
-    """Return the subject in TorchScript, and for which calls it can stand in for compiled code.
+    """Return the subject in TorchScript, and the calls for which it can replace compiled code.
 
-    An empty list means all calls, also those that there is no program for.
+    An empty list means all calls, including those without a program.
     """
-    # imports torch.export, which a process that only calls never needs
+    # Imported here because it imports torch.export, which a process that only calls never needs.
     from tvmify.capture.scripted.interpretable import agrees, interpretable, traced
     from tvmify.capture.scripted.program import CannotScript
 
@@ -139,7 +139,7 @@ def _interpretable(
 
 
 def _with_elements(leaf: Any) -> Any:
-    """Give an example elements that say something, where it is all zeros."""
+    """Return an example with random elements in place of one that is all zeros."""
     if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or leaf.any():
         return leaf
     generator = torch.Generator().manual_seed(0)
@@ -152,13 +152,13 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
 
     module: Any = with_method_renamed(form.module, "forward", ORIGINAL)
     if native is not None and module.hasattr("_tvmify"):
-        module.setattr("_tvmify", native)  # a loaded module is saved again
+        module.setattr("_tvmify", native)  # the module was loaded from a saved file
     elif native is not None:
         module._register_attribute("_tvmify", native._type(), native)
     try:
         return define(module, source, form.names | {"torch": torch})
     except (RuntimeError, ValueError) as error:
-        raise SaveError(f"TorchScript does not take this as the forward:{source}{error}") from error
+        raise SaveError(f"TorchScript cannot compile this forward:{source}{error}") from error
 
 
 class _Result(NamedTuple):
@@ -170,7 +170,7 @@ class _Result(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A program as `SavedModule` takes it (tvmify/native/saved_module.h)."""
+    """A program in the form that `SavedModule` takes (tvmify/native/saved_module.h)."""
 
     arguments: str
     inputs: list[int]
@@ -219,14 +219,14 @@ _SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "N
 
 @dataclass(frozen=True)
 class _Tensor:
-    """Stands for a tensor in a result.
+    """A placeholder for a tensor in a result.
 
     Attributes
     ----------
     source
         The index of the program's tensor, or ~i for the i-th tensor of the arguments.
     geometry
-        Of the view that it is of that tensor, or of a contiguous copy if that is not contiguous.
+        Geometry of the view of that tensor, or of a contiguous copy if it is not contiguous.
     """
 
     source: int
@@ -246,7 +246,7 @@ class _Tensor:
 
 
 class _Writer:
-    """Writes a result as an expression of its tensors, which it numbers."""
+    """Writes a result as an expression of its tensors, and numbers them."""
 
     def __init__(self, tensors: str, views: bool) -> None:
         self._tensors = tensors
@@ -273,7 +273,7 @@ class _Writer:
 
 
 def _annotation(value: Any) -> str:
-    """Annotate a result by its value."""
+    """Return the type annotation of a result, from its value."""
     if isinstance(value, _Tensor):
         return "Tensor"
     if type(value) in _SCALARS:
@@ -292,7 +292,7 @@ def _class_name(value: tuple[Any, ...]) -> str:
 
 
 def _plain(value: Any, names: dict[str, Any]) -> Any:
-    """Make containers of other classes those that TorchScript has; remember named tuples."""
+    """Convert containers of other classes to those of TorchScript; remember named tuples."""
     from tvmify.capture.scripted.interpretable import resolved_class
 
     if isinstance(value, _Tensor) or type(value) in _SCALARS:

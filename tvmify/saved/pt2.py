@@ -2,8 +2,8 @@
 
 The graph of the program calls one operator, ``tvmify::execute``, with
 
-- the library and the original, two constants of bytes: the original, a ``torch.export`` program of
-  its own, runs where the library cannot;
+- the library and the original program, as two constants of bytes; the original is a
+  ``torch.export`` program of its own, which runs where the library cannot;
 - the weights: parameters and buffers of the program, under their own names, stored once;
 - the inputs.
 """
@@ -36,7 +36,7 @@ from tvmify.torch_compat.tracing import tracing
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-#: What helps nobody to run a program, and takes more room in a file than the program.
+#: Node metadata that running a program does not need, and that is larger than the program.
 _ABOUT_SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
 
 Args = tuple[Any, ...]
@@ -65,15 +65,15 @@ def export(
         A decorated module or function, or a plain one, in evaluation mode. The program shares its
         weights.
     path
-        Of the file; None writes none.
+        Path of the file; None writes no file.
     example_inputs
         Arguments of a call: a tensor, a tuple of positional arguments, or a dict of keyword
         arguments.
     signature
-        The same in the forms that ``warmup`` takes, such as ``[(1, 3, 224, 224)]``. Without either:
+        The same, in a form that ``warmup`` takes, such as ``[(1, 3, 224, 224)]``. Without either,
         the one signature that the model was called with so far.
     target
-        What to build for, here or elsewhere, as the option of that name; None for the model's.
+        What to build for, in the form of the option ``target``; None for the model's own target.
     strict
         Raise an error where the original would run instead.
 
@@ -101,7 +101,7 @@ def export(
     with torch.inference_mode(False), torch.no_grad():
         example = example_inputs if signature is None else signature
         args, kwargs = _only_call(dispatcher) if example is None else example_call(subject, example)
-        # Tensors of our own: examples get into the file, and none may be the same as another.
+        # Fresh zeros: examples are stored in the file, and must be distinct tensors.
         args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         artifact = dispatcher.compiled(args, kwargs, target)
         _check_effects(dispatcher.name, artifact)
@@ -139,7 +139,7 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _record(module: nn.Module, args: Args, kwargs: Kwargs) -> ExportedProgram:
-    # Imported here: a process that only calls what it has compiled never needs it.
+    # Imported here because a process that only calls compiled code never needs it.
     from tvmify.capture.exporting import quiet
 
     with tracing(beside_others=True), quiet():
@@ -208,10 +208,9 @@ def _signature(subject: Any) -> inspect.Signature:
 
 
 def _carry_state(module: Carrier, subject: Any, program: Program) -> list[str]:
-    """Give a module the state of another; return under which names its program finds its weights.
+    """Copy the state of one module to another; return the names of its program's weights there.
 
-    A weight that belongs to the state dict is called by its name there, so that
-    ``load_state_dict`` reaches it.
+    A weight in the state dict keeps its name, so that ``load_state_dict`` finds it.
     """
     state = subject.state_dict(keep_vars=True) if isinstance(subject, nn.Module) else {}
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
@@ -229,19 +228,19 @@ def _carry_state(module: Carrier, subject: Any, program: Program) -> list[str]:
 
 
 def _code(artifact: Artifact) -> tuple[dict[str, object], torch.Tensor]:
-    """Return what the description says of a library, and its bytes."""
+    """Return the manifest of a library, and its bytes."""
     version, texts, library = compiled_module(artifact).__getstate__()[0]
     facts = {name: texts[name] for name in ("features", "runtime", "sha1")}
     return {"code": version} | facts, library
 
 
 class _Original(Carrier):
-    """The program that was compiled, as a function of two lists of tensors: weights and inputs."""
+    """The compiled program as a function of two lists of tensors: weights and inputs."""
 
     def __init__(self, artifact: Artifact, program: Program, args: Args, kwargs: Kwargs) -> None:
         super().__init__()
         exported = program.export(args, kwargs)
-        self._graph = exported.graph_module  # takes all that the program reads, one by one
+        self._graph = exported.graph_module  # takes weights and inputs as separate arguments
         self._specs = exported.graph_signature.input_specs
         self._weights = program.weights
         self._leaves = pytree.tree_leaves((args, kwargs))
@@ -249,7 +248,7 @@ class _Original(Carrier):
         for name, literal in exported.constants.items():
             assert isinstance(literal, torch.Tensor)
             self.carry(name, literal, persistent=False)
-        # Where the tensors are that the operator returns.
+        # Positions of the tensors that the operator returns.
         count = computed_count(artifact.outputs)
         self._places = [artifact.outputs.index(Computed(i)) for i in range(count)]
 
@@ -273,7 +272,7 @@ def _original(artifact: Artifact, program: Program, args: Args, kwargs: Kwargs) 
     weights = [torch.empty_like(tensor) for tensor in program.tensors()]
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     exported = _record(_Original(artifact, program, args, kwargs), (weights, inputs), {})
-    exported.example_inputs = None  # the weights: they would be stored again
+    exported.example_inputs = None  # they hold the weights, which would be stored twice
     for node in exported.graph.nodes:
         for name in _ABOUT_SOURCES:
             node.meta.pop(name, None)
@@ -281,7 +280,7 @@ def _original(artifact: Artifact, program: Program, args: Args, kwargs: Kwargs) 
 
 
 def _results(program: ExportedProgram) -> list[torch.Tensor]:
-    """Return what the program returns, without elements."""
+    """Return empty tensors with the shapes and dtypes of the program's results."""
     nodes: Any = program.graph.output_node().args[0]
     return [node.meta["val"] for node in nodes]
 
@@ -293,5 +292,5 @@ def _bytes_of(program: ExportedProgram) -> bytes:
 
 
 def _tensor_of(data: bytes) -> torch.Tensor:
-    # frombuffer wants memory that may be written to
+    # frombuffer needs writable memory
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -30,9 +30,9 @@ def save(
 ) -> None:
     """Write a model, compiled, to one TorchScript file that runs without the compiler.
 
-    The file holds the weights once, compiled code for each signature and target, and the model in
-    TorchScript, which runs every call that the code does not serve. Of a module with several
-    decorated methods it holds ``forward`` alone. Load it with `tvmify.load`, with
+    The file contains the weights once, compiled code for each signature and target, and the model
+    in TorchScript, which runs every call that the compiled code does not serve. Of a module with
+    several decorated methods it contains ``forward`` alone. Load it with `tvmify.load`, with
     ``torch.jit.load`` after ``import tvmify.runtime``, or in C++.
 
     Parameters
@@ -40,20 +40,20 @@ def save(
     model
         A decorated module or function, or a plain one, in evaluation mode. It is not changed.
     path
-        Of the file. An existing one is replaced once the new one is complete.
+        Path of the file. An existing file is replaced once the new one is complete.
     example_inputs
         Arguments of one call: a tensor, a tuple of positional arguments, or a dict of keyword
         arguments. Their values do not matter, but shapes, dtypes and devices do.
     signatures
         More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. Without
-        ``signatures`` and ``example_inputs``: every signature that the model was called with so
-        far. Of a float that may have any value, the first value is taken.
+        ``signatures`` and ``example_inputs``, every signature that the model was called with so
+        far; for a float that may have any value, its first value.
     targets
         What to build for, each in the form of the option ``target``. None is the model's own
-        target: this machine, if it names none. Where several serve a machine, the first is used.
+        target, by default this machine. If a machine can run several, the first is used.
     strict
-        After loading, raise an error for a call that no compiled code serves, instead of a warning
-        and the original. `load` can override it.
+        After loading, raise an error for a call that no compiled code serves, instead of warning
+        and running the original. `load` can override it.
     key
         Sign the file with bytes or a string (HMAC), or with an ``Ed25519PrivateKey`` of the
         package ``cryptography``. `load` checks the signature if it is given the key.
@@ -96,7 +96,7 @@ def _examples(subject: Any, example_inputs: Any, signatures: Sequence[Any]) -> I
 
 
 def _distinct(leaf: Any) -> Any:
-    # A tensor that is given twice has two places; a name tells them apart only if they are two.
+    # Copy, so that a tensor that is passed twice becomes two, with a name each.
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
