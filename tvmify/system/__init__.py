@@ -1,1 +1,1 @@
-"""What the operating system does to a process: forks, signals, full disks, files of others."""
+"""The operating system: forks, signals, full disks, files of other users, the C++ compiler."""

@@ -1,14 +1,14 @@
-"""Forks: a child has one thread, and the locks of all the others.
+"""Safe forks: a child has only one thread, but the locks of all threads of its parent.
 
-Three rules make every fork of a process safe whose other threads run, load or compile:
+Three rules make forks safe while other threads run, load or compile:
 
-- A fork waits until no thread is in the middle of a stage of a build (`at_work`), for a library
-  that is interrupted there, torch or TVM, would never be whole again in the child. Threads wait at
-  the end of their stage until the fork is done, and then go on.
-- Locks come from here. In a child all are free but those of the thread that forked. What a
-  `short_lock` guards is not in the middle of a change either.
-- A child that was forked in the middle of a stage nevertheless, because that took too long, knows
-  it (`refuse_if_torn`): it runs what was compiled before, and compiles nothing.
+- A fork waits until no thread is inside a build stage (`at_work`), because the child's copy of a
+  library that was interrupted there, torch or TVM, would stay inconsistent. Threads that end a
+  stage wait until the fork is done.
+- All locks are created here. In a child, all are released except those of the thread that forked.
+  A fork also waits for every `short_lock`, so that what it guards is consistent.
+- If a stage takes too long, the fork goes ahead, and the child knows it (`refuse_if_torn`): it runs
+  what was compiled before, but compiles nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 
 from tvmify.errors import NotCompiled
 
-#: Seconds that a fork waits at most for threads to come to the end of their stages.
+#: The most seconds that a fork waits for threads to end their stages.
 LONGEST_STAGE = 30.0
-#: Seconds that a fork waits at most for all short locks.
+#: The most seconds that a fork waits for all short locks.
 _LONGEST_MOMENT = 1.0
 
 
 class Lock:
-    """A re-entrant lock that may be held for long: a fork does not wait for it."""
+    """A re-entrant lock that may be held for a long time: a fork does not wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -38,7 +38,7 @@ class Lock:
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            with _work.resting():  # else a fork would wait for this thread, and it for another one
+            with _work.resting():  # otherwise a fork would wait for a thread that is itself waiting
                 self._lock.acquire()
 
     def __exit__(self, *error: object) -> None:
@@ -46,7 +46,7 @@ class Lock:
 
     @contextlib.contextmanager
     def held(self, *, wait: bool) -> Iterator[bool]:
-        """Hold it, and yield True; or yield False if that would mean to wait and `wait` is not."""
+        """Hold the lock and yield True; yield False if it is taken and `wait` is False."""
         if wait:
             with self:
                 yield True
@@ -59,41 +59,41 @@ class Lock:
                 self._lock.release()
 
     def free(self) -> None:
-        """Release it in a forked child, whoever had it, unless it is this thread."""
+        """Release the lock in a forked child, unless this thread holds it."""
         if not self._lock._is_owned():  # type: ignore[attr-defined]
             self._lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 def short_lock() -> threading.Lock:
-    """Return a lock that is held for moments, by threads that wait for nothing meanwhile."""
+    """Return a lock for brief use; a thread that holds it must not wait for anything else."""
     lock = threading.Lock()
     _keep(lock, _short_locks)
     return lock
 
 
 class _Work:
-    """Which threads are in the middle of something that no fork may interrupt."""
+    """Which threads are doing something that a fork must not interrupt."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._threads: dict[int, int] = {}  # by what they are at
+        self._threads: dict[int, int] = {}  # id of a task -> thread id
         self._forks = 0
 
     def begin(self, task: object) -> None:
-        """Begin, in this thread, after any fork that is under way."""
+        """Begin a task in this thread, after any fork in progress."""
         with self._changed:
             self._changed.wait_for(lambda: not self._forks)
             self._threads[id(task)] = threading.get_ident()
 
     def end(self, task: object) -> None:
-        """End what has begun, if it has."""
+        """End a task, if it has begun."""
         with self._changed:
             self._threads.pop(id(task), None)
             self._changed.notify_all()
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
-        """Wait in here for another thread or process: a fork is harmless meanwhile."""
+        """Allow forks while this thread waits for another thread or process."""
         thread = threading.get_ident()
         with self._changed:
             own = [task for task, other in self._threads.items() if other == thread]
@@ -112,7 +112,7 @@ class _Work:
         return any(thread != threading.get_ident() for thread in self._threads.values())
 
     def pause(self) -> None:
-        """Wait for the other threads, and let none begin until `resume`."""
+        """Wait until the other threads end their work; none can begin until `resume`."""
         self._changed.acquire()
         self._forks += 1
         self._changed.wait_for(lambda: not self._others(), timeout=LONGEST_STAGE)
@@ -124,7 +124,7 @@ class _Work:
         self._changed.release()
 
     def forget_others(self) -> bool:
-        """Keep, in a child, what this thread is at; return whether others were at something."""
+        """Keep only this thread's work in a child; return whether other threads were at work."""
         thread = threading.get_ident()
         own = {task: other for task, other in self._threads.items() if other == thread}
         is_torn = len(own) < len(self._threads)
@@ -138,7 +138,7 @@ def _keep(lock: Any, kept: set[weakref.ref[Any]]) -> None:
 
 
 def _alive(kept: set[weakref.ref[Any]]) -> list[Any]:
-    # Not a WeakSet, whose iteration fails when another thread adds to it.
+    # Not a WeakSet, because iterating over one fails when another thread adds to it.
     return [lock for lock in (reference() for reference in tuple(kept)) if lock is not None]
 
 
@@ -153,7 +153,7 @@ begin, end, resting = _work.begin, _work.end, _work.resting
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """Let forks wait until this is over."""
+    """Make forks wait until this context ends."""
     task = object()
     begin(task)
     try:
@@ -163,7 +163,7 @@ def at_work() -> Iterator[None]:
 
 
 def is_torn() -> bool:
-    """Whether this process was forked in the middle of a build, and so cannot build any more."""
+    """Whether this process was forked in the middle of a build, so that it can no longer build."""
     return _is_torn
 
 
@@ -186,7 +186,7 @@ def refuse_if_torn() -> None:
 def _before() -> None:
     global _collects  # noqa: PLW0603
     _work.pause()
-    # A collection could call what takes one of these locks.
+    # A garbage collection could run code that takes one of these locks.
     _collects = gc.isenabled()
     gc.disable()
     patience = _LONGEST_MOMENT

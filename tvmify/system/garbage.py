@@ -1,8 +1,8 @@
-"""No garbage collections while a call waits for its program.
+"""No garbage collection while a call waits for its program.
 
-Building makes objects by the million, and few cycles of them that nobody refers to: 15 to 20 MB in
-all. Each full collection goes through the objects of torch, SymPy and TVM as well; together they
-took a tenth of a first call.
+A build creates millions of objects, but few unreachable cycles: 15 to 20 MB in all. Each full
+collection also traverses the objects of torch, SymPy and TVM, and all of them together took a tenth
+of a first call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvmify.system.forks import short_lock
 
 
 class _Collector:
-    """The collector, of which there is one for all threads, and which want it to be off."""
+    """The process's garbage collector, and which threads want it off."""
 
     def __init__(self) -> None:
         self._lock = short_lock()
@@ -26,7 +26,7 @@ class _Collector:
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
-        """Turn it off until the last of those who are in here leaves; then as it was."""
+        """Turn the collector off; the last thread to leave restores its previous state."""
         with self._lock:
             if not self._inside:
                 self._was_enabled = gc.isenabled()
@@ -41,7 +41,7 @@ class _Collector:
                     gc.enable()
 
     def forget_others(self) -> None:
-        """Let only this thread be in here, in a forked child."""
+        """Forget all threads but this one, in a forked child."""
         own = [thread for thread in self._inside if thread == threading.get_ident()]
         if self._inside and not own and self._was_enabled:
             gc.enable()

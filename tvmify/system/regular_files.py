@@ -1,4 +1,4 @@
-"""Opening files that somebody else may have put there."""
+"""Opening files that another user may have created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NotRegular(OSError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; never wait, as opening a pipe would.
+    """Open a regular file for reading, without blocking as opening a pipe would.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Signals that arrive while a program is made are handled between two of its stages.
+"""Signals that arrive during a compilation are handled between two of its stages.
 
-Python runs the handler of a signal wherever the main thread is. What it raises in a callback from
-TVM comes out as an error of TVM's, as if the program could not be compiled; in an import of
-PyTorch's it leaves half a module behind.
+Python runs a signal handler wherever the main thread happens to be. An exception that it raises in
+a callback from TVM comes out as an error of TVM's, as if the program could not be compiled; in an
+import inside PyTorch it leaves a half-imported module behind.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing_extensions import Self
 
 
 class Interrupted(BaseException):
-    """Leads out of the outermost `HeldSignals`, which raises what a handler has raised.
+    """Unwinds to the outermost `HeldSignals`, which raises the exception of a signal handler.
 
-    No Exception: those are taken for reasons not to compile.
+    A BaseException, because an Exception would count as a reason not to compile.
     """
 
 
 class HeldSignals:
-    """Holds back the handlers that Python has for signals, in the main thread.
+    """Defers Python's signal handlers, in the main thread.
 
-    Of several contexts, one inside of the other, the outermost does it; other threads get no
-    signals. A second SIGINT is handled at once.
+    Of nested contexts, the outermost one does the work. Other threads receive no signals. A second
+    SIGINT is handled at once.
     """
 
     _outermost: HeldSignals | None = None
@@ -41,7 +41,7 @@ class HeldSignals:
         if HeldSignals._outermost is None and is_main:
             HeldSignals._outermost = self
             for number in signal.valid_signals():
-                # Neither a default, nor one that was not set by Python.
+                # Skip defaults, and handlers that were not set from Python.
                 if callable(handler := signal.getsignal(number)):
                     self._handlers[number] = handler
                     signal.signal(number, self._hold)
@@ -57,7 +57,7 @@ class HeldSignals:
             return
         HeldSignals._outermost = None
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._hold:  # else it was replaced meanwhile
+            if signal.getsignal(number) == self._hold:  # keep a handler that was set meanwhile
                 signal.signal(number, handler)
         if self._raised is not None and error is not self._raised:
             raise self._raised from None
@@ -79,12 +79,12 @@ class HeldSignals:
 
 
 def handle_signals() -> None:
-    """Handle the signals that are held back, if it is this thread that does so.
+    """Handle the deferred signals, if this is the thread that defers them.
 
     Raises
     ------
     Interrupted
-        A handler has raised something.
+        A handler has raised an exception.
     """
     held = HeldSignals._outermost
     if held is None or threading.current_thread() is not threading.main_thread():

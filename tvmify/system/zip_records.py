@@ -1,9 +1,10 @@
-"""The records of a zip archive, or an error if another reader could see other ones.
+"""The records of a zip archive, or an error if another reader could see different ones.
 
-A zip file says most things twice, and readers believe different copies: Python's `zipfile` takes
-names from an extra field since 3.12, PyTorch's reader ignores case and skips what is marked as a
-folder, others walk the local headers. Here an archive has one reading: its parts follow each other
-without gaps, both copies of each fact agree, and nothing is there that our writers never write.
+A zip file states most facts twice, and readers trust different copies: since 3.12, Python's
+`zipfile` takes names from an extra field; PyTorch's reader ignores case and skips records that are
+marked as folders; others walk the local headers. This reader accepts only archives with a single
+interpretation: the parts follow each other without gaps, both copies of each fact agree, and there
+is nothing that our writers never write.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _HEADER = struct.Struct("<4s5H3L2H")
 
-#: Bytes of the longest directory that is read: that of a million records.
+#: The longest directory that is read, in bytes: that of a million records.
 _LONGEST_DIRECTORY = 64 << 20
 _CHUNK = 1 << 20
 _STORED, _DEFLATED = 0, 8
@@ -33,7 +34,7 @@ _MAX_16, _MAX_32 = 0xFFFF, 0xFFFFFFFF
 
 
 class AmbiguousArchive(ValueError):
-    """It is no zip archive, is damaged, or can be read in more than one way."""
+    """The file is not a zip archive, is damaged, or can be read in more than one way."""
 
 
 class Record(NamedTuple):
@@ -48,7 +49,7 @@ class Record(NamedTuple):
     stored
         Bytes of its content in the file.
     size
-        Bytes of its content; less are `stored` only if it is compressed.
+        Bytes of its content when expanded; equal to `stored` unless it is compressed.
     is_compressed
         Whether the content is deflated.
     crc
@@ -86,7 +87,7 @@ def read_records(file: BinaryIO) -> list[Record]:
         raise AmbiguousArchive("its directory holds more than it says")
     names: set[str] = set()
     for entry in entries:
-        # PyTorch's reader finds a record whatever the case of its ASCII letters.
+        # PyTorch's reader ignores the case of ASCII letters in names.
         name = entry.name.encode().lower().decode()
         if name in names:
             raise AmbiguousArchive(f"it has two records of one name: {entry.name}")
@@ -107,7 +108,7 @@ def content(file: BinaryIO, record: Record) -> Iterator[bytes]:
     Parameters
     ----------
     file
-        With a file descriptor, whose position plays no part.
+        Must have a file descriptor; its position does not matter.
 
     Raises
     ------
@@ -136,7 +137,7 @@ def _directory(file: BinaryIO) -> tuple[int, int, int]:
     if signature != b"PK\5\6" or comment:
         raise AmbiguousArchive("it does not end as an archive does")
     numbers = small
-    if end >= _LOCATOR.size + _LARGE_END.size:  # large archives have a longer end in front of that
+    if end >= _LOCATOR.size + _LARGE_END.size:  # zip64 archives have a longer end record before it
         mark, disk, place, disks = _unpack(_LOCATOR, file, end - _LOCATOR.size)
         if mark == b"PK\6\7":
             end -= _LOCATOR.size + _LARGE_END.size
@@ -186,7 +187,7 @@ def _entry(directory: bytes, position: int) -> tuple[_Entry, int]:
         raise AmbiguousArchive(f"its record {name!r} is compressed in another way")
     if comment or disk or flags & ~(_SIZES_FOLLOW | _UTF8):
         raise AmbiguousArchive(f"its record {name!r} is encrypted, or has something unusual")
-    # PyTorch's reader takes the DOS attribute of a folder for one, and reads nothing of it.
+    # PyTorch's reader treats a record with the DOS folder attribute as a folder, without content.
     if attributes & _MAX_16 or stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG):
         raise AmbiguousArchive(f"its record {name!r} is not a plain file")
     size, stored, offset = _large((size, stored, offset), _extras(extra, name), name)
@@ -222,7 +223,7 @@ def _extras(extra: bytes, name: str) -> dict[int, bytes]:
 
 
 def _large(numbers: tuple[int, ...], extras: dict[int, bytes], name: str) -> Iterator[int]:
-    """Return numbers, of which those that need 64 bits are in an extra field, in this order."""
+    """Return the numbers, taking those that need 64 bits from an extra field, in this order."""
     missing = sum(number == _MAX_32 for number in numbers)
     field = extras.get(_ZIP64, b"")
     if len(field) != 8 * missing:
@@ -262,7 +263,7 @@ def _located(file: BinaryIO, entry: _Entry) -> tuple[Record, int]:
 
 
 def _past_descriptor(file: BinaryIO, place: int, sizes: tuple[int, ...], name: str) -> int:
-    """Return the end of the sizes behind a record, which are those of the directory."""
+    """Check the sizes behind a record against the directory; return where they end."""
     for layout in ("<4s3L", "<4sL2Q"):
         following = struct.Struct(layout)
         with_room = file.seek(0, os.SEEK_END) >= place + following.size
@@ -278,7 +279,7 @@ def _pieces(file: BinaryIO, record: Record) -> Iterator[bytes]:
 
 
 def _expanded(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Inflate, and stop soon after the size that is expected."""
+    """Inflate, and stop soon after the expected size."""
     inflate, total = zlib.decompressobj(-zlib.MAX_WBITS), 0
     try:
         for piece in pieces:
