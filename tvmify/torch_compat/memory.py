@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are. `tvmify/native/memory_ranges.h` says the same in C++."""
+"""Which memory a tensor occupies; `tvmify/native/memory_ranges.h` is the same in C++."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from tvmify.errors import SaveError
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements there are from the first of a tensor to behind its last one."""
+    """Return the extent of a tensor in memory: the elements from its first to its last."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor are where its sizes and strides say.
+    """Whether the elements of a tensor are in memory where its sizes and strides say.
 
-    They are not on the meta device, where the storage was freed or is smaller than that, and where
-    the tensor only stands for others, as in a transform. Sparse and nested tensors keep theirs in
-    other tensors, and are not looked at.
+    They are not if it is on the meta device, if its storage was freed or is too small, or if it
+    only wraps others, as in a functorch transform. Sparse and nested tensors keep their elements in
+    other tensors, and are not checked.
     """
     if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
         return True
     last = tensor.storage_offset() + extent(tensor.shape, tensor.stride())
-    # The address of the storage: other ways to ask for it are errors for some without memory.
+    # Other ways to get the address raise for some tensors without memory.
     address = torch._C._data_address(tensor)  # type: ignore[attr-defined]
     return address != 0 and tensor.untyped_storage().nbytes() >= last * tensor.element_size()
 
 
 def check_saved(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that cannot be written to a file: PyTorch would read what is not there.
+    """Refuse tensors without memory, of which PyTorch would write invalid memory to a file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The modules that a module consists of, those that it does not register included."""
+"""The modules that a module consists of, including those that it does not register."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 class Part(NamedTuple):
     """One module of a tree."""
 
-    path: str  # from the root: names, indices and keys with dots between; empty for the root
+    path: str  # from the root: names, indices and keys joined by dots; empty for the root
     module: nn.Module
-    #: Whether attributes, indices and keys lead there; nothing leads into a set.
+    #: Whether attributes, indices and keys lead there, as they cannot for an element of a set.
     is_named: bool = True
     #: Whether the root registers it, so that ``train()`` and ``to()`` reach it.
     is_registered: bool = True
@@ -36,8 +36,8 @@ class Part(NamedTuple):
 def parts(root: nn.Module) -> Iterator[Part]:
     """Yield a module and all modules that it holds, each once, the registered ones first.
 
-    Those that are not registered are in a list, tuple, dict or set, or were set past
-    ``nn.Module.__setattr__``. One that contains the root, as its parent does, is not a part of it.
+    Unregistered modules are in a list, tuple, dict or set, or were set without
+    ``nn.Module.__setattr__``. A module that contains the root, such as its parent, is not a part.
     """
     registered = [Part(path, module) for path, module in root.named_modules()]
     yield from registered
@@ -57,12 +57,12 @@ def parts(root: nn.Module) -> Iterator[Part]:
 
 
 def _is_same(module: nn.Module, root: nn.Module) -> bool:
-    # An instance that is decorated shares all it registers with the one that stays eager.
+    # A decorated instance shares everything it registers with the eager original.
     return module is root or module.__dict__.get("_parameters") is root.__dict__["_parameters"]
 
 
 def hidden_names(module: nn.Module) -> set[str]:
-    """Return the registered names that lead elsewhere, to an attribute of the object or class."""
+    """Return the registered names that an attribute of the object or class shadows."""
     registered = {name for kind in _REGISTRIES for name in module.__dict__[kind]}
     usual = vars(nn.Module)
     of_class = {n for base in type(module).__mro__ for n in vars(base) if n not in usual}
@@ -70,10 +70,10 @@ def hidden_names(module: nn.Module) -> set[str]:
 
 
 def key_part(key: object) -> str:
-    """Return the part of a dotted name that stands for a key, which may be ``"cpu"`` or ``"a.b"``.
+    """Encode a key, which may be ``"cpu"`` or ``"a.b"``, as a part of a dotted name.
 
-    PyTorch makes modules that have attributes of these names; no method of a module is called so.
-    And the key 1 is not the key ``"1"``.
+    PyTorch makes attributes of these names, so none may be the name of a module's method. The keys
+    1 and ``"1"`` are different.
     """
     quoted = quote(str(key), safe="").replace(".", "%2e")
     return f"[{quoted}]" if isinstance(key, str) else f"[%{quoted}]"
@@ -82,7 +82,7 @@ def key_part(key: object) -> str:
 def _held(part: Part) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield the modules that plain attributes of a module lead to, with their paths."""
     if isinstance(part.module, torch.jit.ScriptModule):
-        return  # whose attributes live in C++
+        return  # its attributes live in C++
     for name, value in part.module.__dict__.items():
         if name not in _REGISTRIES and isinstance(value, _HOLDERS):
             yield from _modules_in(part.attribute(name), value, part.is_named, set())
@@ -96,7 +96,7 @@ def _modules_in(
         return
     if not isinstance(value, _HOLDERS) or id(value) in seen:
         return
-    seen.add(id(value))  # a list may hold itself
+    seen.add(id(value))  # a list may contain itself
     if isinstance(value, types.MethodType):
         yield from _modules_in(f"{path}.__self__", value.__self__, is_named, seen)
     elif isinstance(value, functools.partial):

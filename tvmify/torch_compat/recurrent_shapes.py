@@ -1,8 +1,8 @@
-"""Shapes of recurrent layers' results, while they are recorded and decomposed.
+"""Result shapes of recurrent layers during capture and decomposition.
 
-Such a layer stays one operator, of which only the shapes of the results are asked. To find them,
-torch computes all steps of all layers without elements, some twenty operators each, and does so
-twice for one program: a second for 64 steps of two layers.
+Such a layer stays one operator, and only the shapes of its results are needed. To find them, torch
+runs all steps of all layers on fake tensors, about twenty operators each, twice per program: that
+takes a second for 64 steps of two layers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _here = threading.local()
 
 @contextmanager
 def recurrent_shapes() -> Iterator[None]:
-    """Let ``aten.lstm`` and ``aten.gru`` make nothing but shapes, in this thread.
+    """Let ``aten.lstm`` and ``aten.gru`` compute only shapes, in this thread.
 
-    Others may trace meanwhile, and mean to break such a layer up.
+    Other threads may be tracing, and may need to decompose such a layer.
     """
     _install()
     before = getattr(_here, "depth", 0)
@@ -38,14 +38,14 @@ def recurrent_shapes() -> Iterator[None]:
 
 @functools.cache
 def _install() -> None:
-    """Replace torch's rules in both places where it looks for one: while it records, and later."""
-    from torch._decomp import decomposition_table  # imports much, as who records has done
+    """Replace torch's rules in both places where it looks for one: in capture, and later."""
+    from torch._decomp import decomposition_table  # a slow import, which capture has done already
 
     for operator in (aten.lstm.input, aten.gru.input):
         for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
             if key in operator.py_kernels:  # not in every version of torch
                 operator.py_kernels[key] = _shapes_or(operator.py_kernels[key])
-        operator._dispatch_cache.clear()  # it remembers the rule
+        operator._dispatch_cache.clear()  # it caches the rule
         decomposition_table[operator] = _shapes_or(decomposition_table[operator])
 
 
@@ -53,7 +53,7 @@ def _shapes_or(rule: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(rule)
     def either(*arguments: Any) -> Any:
         is_here = getattr(_here, "depth", 0) > 0
-        # A state that somebody computes for real while this records has to be computed.
+        # Real tensors that are computed during capture need torch's own rule.
         if not is_here or not is_fake(arguments[0]) or not _is_plain(*arguments):
             return rule(*arguments)
         return _shapes(*arguments)
@@ -72,7 +72,7 @@ def _is_plain(
     both: bool,
     batch_first: bool,
 ) -> bool:
-    """Whether nothing can fail, and nothing is random: else torch's own rule says so."""
+    """Whether the call cannot fail and is not random; otherwise torch's own rule decides."""
     states = [initial] if isinstance(initial, torch.Tensor) else list(initial)
     if x.dim() != 3 or (train and dropout > 0) or _has_symbols(x, *states):
         return False
@@ -92,12 +92,12 @@ def _is_plain(
 
 
 def _has_symbols(*tensors: torch.Tensor) -> bool:
-    """Whether an extent is not known yet."""
+    """Whether an extent is symbolic."""
     return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
 def _shapes(x: torch.Tensor, initial: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
-    """Results as torch's rule makes them, in memory as well: batches are transposed at the end."""
+    """Results with the shapes and strides of torch's rule, which transposes batches at the end."""
     states = [initial] if isinstance(initial, torch.Tensor) else list(initial)
     both, batch_first = rest[-2:]
     first, second, _ = x.shape

@@ -1,4 +1,4 @@
-"""Ignoring the warnings of one thread: `warnings.catch_warnings` does it to all of them."""
+"""Ignore the warnings of one thread; `warnings.catch_warnings` affects all threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 
 class _Here:
-    """Stands, in a filter, for the pattern of a message: matches whatever one thread says."""
+    """Replaces the message pattern of a warnings filter: matches every message of one thread."""
 
     def __init__(self) -> None:
         self._thread: int | None = threading.get_ident()
@@ -19,7 +19,7 @@ class _Here:
         return self._thread == threading.get_ident()
 
     def end(self) -> None:
-        # A filter may stay behind, in a list that another thread puts back later.
+        # A filter may remain in a list that another thread restores later.
         self._thread = None
 
     def ends_with_a_fork(self) -> bool:
@@ -37,13 +37,13 @@ def silenced() -> Iterator[None]:
         yield
     finally:
         here.end()
-        with contextlib.suppress(ValueError):  # another thread has put an earlier list back
+        with contextlib.suppress(ValueError):  # another thread has restored an earlier list
             warnings.filters.remove(entry)  # type: ignore[attr-defined]
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 def _after_fork_in_child() -> None:
-    # A new thread may well get the number of one that is gone.
+    # A new thread may reuse the id of one that has ended.
     for entry in list(warnings.filters):
         if isinstance(entry[1], _Here) and entry[1].ends_with_a_fork():
             warnings.filters.remove(entry)  # type: ignore[attr-defined]

@@ -1,26 +1,26 @@
-"""The one lock for whatever enters torch's tracing, whose state belongs to the whole process.
+"""The one lock for everything that enters torch's tracing, whose state is process-wide.
 
-It guards what torch sets while it records, decomposes, scripts or traces, and puts back afterwards
-as it was before: the flags behind ``torch.compiler.is_compiling()``, the metadata of new nodes in
-``torch.fx.traceback``, the rules of operators that are replaced while a program is decomposed, what
-is patched in ``nn.Module``, the type tables of ``torch.jit``. It also guards what we change around
-that: levels of torch's loggers, ``print`` in ``torch.export``, the generator that refuses seeds.
-Two threads that save and restore such state in turns leave it wrong for good.
+It guards the state that torch sets and restores while it exports, decomposes, scripts or traces:
+the flags behind ``torch.compiler.is_compiling()``, the metadata of new nodes in
+``torch.fx.traceback``, operator rules that are replaced during decomposition, patches of
+``nn.Module``, and the type tables of ``torch.jit``. It also guards what we change around that:
+levels of torch's loggers, ``print`` in ``torch.export``, the generator that refuses seeds. If two
+threads interleave their saving and restoring, that state stays wrong for good.
 
-Stacks of modes are of one thread, and so are the warnings that `tvmify.torch_compat.silence` hides.
+Mode stacks are per thread, and so are the warnings that `tvmify.torch_compat.silence` hides.
 
-Lock order: a thread that holds one of these takes only those after it.
+Lock order: a thread that holds one of these locks takes only later ones.
 
 1. the lock of a `Dispatcher`; that of a module before those of its regions and children
 2. ``obtain._BUILDING``
 3. the file lock of an entry in the disk cache
 4. ``compiler._ONE_AT_A_TIME``
 5. this one
-6. locks around a few lines, under which nothing is called that locks: ``methods._MAKING``, those
-   of `MemoryCache`, `Executor`, the disk cache, the background's queue
+6. locks around a few lines that take no other lock: ``methods._MAKING``, those of `MemoryCache`,
+   `Executor`, the disk cache, the background's queue
 
-What others do to the same state, such as a ``torch.export.export`` of the user in another thread,
-takes no lock of ours. It is seen on the stacks of threads.
+Others who change the same state, such as a user's ``torch.export.export`` in another thread, take
+no lock of ours. They are found on the stacks of threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tvmify.system import forks
 _LOCK = forks.Lock()
 #: The thread that traces.
 _tracing: int | None = None
-#: What to put back once a foreign tracer is done that began, and so saved our state, during ours.
+#: What to restore after a foreign tracer that began, and so saved our state, during our tracing.
 _owed: list[tuple[dict[str, Any], str, Any]] = []
 _has_warned = False
 
@@ -58,7 +58,7 @@ _STATE = {
     "torch.fx._symbolic_trace": ("_is_fx_tracing_flag",),
 }
 _TORCH = Path(torch.__file__).parent
-#: Functions that run only while torch traces: file and name, and what a user calls them.
+#: Functions that run only while torch traces: file and names, and the public name of the API.
 _TRACERS = {
     (str(_TORCH / file), function): name
     for file, functions, name in (
@@ -74,18 +74,18 @@ _TRACERS = {
 
 @contextlib.contextmanager
 def tracing(*, beside_others: bool = False) -> Iterator[None]:
-    """Be the one thread of ours that traces.
+    """Make this the one thread of ours that traces.
 
     Parameters
     ----------
     beside_others
-        Go on even if a thread of somebody else traces: there is nothing else that could be done.
+        Go on even if a foreign thread traces, where there is no alternative.
 
     Raises
     ------
     TracedElsewhere
-        Another thread is in torch's tracing without our lock. That is also raised in place of an
-        error, which the other may have caused.
+        Another thread is tracing without our lock. This also replaces any other error, since that
+        thread may have caused it.
     """
     global _tracing  # noqa: PLW0603
     with _LOCK:
@@ -125,12 +125,12 @@ def traces_elsewhere() -> bool:
 
 
 def refuse_other_tracers(error: Exception | None = None) -> None:
-    """Raise, from an error if there is one, if a thread of somebody else traces.
+    """Raise if a foreign thread traces, with `error`, if any, as the cause.
 
     Raises
     ------
     TracedElsewhere
-        It does.
+        A foreign thread traces.
     """
     if (name := tracer_elsewhere()) is not None:
         raise TracedElsewhere(
@@ -140,9 +140,9 @@ def refuse_other_tracers(error: Exception | None = None) -> None:
 
 
 def tracer_elsewhere() -> str | None:
-    """Return the name of what traces in another thread, apart from what holds our lock; or None."""
+    """Return the name of the API that traces in another thread without our lock, or None."""
     if traces_elsewhere():
-        return None  # it is we
+        return None  # our own tracing
     here = threading.get_ident()
     for thread, top in sys._current_frames().items():
         frame = top if thread != here else None
@@ -157,10 +157,10 @@ def tracer_elsewhere() -> str | None:
 
 
 def settle() -> None:
-    """Look after ``torch.compiler.is_compiling()`` that is true although this thread is not traced.
+    """Handle ``torch.compiler.is_compiling()`` being true although this thread is not traced.
 
-    If no other thread is traced either, it was left behind: put back, if tracing of ours had a part
-    in it; otherwise somebody else's, and said once.
+    If no other thread is traced either, the flag is stale. It is reset if our tracing was involved;
+    otherwise a warning says so, once.
     """
     global _has_warned  # noqa: PLW0603
     if _tracing is not None or (_has_warned and not _owed) or tracer_elsewhere() is not None:
@@ -179,7 +179,7 @@ def settle() -> None:
 
 
 def _is_left_behind() -> bool:
-    # Between looking at the flag and at the threads, one may have begun or ended.
+    # Tracing may have begun or ended between the checks of the flag and of the threads.
     return (
         tracer_elsewhere() is None
         and torch.compiler.is_compiling()
@@ -189,10 +189,10 @@ def _is_left_behind() -> bool:
 
 
 def forget_tensors(*modes: Any) -> None:
-    """Let modes of fake tensors forget the real ones that they have seen.
+    """Make fake tensor modes forget the real tensors that they have seen.
 
-    Such a mode lives on in a cycle of references, and with its weak references to parameters
-    ``torch.utils.swap_tensors`` refuses them.
+    A reference cycle keeps such a mode alive, and ``torch.utils.swap_tensors`` refuses parameters
+    to which it holds weak references.
     """
     for mode in modes:
         mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
@@ -205,9 +205,9 @@ def fake_modes(graph: torch.fx.Graph) -> set[Any]:
 
 
 def _let_go() -> None:
-    """Forget the latest graph, which torch keeps.
+    """Drop the latest graph, which torch keeps.
 
-    It leads to weak references to all weights: ``torch.utils.swap_tensors`` refuses such tensors.
+    It holds weak references to all weights, and ``torch.utils.swap_tensors`` refuses such tensors.
     """
     tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
     getattr(tracer, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
