@@ -1,4 +1,4 @@
-"""What is built: the compiled program, its description, and the check of both."""
+"""Artifacts: the compiled program, its manifest, and the validation of both."""
 
 from tvmify.artifact.artifact import FORMAT_VERSION, Artifact, Seconds
 

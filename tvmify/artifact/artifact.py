@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tvmify.artifact import validation
 from tvmify.artifact.results import Result, StateTensor, Write
 
-#: Raised whenever the meaning of a field, or the calling convention of the library, changes.
+#: Increment when the meaning of a field or the calling convention of the library changes.
 FORMAT_VERSION = 7
 
 
@@ -49,17 +49,17 @@ class Artifact:
     output_structure
         The pytree of the result, as `tvmify.artifact.structure.structure_text` writes it.
     state
-        Dotted names of the tensors of the module that a call takes as they are at that moment,
-        because the program writes to them or returns them.
+        Dotted names of the module's tensors that each call reads afresh, because the program writes
+        to them or returns them.
     writes
-        Which tensors that ``main`` computes are copied into arguments or ``state`` when it has run.
+        The computed tensors that are copied into arguments or ``state`` after ``main`` has run.
     needs_contiguous
-        Which memory results share, or what is written to, is so only for contiguous arguments.
+        Whether aliases and writes are described correctly only for contiguous arguments.
     draws
         The qualified names of its operators that draw random numbers.
     verdicts
-        For each number of threads, as text, the times of a call, where compiled code and eager
-        PyTorch were compared (see `tvmify.dispatch.verdict`).
+        Times of compiled code and eager PyTorch, by number of threads (as text), where the two were
+        compared (see `tvmify.dispatch.verdict`).
     report
         What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
         operators, seconds per stage.
@@ -93,7 +93,7 @@ class Artifact:
         return {self.state[t.index] for t in targets if isinstance(t, StateTensor)}
 
     def effects(self) -> str:
-        """Return what a file cannot do for a call yet, as a text; empty if there is nothing."""
+        """Return which effect of a call a saved file does not support; empty if there is none."""
         if self.writes:
             return f"forward writes to {self.written_names()}"
         if self.state:
@@ -115,7 +115,7 @@ class Artifact:
         Raises
         ------
         AttributeError, KeyError, TypeError, ValueError
-            A field is missing, unknown or of the wrong kind, or counts further than another has.
+            A field is missing, unknown or of the wrong type, or holds an index out of range.
         """
         fields = dict(description)
         for name in ("inputs", "weights", "packed", "state", "draws"):

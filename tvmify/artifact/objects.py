@@ -1,7 +1,7 @@
-"""Results that hold objects which pytree does not know, such as transformers' caches.
+"""Results with objects that pytree does not know, such as transformers' caches.
 
-While a module is recorded, a `Described` stands for each of them: it has the tensors that the
-object holds, and says as text what else it consists of. Every call then makes new objects of them.
+During capture, a `Described` replaces each of them: it holds the object's tensors, and describes
+its other attributes as text. Every call then creates new objects from it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tvmify.artifact.structure import find_class
 
 
 class CannotDescribe(Exception):
-    """An object is more than its attributes, or one of those is of no known kind."""
+    """An object has state outside its attributes, or an attribute of an unsupported type."""
 
 
 @dataclass
 class Described:
-    """Stands for an object in a result; a node of pytree.
+    """A placeholder for an object in a result; a pytree node.
 
     Attributes
     ----------
     text
         Its class and attributes, as JSON.
     tensors
-        What it holds of those.
+        The tensors that it holds.
     """
 
     text: str
@@ -60,15 +60,15 @@ pytree.register_pytree_node(
 def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
     """Replace the plain objects in a result that pytree takes for leaves, and each ``torch.Size``.
 
-    An object that cannot be described stays, and so does one that outlives the call, for a copy
-    would not be the same: one that is held, or that no tensor shows to be made by the call.
+    An object that cannot be described stays. So does one that may outlive the call, since a copy
+    would lose its identity: one that is held, or that has no tensor to show that the call made it.
 
     Parameters
     ----------
     held
-        Returns the ids of the objects that existed before the call; asked only if necessary.
+        Returns the ids of the objects that existed before the call; called only if needed.
     """
-    # filled by the first object, and with what each object consists of
+    # Filled when the first object is found, and then with the parts of each object.
     taken: set[int] = set()
 
     def replace(leaf: Any) -> Any:
@@ -89,29 +89,29 @@ def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value is a ``torch.Size``, of which pytree makes a plain tuple."""
+    """Whether a value is a ``torch.Size``, which pytree turns into a plain tuple."""
     return isinstance(value, torch.Size)
 
 
 def describe_size(size: torch.Size) -> Described:
-    """Return what stands for a ``torch.Size`` in a result."""
+    """Return the placeholder for a ``torch.Size`` in a result."""
     return Described(json.dumps({"Size": list(size)}), [])
 
 
 def restore_objects(result: Any) -> Any:
-    """Make the objects of what `describe_objects` returned."""
+    """Recreate the objects that `describe_objects` replaced."""
     return pytree.tree_map_only(
         Described, Described.restore, result, is_leaf=lambda node: isinstance(node, Described)
     )
 
 
 def holds_objects(structure: pytree.TreeSpec) -> bool:
-    """Whether `restore_objects` has something to do in results of a structure."""
+    """Whether a result structure contains objects for `restore_objects`."""
     return structure.type is Described or any(map(holds_objects, structure.children()))
 
 
 def reachable(roots: Iterable[Any]) -> set[int]:
-    """Return the ids of all that these hold, through containers and attributes."""
+    """Return the ids of everything reachable through containers and attributes."""
     found: set[int] = set()
     todo = list(roots)
     while todo:
@@ -129,14 +129,14 @@ def reachable(roots: Iterable[Any]) -> set[int]:
 
 
 class _Description:
-    """Takes an object apart; an object that is in two places, or in `taken`, cannot be."""
+    """Describes an object; refuses one that occurs twice, or that is in `taken`."""
 
     def __init__(self, taken: set[int]) -> None:
         self.tensors: list[torch.Tensor] = []
         self._taken = taken
 
     def of(self, value: Any) -> Any:
-        """Return what JSON can hold of a value; see `_restored`."""
+        """Return a value in JSON types; `_restored` is the inverse."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, torch.Tensor):
@@ -169,7 +169,7 @@ def _class_name(cls: type) -> str:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether a new object of the class, given the same attributes, is the same to everyone."""
+    """Whether the attributes of an object of the class are its whole state."""
     cls = type(value)
     return (
         hasattr(value, "__dict__")
@@ -179,7 +179,7 @@ def _is_plain_object(value: Any) -> bool:
     )
 
 
-#: What a class defines whose objects are more than their attributes.
+#: Names that a class defines if its objects have state outside their attributes.
 _COPYING = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__del__")
 _parsed = functools.lru_cache(json.loads)
 

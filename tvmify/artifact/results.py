@@ -1,8 +1,8 @@
-"""What the leaves of a result are: the only file that knows the kinds.
+"""The kinds of leaves that a result can have; no other file knows them.
 
-A program computes tensors, in order. A leaf of what ``forward`` returns is one of these, an
-argument of the call, a tensor of the module, a view of one of the three, an earlier leaf once
-more, or a value that is the same in every call.
+A program computes an ordered list of tensors. A leaf of the result of ``forward`` is one of these,
+an argument of the call, a tensor of the module, a view of one of those three, an earlier leaf
+repeated, or a constant.
 
 In JSON each is a list of its kind and its fields: ``["computed", 0]``, or
 ``["view", ["argument", 1], [2, 3], [3, 1], 0]``. Native code reads the same lists
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-#: More leaves, tensors or elements than there are: native code counts with 64 bits.
+#: Limit of leaves, tensors and elements, so that native code can count with 64 bits.
 _TOO_MANY = 1 << 62
 _SCALARS = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What the leaves of one result are made of.
+    """The tensors and values from which the leaves of one result are taken.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Sources:
     earlier
         The leaves of the result so far.
     view
-        Makes a view of the tensor that it is of.
+        Makes a view of a tensor.
     """
 
     computed: Sequence[Any]
@@ -50,24 +50,24 @@ class Sources:
 
 @dataclass(frozen=True)
 class Result:
-    """What one leaf of a result is; see the subclasses.
+    """Where one leaf of a result comes from; see the subclasses.
 
     Raises
     ------
     ValueError
-        A field is not what it has to be.
+        A field has an invalid value.
     """
 
     kind: ClassVar[str]
 
     @property
     def computed(self) -> int | None:
-        """Which tensor of the program it is, or is a view of, if that is computed."""
+        """Index of the computed tensor that this is, or is a view of; None if there is none."""
         return None
 
     @property
     def argument(self) -> int | None:
-        """Which leaf of the arguments it is, or is a view of, if it is one of these."""
+        """Index of the argument leaf that this is, or is a view of; None if there is none."""
         return None
 
     def take(self, sources: Sources) -> Any:
@@ -75,16 +75,16 @@ class Result:
         raise NotImplementedError
 
     def within(self, whole: Any) -> Any:
-        """Return the leaf, given the tensor that it is or is a view of."""
+        """Return the leaf, given that tensor or the base of the view."""
         return whole
 
     def check(self, position: int, states: int) -> None:
-        """Compare with its position among the leaves, and the number of tensors of the module.
+        """Check its indices, given its position among the leaves and the number of state tensors.
 
         Raises
         ------
         ValueError
-            It refers to something that is not there.
+            It refers to something that does not exist.
         """
 
     def to_json(self) -> list[Any]:
@@ -103,7 +103,7 @@ class Result:
         Raises
         ------
         TypeError, ValueError
-            It is no result.
+            It does not describe a result.
         """
         match value:
             case [str(kind), *fields] if kind in _KINDS:
@@ -175,7 +175,7 @@ class StateTensor(Result):
 
 @dataclass(frozen=True)
 class Repeated(Result):
-    """The ``result``-th leaf of the result, which comes earlier, once more: the same object."""
+    """The same object as the ``result``-th leaf, which comes earlier."""
 
     kind: ClassVar[str] = "repeated"
     result: int
@@ -216,7 +216,7 @@ class Geometry:
     offset: int
 
     def __post_init__(self) -> None:
-        # Where a view begins is counted from where its base does, which may be later.
+        # The offset is relative to that of the base, so it may be negative.
         _expect(type(self.offset) is int, f"an offset of {self.offset!r:.50}")
         check_indices(*self.sizes, *self.strides, abs(self.offset))
         _expect(len(self.sizes) == len(self.strides), "a view needs a stride for each size")
@@ -283,7 +283,7 @@ Writable: TypeAlias = Argument | StateTensor
 
 @dataclass(frozen=True)
 class Write:
-    """A tensor that the program computes, and what it is copied into when it has run."""
+    """A computed tensor, and the target that it is copied into after the program has run."""
 
     target: Writable
     source: Computed
@@ -303,7 +303,7 @@ class Write:
         Raises
         ------
         TypeError, ValueError
-            It is no write.
+            It does not describe a write.
         """
         target, source = value
         return cls(Result.from_json(target), Result.from_json(source))  # type: ignore[arg-type]  # checked
@@ -319,15 +319,15 @@ def materialize(
     """Return the leaves of a result.
 
     An argument, a tensor of the module and a repeated leaf are the objects themselves; views share
-    the memory of what they are views of.
+    the memory of their bases.
 
     Parameters
     ----------
     results
         What the leaves are.
     computed, arguments, state, view
-        See `Sources`. They need not be tensors: whatever stands for a tensor stands for it in the
-        result as well, if ``view`` can make views of it.
+        See `Sources`. They need not be tensors: placeholders work as well, if ``view`` can make
+        views of them.
     """
     leaves: list[Any] = []
     sources = Sources(computed, arguments, state, leaves, view)
@@ -337,9 +337,9 @@ def materialize(
 
 
 def validate(results: Iterable[Result], writes: Iterable[Write], states: int) -> None:
-    """Check all that can be known of results and writes before a call.
+    """Check everything about results and writes that is known before a call.
 
-    How many arguments and tensors there are is seen when the program is called.
+    The numbers of arguments and of computed tensors are only known when the program is called.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def validate(results: Iterable[Result], writes: Iterable[Write], states: int) ->
     Raises
     ------
     ValueError
-        One of them refers to something that is not there.
+        One of them refers to something that does not exist.
     """
     for position, result in enumerate(results):
         result.check(position, states)
@@ -360,23 +360,23 @@ def validate(results: Iterable[Result], writes: Iterable[Write], states: int) ->
 
 
 def computed_count(results: Iterable[Result]) -> int:
-    """Return how many tensors a program has to compute for these results."""
+    """Return how many tensors a program must compute for these results."""
     return max((r.computed + 1 for r in results if r.computed is not None), default=0)
 
 
 def hidden(results: Sequence[Result]) -> set[int]:
-    """Return the computed tensors that only views of a result show."""
+    """Return the computed tensors that occur in a result only through views."""
     whole = {result.index for result in results if isinstance(result, Computed)}
     return {result.computed for result in results if result.computed is not None} - whole
 
 
 def check_indices(*values: Any) -> None:
-    """Refuse what does not count leaves, tensors or elements: also a bool, which is an int.
+    """Refuse values that are not valid indices or sizes, including bools, which are ints.
 
     Raises
     ------
     ValueError
-        One of them is no such number.
+        One of them is not valid.
     """
     for value in values:
         _expect(type(value) is int and 0 <= value < _TOO_MANY, f"{value!r:.50} is no index")

@@ -1,4 +1,4 @@
-"""The structure of a result as text, and back, in another process too."""
+"""Convert the structure of a result to text and back, also in another process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 from tvmify.errors import NotCompiled
 from tvmify.system.third_party_messages import words
 
-# PyTorch flattens what its operators return, ``torch.return_types.max``, but gives it no name.
+# PyTorch flattens the result types of its operators (``torch.return_types.max``) but registers no
+# serialized name for them.
 for _class in torch.return_types.all_return_types:
     _name = f"torch.return_types.{_class.__name__}"
     _known = pytree.SUPPORTED_SERIALIZED_TYPES[_class]
@@ -26,7 +27,7 @@ def structure_text(structure: pytree.TreeSpec) -> str:
     Raises
     ------
     NotCompiled
-        It holds a class that has no name under which another process could find it.
+        It contains a class that another process could not find by name.
     """
     for cls in _named_tuples(structure):
         name = f"{cls.__module__}.{cls.__qualname__}"
@@ -38,10 +39,10 @@ def structure_text(structure: pytree.TreeSpec) -> str:
         _register(cls, name)
     try:
         text = pytree.treespec_dumps(structure)
-        # JSON has no tuples, so that a dict may have other keys, or none at all, when it is back.
+        # JSON has no tuples, so a dict may come back with other keys, or not at all.
         if structure_of(text) == structure:
             return text
-        reason = "some of its keys are of a kind that text does not keep"
+        reason = "some of its keys have a type that JSON does not preserve"
     except (NotImplementedError, TypeError) as error:
         reason = str(error)
     raise NotCompiled(
@@ -54,8 +55,8 @@ def structure_text(structure: pytree.TreeSpec) -> str:
 def structure_of(text: str) -> pytree.TreeSpec:
     """Read back what `structure_text` wrote.
 
-    Only classes of modules that are already imported are found: a text cannot make a process
-    import anything.
+    Only classes of modules that are already imported are found, so that text from elsewhere cannot
+    trigger an import.
 
     Raises
     ------
@@ -66,7 +67,7 @@ def structure_of(text: str) -> pytree.TreeSpec:
         try:
             return pytree.treespec_loads(text)
         except NotImplementedError as error:
-            # PyTorch names the first class that it does not know yet.
+            # PyTorch's error names the first unknown class.
             cls = next((c for word in words(error) if _is_named_tuple(c := find_class(word))), None)
             if cls is None:
                 raise NotCompiled(
@@ -84,13 +85,13 @@ def _named_tuples(structure: pytree.TreeSpec) -> Iterator[type[Any]]:
 
 
 def _register(cls: type[Any], name: str) -> None:
-    # PyTorch flattens every named tuple, but writes only those that somebody has given a name.
+    # PyTorch flattens every named tuple, but serializes only those with a registered name.
     if cls not in pytree.SUPPORTED_SERIALIZED_TYPES:
         pytree._register_namedtuple(cls, serialized_type_name=name)
 
 
 def find_class(name: str) -> Any:
-    """Return what a dotted name means in the modules that are imported; None if nothing."""
+    """Return the object of a dotted name in the imported modules, or None."""
     parts = name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         found: object = sys.modules.get(".".join(parts[:end]))

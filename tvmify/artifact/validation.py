@@ -1,4 +1,4 @@
-"""Whether the description of a compiled program describes one: it may come from anywhere."""
+"""Validation of artifacts, whose manifests may come from untrusted files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def check(artifact: Artifact) -> None:
-    """Look at the kinds of all fields, and at what can be known of the indices in them.
+    """Check the types of all fields and, as far as possible, the indices in them.
 
     Raises
     ------
     TypeError, ValueError
-        A field is of another kind than `Artifact` says, or counts further than another has.
+        A field has another type than `Artifact` says, or holds an index out of range.
     """
     for name in ("target", "output_structure"):
         _expect(isinstance(getattr(artifact, name), str), f"{name} is no text")
@@ -33,7 +33,7 @@ def check(artifact: Artifact) -> None:
 def _check_verdicts(verdicts: Mapping[Any, Iterable[Any]]) -> None:
     for threads, pair in verdicts.items():
         _expect(isinstance(threads, str), "a number of threads is no text")
-        # A bool, too, is an int.
+        # type(), because a bool is an int, too.
         _expect(all(type(seconds) in (int, float) for seconds in pair), "seconds are no number")
 
 
