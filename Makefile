@@ -161,8 +161,10 @@ $(VENV)/.built: $(VENV)/.dependencies setup.py $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev,examples]'
 	touch $@
 
+# By name: an installation of tvmify[docs] would build the native part once more.
 $(VENV)/.docs: $(VENV)/.built
-	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
+	$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
 	touch $@
 
 # One that cannot be installed is a blank in the table.
