@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from tvmify.artifact import Artifact
 from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.tune.tuning import Tuning, tune
+from tvmify.compiler.tune.tuning import Tuning
+from tvmify.compiler.tune.tuning import tune as tune_kernels
 from tvmify.errors import BuildError, NotCompiled
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault
@@ -124,7 +125,7 @@ def _compile(
     report: dict[str, object] = {}
     if tuning is not None:
         with stages("tune"):
-            tuned = tune(imported.ir_mod, tvm_target, choices, tuning)
+            tuned = tune_kernels(imported.ir_mod, tvm_target, choices, tuning)
             choices = dataclasses.replace(choices, measured=tuned.winners)
             report["tuning"] = tuned.report()
     with stages("lower"), choice.choosing(choices):
