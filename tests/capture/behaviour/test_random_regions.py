@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tvmify.capture import Part, drive
-from tvmify.dispatch.regions import _run_region
+from tvmify.dispatch.regions import _REGIONS, _run_region
 from tvmify.errors import NotCompiled
 
 _HEADER = """
@@ -135,7 +135,7 @@ def test_the_parts_are_put_together_as_they_were(tmp_path: Path) -> None:
         except NotCompiled:
             continue  # too many writes
         regions = {number: _InPyTorch(part) for number, part in driver.parts.items()}
-        regions._REGIONS.update(regions)  # type: ignore[arg-type]
+        _REGIONS.update(regions)  # type: ignore[arg-type]
         driver.bind(ours)
         for call in range(3):
             first = [torch.randn(3, 3), torch.randn(3, 3)]
