@@ -1,0 +1,49 @@
+"""Sizes that are numbers or expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tvm import tirx
+
+from tvmify.compiler import sizes
+from tvmify.compiler.sizes import Range
+
+B, S = tirx.Var("s0", "int64"), tirx.Var("s1", "int64")
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    with sizes.symbols({"s0": Range(4, 2, 64), "s1": Range(48, 2, 512)}):
+        yield
+
+
+def test_a_hint_is_a_number() -> None:
+    assert sizes.hints([3, tirx.const(5, "int64"), B, B * S]) == [3, 5, 4, 192]
+    with pytest.raises(ValueError, match="'other'"):
+        sizes.hint(tirx.Var("other", "int64"))
+
+
+def test_sizes_are_the_same_only_if_they_always_are() -> None:
+    assert sizes.same(B * S, S * B)
+    assert not sizes.same(B, 4)
+    assert not sizes.same(B, S)
+    assert sizes.same_shape([1, B], [tirx.const(1, "int64"), tirx.Var("s0", "int64")])
+
+
+def test_a_new_symbol_has_the_range_of_what_it_stands_for() -> None:
+    rows = sizes.symbol_for(B * S, "rows")
+    assert sizes.hint(rows) == 192
+    assert sizes.bounds(rows) == (4, 64 * 512)
+    assert sizes.proved(rows >= 4)
+    assert not sizes.proved(rows >= 5)
+
+
+def test_arithmetic_keeps_numbers_numbers() -> None:
+    assert sizes.product([2, 3, 1]) == 6
+    assert sizes.same(sizes.product([1, B, 3]), B * 3)
+    assert sizes.ceil_div(17, 8) == 3
+    assert sizes.hint(sizes.ceil_div(S, 16)) == 3
+    assert sizes.is_one(1)
+    assert not sizes.is_one(B)

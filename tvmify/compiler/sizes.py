@@ -1,0 +1,189 @@
+"""Sizes of tensors while a program is compiled: numbers, or expressions over symbols.
+
+A program that serves many shapes has symbols among its sizes. Code needs the expression, an
+estimate needs a number: the `hint` of a size is what it is where each symbol has the value that the
+program is made for. Symbols are known by name, since TVM makes new variables of the same name as it
+cuts a program into functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tvm import ir, sym, tirx
+from tvm.ir import Expr
+
+#: A number, or a TVM expression over symbols.
+Size: TypeAlias = "int | Expr"
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a symbol may be.
+
+    Attributes
+    ----------
+    hint
+        The value that estimates are made with.
+    lower, upper
+        The least and the greatest value.
+    """
+
+    hint: int
+    lower: int
+    upper: int
+
+
+_RANGES: ContextVar[dict[str, Range] | None] = ContextVar("ranges", default=None)
+
+
+@contextmanager
+def symbols(ranges: Mapping[str, Range]) -> Iterator[None]:
+    """Let `hint` and `same` know these symbols, by name."""
+    token = _RANGES.set(dict(ranges))
+    try:
+        yield
+    finally:
+        _RANGES.reset(token)
+
+
+def symbol_for(size: Size, name: str) -> tirx.Var:
+    """Return a new symbol that stands for a size, such as the product of two symbols."""
+    ranges = _known()
+    analyzer = _analyzer([size])
+    bound = analyzer.const_int_bound(_expression(size))
+    ranges[name] = Range(hint(size), int(bound.min_value), int(bound.max_value))
+    return tirx.Var(name, "int64")
+
+
+def is_static(*sizes: Any) -> bool:
+    """Whether sizes are numbers."""
+    return all(isinstance(size, (int, tirx.IntImm)) for size in sizes)
+
+
+def number_or_expression(size: Any) -> Size:
+    """Return a size as an int if it is a number."""
+    return int(size) if is_static(size) else size
+
+
+def sizes_of(shape: Iterable[Any]) -> list[Size]:
+    """Return the sizes of a shape, numbers as ints."""
+    return [number_or_expression(size) for size in shape]
+
+
+def hint(size: Any) -> int:
+    """Return a size as a number, for estimates only.
+
+    Raises
+    ------
+    ValueError
+        It has a symbol that nobody has named.
+    """
+    if is_static(size):
+        return int(size)
+    ranges = _known()
+    analyzer = sym.Analyzer()
+    for variable in variables_of(size):
+        if variable.name not in ranges:
+            raise ValueError(f"nothing is known of the symbol {variable.name!r}")
+        analyzer.bind(variable, tirx.const(ranges[variable.name].hint, str(variable.ty.dtype)))
+    value = analyzer.simplify(size)
+    if not isinstance(value, tirx.IntImm):
+        raise ValueError(f"the size {size} has no hint")
+    return int(value)
+
+
+def hints(shape: Iterable[Any]) -> list[int]:
+    """Return the hint of each size of a shape."""
+    return [hint(size) for size in shape]
+
+
+def variables_of(size: Any) -> list[tirx.Var]:
+    """Return the symbols of a size."""
+    return [] if is_static(size) else list(tirx.analysis.undefined_vars(size, []))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal in all calls, not merely in one."""
+    if is_static(a, b):
+        return int(a) == int(b)
+    return bool(_analyzer([a, b]).can_prove_equal(_expression(a), _expression(b)))
+
+
+def same_shape(a: Iterable[Any], b: Iterable[Any]) -> bool:
+    """Whether two shapes are equal in all calls."""
+    first, second = list(a), list(b)
+    return len(first) == len(second) and all(map(same, first, second))
+
+
+def proved(condition: Expr) -> bool:
+    """Whether a condition holds for all values of its symbols."""
+    return bool(_analyzer([condition]).can_prove(condition))
+
+
+def product(shape: Iterable[Any]) -> Size:
+    """Return the number of elements of a shape."""
+    result: Any = 1
+    for size in sizes_of(shape):
+        if is_static(size) and size == 1:
+            continue
+        result = size if is_static(result) and result == 1 else result * size
+    return result
+
+
+def ceil_div(size: Any, step: int) -> Size:
+    """Return how many steps cover a size, in the form in which TVM can prove that they do."""
+    if is_static(size):
+        return -(-int(size) // step)
+    return tirx.floordiv(size - 1, step) + 1
+
+
+def is_one(size: Any) -> bool:
+    """Whether a size is 1 in all calls. A symbol never is: it stands for 2 and more."""
+    return is_static(size) and int(size) == 1
+
+
+def comparable(size: Any) -> int | str:
+    """Return what is equal for equal sizes, and can be hashed."""
+    return int(size) if is_static(size) else str(size)
+
+
+def bounds(size: Any) -> tuple[int, int]:
+    """Return the least and the greatest value of a size."""
+    if is_static(size):
+        return int(size), int(size)
+    bound = _analyzer([size]).const_int_bound(size)
+    return int(bound.min_value), int(bound.max_value)
+
+
+def _known() -> dict[str, Range]:
+    ranges = _RANGES.get()
+    return {} if ranges is None else ranges
+
+
+def _expression(size: Any) -> Expr:
+    return tirx.const(int(size), "int64") if is_static(size) else size
+
+
+def _analyzer(expressions: Sequence[Any]) -> sym.Analyzer:
+    """Return an analyzer that knows the ranges of symbols, and takes those of one name for one."""
+    analyzer = sym.Analyzer()
+    ranges = _known()
+    first: dict[str, tirx.Var] = {}
+    for variable in (v for each in expressions for v in variables_of(each)):
+        name = variable.name
+        if name in first:
+            if not first[name].same_as(variable):
+                analyzer.bind(variable, first[name])
+            continue
+        first[name] = variable
+        if name in ranges:
+            dtype = str(variable.ty.dtype)
+            least = tirx.const(ranges[name].lower, dtype)
+            span = tirx.const(ranges[name].upper - ranges[name].lower + 1, dtype)
+            analyzer.bind(variable, ir.Range.from_min_extent(least, span))
+    return analyzer
