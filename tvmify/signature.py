@@ -221,6 +221,41 @@ def map_only(kind: type, function: Callable[[Any], Any], arguments: Any) -> Any:
     )
 
 
+def repetitions(arguments: Any) -> dict[int, int]:
+    """Return, by the place of each tensor that arguments had before, the place where that was."""
+    first: dict[int, int] = {}
+    leaves = pytree.tree_leaves(arguments, is_leaf=lambda item: isinstance(item, torch.Size))
+    places = {
+        place: first.setdefault(id(leaf), place)
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    }
+    return {place: before for place, before in places.items() if place != before}
+
+
+def repeat(arguments: Any, repeated: Mapping[int, int]) -> Any:
+    """Return arguments with one tensor wherever `repetitions` found one."""
+    if not repeated:
+        return arguments
+    leaves, structure = pytree.tree_flatten(
+        arguments, is_leaf=lambda item: isinstance(item, torch.Size)
+    )
+    leaves = [leaves[repeated.get(place, place)] for place in range(len(leaves))]
+    return pytree.tree_unflatten(leaves, structure)
+
+
+def apart(arguments: Any) -> Any:
+    """Return arguments with a tensor of its own wherever `repetitions` found one."""
+    repeated = repetitions(arguments)
+    if not repeated:
+        return arguments
+    leaves, structure = pytree.tree_flatten(
+        arguments, is_leaf=lambda item: isinstance(item, torch.Size)
+    )
+    leaves = [leaf.clone() if place in repeated else leaf for place, leaf in enumerate(leaves)]
+    return pytree.tree_unflatten(leaves, structure)
+
+
 def example_arguments(
     signature: Any, dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

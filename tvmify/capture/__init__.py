@@ -9,14 +9,24 @@ import torch
 
 from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
-from tvmify.capture.questions import check_questions
+from tvmify.capture.questions import asks_for_identity, check_questions
 from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, script
 from tvmify.capture.state import present, resolve
 from tvmify.errors import CaptureError, UnsupportedOperator
 from tvmify.system.faults import check_temporary_directory
 
-__all__ = ["REGION_SCHEMA", "Driver", "Part", "Program", "capture", "drive", "present", "resolve"]
+__all__ = [
+    "REGION_SCHEMA",
+    "Driver",
+    "Part",
+    "Program",
+    "capture",
+    "drive",
+    "may_ask_for_identity",
+    "present",
+    "resolve",
+]
 
 
 def capture(
@@ -69,6 +79,13 @@ def capture(
     from tvmify.capture.exported.program import TracedProgram
 
     return TracedProgram(callable_, args, kwargs, reason)
+
+
+def may_ask_for_identity(captured: Callable[..., Any] | Program) -> bool:
+    """Tell whether what `capture` takes may ask if two arguments are one tensor."""
+    if isinstance(captured, Program):
+        return captured.asks_for_identity
+    return asks_for_identity(captured)
 
 
 def drive(

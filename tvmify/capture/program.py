@@ -32,6 +32,8 @@ class Program(abc.ABC):
         Whether it may draw random numbers; true in case of doubt.
     asks_for_layout
         Whether it asks for strides, so that it holds for contiguous arguments alone.
+    asks_for_identity
+        Whether it may ask if two arguments are one tensor: then it matters which of them are.
     """
 
     method: str
@@ -41,6 +43,7 @@ class Program(abc.ABC):
     constants: tuple[torch.Tensor, ...] = ()
     may_draw: bool = False
     asks_for_layout: bool = False
+    asks_for_identity: bool = False
 
     @abc.abstractmethod
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

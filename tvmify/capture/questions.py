@@ -73,8 +73,19 @@ def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
         The text of its program.
     """
     if callable_ is not None:
-        return any(_LAYOUT & methods for _, methods, _ in _functions(callable_))
+        return any(_LAYOUT & methods for _, methods, _, _ in _functions(callable_))
     return any(f" = aten::{name}(" in fingerprint for name in _LAYOUT)
+
+
+def asks_for_identity(callable_: Any) -> bool:
+    """Tell whether a module or function may ask if two of its tensors are one; true if in doubt."""
+    if isinstance(callable_, torch.nn.Module):
+        asking = (torch.nn.MultiheadAttention, torch.jit.ScriptModule)
+        if any(isinstance(part, asking) for part in callable_.modules()):
+            return True
+    elif isinstance(callable_, torch.jit.ScriptFunction):
+        return True
+    return any(compares or "id" in names for names, _, compares, _ in _functions(callable_))
 
 
 def question_of(callable_: Any) -> str | None:
@@ -82,7 +93,7 @@ def question_of(callable_: Any) -> str | None:
 
     Torch's own modules compute the same, scripted or not.
     """
-    for names, _, values in _functions(callable_):
+    for names, _, _, values in _functions(callable_):
         if found := names & _NAMES:
             return min(found)
         for value in values:
@@ -93,11 +104,14 @@ def question_of(callable_: Any) -> str | None:
 
 def names_in(callable_: Any) -> set[str]:
     """Return all names that a module or function uses in code that is not torch's."""
-    return {name for names, _, _ in _functions(callable_) for name in names}
+    return {name for names, *_ in _functions(callable_) for name in names}
 
 
-def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], list[Any]]]:
-    """Yield, of each function that may be called, its names, those of methods, and their values."""
+def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], bool, list[Any]]]:
+    """Yield what is known of each function that may be called.
+
+    Its names, those of methods, whether it compares objects by identity, and values of the names.
+    """
     todo: list[tuple[Any, Any]] = []
     if isinstance(callable_, torch.nn.Module):
         for part in callable_.modules():
@@ -117,7 +131,8 @@ def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], list[Any]]]
         seen.add(function.__code__)
         names = set(_names(function.__code__))
         values = list(_values(function, names, owner))
-        yield names, set(_methods(function.__code__)), values
+        code = function.__code__
+        yield names, set(_methods(code)), _compares_objects(code), values
         todo += [(value, owner) for value in values]
 
 
@@ -140,6 +155,21 @@ def _methods(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _methods(constant)
+
+
+def _compares_objects(code: types.CodeType) -> bool:
+    """Tell whether code has an ``is``, but with None, or an ``in``."""
+    before = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "CONTAINS_OP":
+            return True
+        if instruction.opname == "IS_OP" and not (
+            before and before.opname == "LOAD_CONST" and before.argval is None
+        ):
+            return True
+        before = instruction
+    constants = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return any(map(_compares_objects, constants))
 
 
 def _values(function: types.FunctionType, names: set[str], owner: Any) -> Iterator[Any]:

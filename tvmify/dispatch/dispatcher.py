@@ -23,7 +23,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from tvmify import options
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache, Neighbours
-from tvmify.capture import Program, capture, present, resolve
+from tvmify.capture import Program, capture, may_ask_for_identity, present, resolve
 from tvmify.dispatch import keys, on_miss, recording
 from tvmify.dispatch.entry import Entries, Entry, Made, State
 from tvmify.dispatch.explanation import CacheInfo, explain, warn_once
@@ -56,7 +56,7 @@ from tvmify.runtime import (
     unusual_signature,
     watch,
 )
-from tvmify.signature import Signature
+from tvmify.signature import Signature, apart, repetitions
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
 
@@ -211,6 +211,7 @@ class Dispatcher:
         """
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._look_again()
+            args, kwargs = apart((args, kwargs))  # files hold for all arguments of a signature
             target = target or self.options.target
             prove = self._proof(PackedWeights(), args, kwargs)
             return self._obtain(args, kwargs, target, Entry(""), stages, prove)[1].artifact
@@ -466,7 +467,10 @@ class Dispatcher:
         entry.differentiable = check_modes(self._watched, args, kwargs)
         if self._state.driven is not None:
             raise self._state.driven.reason  # that of an earlier signature
-        modes = keys.modes_text(), gradients_text(args, kwargs)
+        repeated = repetitions((args, kwargs))
+        if repeated and not may_ask_for_identity(self.captured()):
+            repeated = {}
+        modes = keys.modes_text(), gradients_text(args, kwargs), str(repeated)
         place = self._state.number, signature, *modes, str(target)
         made = self._made.peek(place)
         if isinstance(made, NotCompiled):
@@ -491,7 +495,10 @@ class Dispatcher:
         resolved = keys.target_of_call(signature, weights, target)
         written = {id(tensor) for tensor in present(self.module(), self._written)}
         volatile = {name for name, weight in weights.items() if id(weight) in written}
-        named = program.fingerprint, signature, weights, resolved, self.options
+        fingerprint = program.fingerprint
+        if repeated and program.asks_for_identity:
+            fingerprint += f"\narguments that are one tensor: {repeated}"
+        named = fingerprint, signature, weights, resolved, self.options
         key_of = functools.partial(keys.key, *named)
         call = (program, args, kwargs)
         key, found = obtain(key_of, volatile, *call, self.options, stages, prove)

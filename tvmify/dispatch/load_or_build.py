@@ -27,7 +27,7 @@ from tvmify.dispatch.proof import Prove, loads
 from tvmify.errors import BuildError, CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on
-from tvmify.signature import TensorSpec, map_only
+from tvmify.signature import TensorSpec, map_only, repeat, repetitions
 from tvmify.system import forks, toolchain
 from tvmify.system.garbage import uncollected
 from tvmify.target import Target
@@ -219,7 +219,9 @@ def _make(
 
 def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Return arguments of the same signature, for a build that may come when those are gone."""
-    return map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs))
+    call = args, kwargs
+    examples = map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), call)
+    return repeat(examples, repetitions(call))
 
 
 def _find(

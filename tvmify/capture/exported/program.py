@@ -24,10 +24,11 @@ from tvmify.capture.exporting import (
 )
 from tvmify.capture.nested import refuse_nested_tensors
 from tvmify.capture.program import Program
-from tvmify.capture.questions import asks_for_layout
+from tvmify.capture.questions import asks_for_identity, asks_for_layout
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
+from tvmify.signature import repetitions
 
 
 class TracedProgram(Program):
@@ -73,11 +74,13 @@ class TracedProgram(Program):
         else:
             module, watch = FunctionModule(callable_), _unwatched
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
-        call = RecordedCall(args, kwargs)
+        self.asks_for_identity = asks_for_identity(callable_)
+        repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
+        call = RecordedCall(args, kwargs, repeated)
         call.attach(module, watch)
         exported = export(module, call.args, call.kwargs)
         self._exported, constants = name_attributes(exported, names)
-        self._call = _call_key(args, kwargs)
+        self._call = self._call_key(args, kwargs)
         used = {
             node.name: bool(node.users)
             for node in self._exported.graph.nodes
@@ -95,7 +98,7 @@ class TracedProgram(Program):
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Tell whether these arguments have the signature that was recorded."""
-        return _call_key(args, kwargs) == self._call
+        return self._call_key(args, kwargs) == self._call
 
     def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
         """Return the program that was recorded."""
@@ -105,6 +108,10 @@ class TracedProgram(Program):
                 "Capture the module again with these arguments.",
             )
         return self._exported
+
+    def _call_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
+        return *_call_key(args, kwargs), repeated
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the present tensors of the module."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,6 +26,8 @@ class RecordedCall:
     ----------
     args, kwargs
         A `NumberArgument` stands for a number of any value.
+    repeated
+        Which of the tensors are one to forward, as `repetitions` says it.
 
     Attributes
     ----------
@@ -34,7 +36,10 @@ class RecordedCall:
         for each `NumberArgument`.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], repeated: Mapping[int, int]
+    ) -> None:
+        self._repeated = repeated
         self._leaves, self._structure = pytree.tree_flatten((args, kwargs), is_leaf=is_size)
         self._has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
         self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs), is_leaf=is_size)
@@ -80,6 +85,7 @@ class RecordedCall:
         found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
         places = enumerate(found)
         leaves = [_given(places, hidden) for hidden in self._leaves]
+        leaves = [leaves[self._repeated.get(place, place)] for place in range(len(leaves))]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         try:
             with TensorsOfNumbers() if self._has_numbers else nullcontext():

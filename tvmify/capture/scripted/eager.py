@@ -15,7 +15,7 @@ from tvmify.capture.autocast import uncached_autocast
 from tvmify.capture.exporting import NoRealWrites, examples, quiet
 from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
-from tvmify.signature import map_only
+from tvmify.signature import map_only, repeat, repetitions
 from tvmify.torch_compat.tracing import forget_tensors, tracing
 
 
@@ -81,7 +81,7 @@ def eager_result(
     callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EagerResult | None:
     """Run the module on fake tensors; None where that is not possible."""
-    inputs = examples((args, kwargs))
+    inputs, repeated = examples((args, kwargs)), repetitions((args, kwargs))
     with (
         tracing(),
         quiet(),
@@ -92,7 +92,7 @@ def eager_result(
             if isinstance(callable_, torch.nn.Module):
                 callable_ = twin(callable_)  # a forward may set attributes
                 _take_elements(callable_, mode)
-            fake = map_only(torch.Tensor, mode.from_tensor, inputs)
+            fake = repeat(map_only(torch.Tensor, mode.from_tensor, inputs), repeated)
             with NoRealWrites():
                 result = callable_(*fake[0], **fake[1])
         except Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -16,7 +16,7 @@ from tvmify.capture.carrier import Carrier
 from tvmify.capture.draws import may_draw
 from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
-from tvmify.capture.questions import asks_for_layout, asks_in, question_of
+from tvmify.capture.questions import asks_for_identity, asks_for_layout, asks_in, question_of
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.fingerprint import fingerprint
 from tvmify.capture.scripted.interpreter import Interpreter, source_line
@@ -25,6 +25,7 @@ from tvmify.capture.scripted.unfolding import constant_attributes, unfolded
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError, UnsupportedInput, described
+from tvmify.signature import repeat, repetitions
 from tvmify.system.faults import check_temporary_directory
 from tvmify.torch_compat.parts import hidden_names
 from tvmify.torch_compat.silence import silenced
@@ -165,6 +166,7 @@ class ScriptedProgram(Program):
         self._read_graph(graph, forward.schema, root)
         self.may_draw = may_draw(original, self.fingerprint)
         self.asks_for_layout = asks_for_layout(original, self.fingerprint)
+        self.asks_for_identity &= original is None or asks_for_identity(original)
         self._keep_only(scripted if original is None else original)
 
     def _read_graph(
@@ -176,6 +178,7 @@ class ScriptedProgram(Program):
         self._state = State(root)
         self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
         self.weights = tuple(self._state.tensors)
+        self.asks_for_identity = " = aten::__is" in self.fingerprint
         # A program that never asks is recorded in one way for all calls.
         self._grad_mode = self._inference_mode = False
         self._asks = asks_in(self.fingerprint)
@@ -250,7 +253,9 @@ class ScriptedProgram(Program):
             modes.enter_context(torch.set_grad_enabled(self._grad_mode))
             if self._original is not None:
                 expected = eager_result(self._original, args, kwargs)
-            return export(_Recorded(self, self._tensors(), expected), args, kwargs)
+            repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
+            recorded = _Recorded(self, self._tensors(), expected, repeated, tuple(kwargs))
+            return export(recorded, args, kwargs)
 
     def run(self, args: Any, kwargs: Any, tensors: dict[str, torch.Tensor]) -> Any:
         """Interpret the program with these tensors as its weights."""
@@ -276,15 +281,22 @@ class _Recorded(Carrier):
     """Runs a program with the tensors that it carries."""
 
     def __init__(
-        self, program: ScriptedProgram, tensors: dict[str, torch.Tensor], expected: Any
+        self,
+        program: ScriptedProgram,
+        tensors: dict[str, torch.Tensor],
+        expected: Any,
+        repeated: Mapping[int, int],
+        keywords: tuple[str, ...],
     ) -> None:
         super().__init__()
-        self.__dict__["_tvmify"] = (program, tuple(tensors), expected)
+        self.__dict__["_tvmify"] = (program, tuple(tensors), expected, repeated, keywords)
         for name, tensor in tensors.items():
             self.carry(name, tensor)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        program, names, expected = self.__dict__["_tvmify"]
+        program, names, expected, repeated, keywords = self.__dict__["_tvmify"]
+        # torch.export may have put keyword arguments into another order.
+        args, kwargs = repeat((args, {name: kwargs[name] for name in keywords}), repeated)
         tensors = {name: self.carried(name) for name in names}
         result = program.run(args, kwargs, tensors)
         if expected is not None:

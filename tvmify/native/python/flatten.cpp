@@ -19,6 +19,7 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 
@@ -186,7 +187,22 @@ class Walk {
     const c10::IntArrayRef sizes = tensor.sizes();
     key_.add(sizes.size());
     for (const int64_t size : sizes) key_.add(size);
+    add_repetition(leaf);
     return true;
+  }
+
+  // Adds where the call had the same tensor before: code may ask whether `query is key`.
+  void add_repetition(PyObject* leaf) {
+    // A bit for each tensor, of its address, spares nearly all calls the search.
+    const uint64_t bit = uint64_t{1} << ((reinterpret_cast<uintptr_t>(leaf) >> 4) % 64);
+    if ((seen_ & bit) != 0) {
+      const auto first = std::find(leaves_.begin(), leaves_.end() - 1, leaf);
+      if (first != leaves_.end() - 1) {
+        key_.add('=');
+        key_.add(first - leaves_.begin());
+      }
+    }
+    seen_ |= bit;
   }
 
   bool add_value(PyObject* leaf) {
@@ -245,6 +261,7 @@ class Walk {
   }
 
   bool is_keyed_ = true;
+  uint64_t seen_ = 0;
   Key key_;
   c10::SmallVector<PyObject*, 16> leaves_;  // borrowed: nothing in the walk runs Python code
 };
