@@ -38,6 +38,7 @@ def test_what_was_described_is_read() -> None:
         {"state": [["counter"]]},
         {"needs_contiguous": 1},
         {"report": []},
+        {"draws": [1]},
         {"verdicts": [1]},
         {"verdicts": {"2": [1.0]}},
         {"verdicts": {"2": ["fast", "slow"]}},
