@@ -15,6 +15,7 @@ from tvm.tirx.build import split_host_device_mods
 
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
 from tvmify.compiler.codegen.narrow_indices import NarrowIndices
+from tvmify.compiler.codegen.positive_sizes import PositiveSizes
 from tvmify.compiler.codegen.round_bfloat16 import RoundBfloat16
 from tvmify.compiler.codegen.share_evenly import ShareEvenly
 from tvmify.compiler.codegen.shuffle_loads import ShuffleLoads
@@ -109,6 +110,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         tirx.transform.StmtSimplify(),
         tirx.transform.RemoveNoOp(),
         s_tir.transform.RewriteUnsafeSelect(),
+        PositiveSizes(),
         tirx.transform.CommonSubexprElim(),
         tirx.transform.FP8ComputeLegalize(),
         tirx.transform.VerifyMemory(),

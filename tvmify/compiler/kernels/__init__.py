@@ -8,6 +8,7 @@ from tvm import tirx
 
 from tvmify.compiler.kernels.attention import template as attention
 from tvmify.compiler.kernels.common.axes import forget_axes
+from tvmify.compiler.kernels.common.bounds import bound_loops
 from tvmify.compiler.kernels.common.last_block import shorten_last_blocks
 from tvmify.compiler.kernels.common.prefetch import insert_prefetches
 from tvmify.compiler.kernels.common.rule import Rule
@@ -74,5 +75,7 @@ RULES = {rule.name: rule for rule in _RULES}
 def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Do to a scheduled function what no schedule can."""
     # Tails come last: they put conditions around the blocks that the others look for.
-    result = add_in_place(forget_axes(insert_prefetches(shorten_last_blocks(function))))
+    result = add_in_place(
+        forget_axes(insert_prefetches(shorten_last_blocks(bound_loops(function))))
+    )
     return mark_shuffles(split_tails(split_pieces(result)))

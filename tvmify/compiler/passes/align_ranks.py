@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: The operators, and the rank of images, which alone have a layout.
@@ -35,7 +36,7 @@ class AlignRanks(PyExprMutator):
         return relax.Call(call.op, aligned, call.attrs)
 
     def _aligned(self, operand: relax.Expr) -> relax.Expr:
-        shape = [int(size) for size in operand.ty.shape]
+        shape = sizes.sizes_of(operand.ty.shape)
         if len(shape) == _IMAGE:
             return operand
         return self.builder_.emit(relax.op.reshape(operand, [1] * (_IMAGE - len(shape)) + shape))

@@ -10,11 +10,13 @@ reshape would stand between the convolution and its activation.
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.views import RESHAPES, common_axes
 
@@ -62,9 +64,9 @@ class CancelTransposes(PyExprMutator):
         if axes is None:
             shape = _shape(call)
             if before is None or before.op not in RESHAPES:
-                return x if _shape(x) == shape else call
+                return x if sizes.same_shape(_shape(x), shape) else call
             x = before.args[0]
-            return x if _shape(x) == shape else relax.op.reshape(x, shape)
+            return x if sizes.same_shape(_shape(x), shape) else relax.op.reshape(x, shape)
         inner = _permutation(before)
         if inner is not None:
             x, axes = before.args[0], [inner[axis] for axis in axes]
@@ -93,7 +95,9 @@ class CancelTransposes(PyExprMutator):
             inverse = [axes.index(axis) for axis in range(len(axes))]
             return self.builder_.emit(relax.op.permute_dims(operand, inverse))
         result = _shape(call)
-        if _shape(move) != result or not prod(shape) < prod(result):
+        if not sizes.same_shape(_shape(move), result):
+            return None
+        if not prod(sizes.hints(shape)) < prod(sizes.hints(result)):
             return None
         shape = [1] * (len(result) - len(shape)) + shape
         source = _shape(move.args[0])
@@ -101,7 +105,7 @@ class CancelTransposes(PyExprMutator):
         for mine, theirs in common_axes(result, source):
             if len(mine) == len(theirs) == 1:
                 before[theirs[0]] = shape[mine[0]]
-            elif any(shape[axis] != 1 for axis in mine):
+            elif not all(sizes.is_one(shape[axis]) for axis in mine):
                 return None
         return self.builder_.emit(relax.op.reshape(operand, before))
 
@@ -122,23 +126,24 @@ def _is_move(x: relax.Expr | None) -> bool:
     return isinstance(x, relax.Call) and x.op in (_PERMUTE, *RESHAPES)
 
 
-def _signature(move: relax.Call) -> tuple[list[int], list[int], list[int] | None]:
+def _signature(move: relax.Call) -> tuple[list[int | str], list[int | str], list[int] | None]:
     """What two moves have in common that put every element of alike tensors in the same place."""
-    return _shape(move.args[0]), _shape(move), _permutation(move)
+    before, after = ([*map(sizes.comparable, _shape(x))] for x in (move.args[0], move))
+    return before, after, _permutation(move)
 
 
-def _shape(x: relax.Expr) -> list[int]:
-    return [int(size) for size in x.ty.shape]
+def _shape(x: relax.Expr) -> list[Any]:
+    return sizes.sizes_of(x.ty.shape)
 
 
 def _is_broadcast(operand: relax.Expr, operands: list[relax.Expr]) -> bool:
     """Whether an operand is so much smaller that to permute it costs next to nothing."""
-    sizes, ranks = [], []
+    wide, ranks = [], []
     for x in (operand, *operands):
         shape = _shape(x)
         ranks.append(len(shape))
-        sizes.append(sum(size > 1 for size in shape))
-    return ranks[0] in (0, max(ranks)) and sizes[0] <= 1 < max(sizes)
+        wide.append(sum(not sizes.is_one(size) for size in shape))
+    return ranks[0] in (0, max(ranks)) and wide[0] <= 1 < max(wide)
 
 
 def _permutation(expr: relax.Expr | None) -> list[int] | None:

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, te
 from tvm.ir.expr import GenericConst
 
+from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 
@@ -50,7 +51,7 @@ class OwnOutputs:
 
 
 def _call_copy(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
-    source = te.placeholder([int(extent) for extent in x.ty.shape], str(x.ty.dtype))
+    source = te.placeholder(sizes.sizes_of(x.ty.shape), str(x.ty.dtype))
     target = te.compute(source.shape, lambda *i: source[i] if i else source(), name="copy")
     function = builder.add_func(te.create_prim_func([source, target]), "copy")
     return relax.call_tir(function, [x], x.ty)
@@ -69,7 +70,7 @@ def _root(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
 
 
 def _has_memory(root: relax.Expr) -> bool:
-    return 0 not in [int(extent) for extent in root.ty.shape]
+    return 0 not in sizes.hints(root.ty.shape)
 
 
 def _is_computed(root: relax.Expr) -> bool:

@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm.ir import Expr, GlobalVar
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.passes.views import shape_of
 
 _ADD, _MATMUL, _DESCRIBED, _CALL_TIR = (
@@ -143,7 +144,7 @@ def linear(
             is_call(_MATMUL, product)
             and readers[variable] == 1
             and len(shape_of(product.args[1])) == 2
-            and shape_of(bias) == shape_of(product)[-1:]
+            and sizes.same_shape(shape_of(bias), shape_of(product)[-1:])
             and len(shape_of(product)) > 1
         ):
             return product, bias

@@ -1,7 +1,7 @@
 """Drop the virtual machine's own check of every argument in every call.
 
-The executor has compared dtype and shape of each with the key that the program was compiled for,
-and all shapes are static; the checks would cost more than a small kernel does.
+The executor has compared dtype and shape of each with the key that the program was compiled for;
+the checks would cost more than a small kernel does. Those that note what a symbol is stay.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from tvm import relax
 
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-CHECKS = ("vm.builtin.check_tensor_info", "vm.builtin.match_shape")
+_MATCH_SHAPE = "vm.builtin.match_shape"
+CHECKS = ("vm.builtin.check_tensor_info", _MATCH_SHAPE)
+#: In the virtual machine, what to do with an axis: to store its extent.
+_STORE = 1
 
 
 @compiler_pass
@@ -35,4 +38,13 @@ class TrustArguments:
 
 def _is_check(binding: relax.Binding) -> bool:
     operator = getattr(binding.value, "op", None)
-    return isinstance(operator, relax.ExternFunc) and str(operator.global_symbol) in CHECKS
+    if not isinstance(operator, relax.ExternFunc) or operator.global_symbol not in CHECKS:
+        return False
+    return operator.global_symbol != _MATCH_SHAPE or not _stores(binding.value)
+
+
+def _stores(match: relax.Call) -> bool:
+    """Whether a call of ``match_shape`` stores the extent of an axis for what follows."""
+    # The tensor, where to store, how many axes, for each what to do and an operand, and an error.
+    *each, _ = match.args[3:]
+    return any(int(code) == _STORE for code in each[::2])

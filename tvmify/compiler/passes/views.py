@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from typing import Any
 
 import torch
 import tvm
 from tvm import relax
 from tvm.ir import Expr
+
+from tvmify.compiler import sizes
+from tvmify.compiler.sizes import Size
 
 _PERMUTE, _SLICE, _SPLIT = (
     tvm.ir.Op.get(f"relax.{name}") for name in ("permute_dims", "strided_slice", "split")
@@ -49,19 +52,27 @@ def views(x: Expr, value: Callable[[Expr], Expr | None]) -> Iterator[tuple[Expr,
 
 
 def common_axes(
-    shape: Sequence[int], source: Sequence[int]
+    shape: Sequence[Size], source: Sequence[Size]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield which axes of `shape` hold the elements of which axes of `source`.
 
     Of either as few as have the same number of elements; an axis of one element is in no group.
     Neither shape has an extent of zero.
     """
-    own = [axis for axis, size in enumerate(shape) if size != 1]
-    others = [axis for axis, size in enumerate(source) if size != 1]
+    own = [axis for axis, size in enumerate(shape) if not sizes.is_one(size)]
+    others = [axis for axis, size in enumerate(source) if not sizes.is_one(size)]
     while own:
         mine, theirs = [own.pop(0)], [others.pop(0)]
-        while (size := prod(shape[a] for a in mine)) != (other := prod(source[a] for a in theirs)):
-            (mine if size < other else theirs).append((own if size < other else others).pop(0))
+        while not sizes.same(
+            size := sizes.product(shape[a] for a in mine),
+            other := sizes.product(source[a] for a in theirs),
+        ):
+            # Two sizes with symbols may differ and have the same hint: then both are too few.
+            count, wanted = sizes.hint(size), sizes.hint(other)
+            if count <= wanted and own:
+                mine.append(own.pop(0))
+            if count >= wanted and others:
+                theirs.append(others.pop(0))
         yield mine, theirs
 
 
@@ -103,7 +114,7 @@ def _sliced(t: torch.Tensor, slices: list[tuple[int, int, int, int]]) -> torch.T
     return t
 
 
-def shape_of(x: Expr | relax.TensorType) -> tuple[int, ...]:
+def shape_of(x: Expr | relax.TensorType) -> tuple[Any, ...]:
     """Shape of a tensor or of its type."""
     ty = x if isinstance(x, relax.TensorType) else x.ty
-    return tuple(int(extent) for extent in ty.shape.values)
+    return tuple(sizes.sizes_of(ty.shape.values))

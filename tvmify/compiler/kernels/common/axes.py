@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tvm import s_tir, tirx
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, with_block_parts
 
 #: Annotation of a block: a name for each of its iteration variables, in their order.
@@ -72,8 +73,8 @@ class Axes:
         return self.variables[name]
 
     def extent(self, name: str) -> int:
-        """Return how many iterations an axis has."""
-        return int(self[name].dom.extent)
+        """Return how many iterations an axis has; an estimate where it has symbols."""
+        return sizes.hint(self[name].dom.extent)
 
     def extents(self, *names: str) -> tuple[int, ...]:
         """Return how many iterations each of several axes has."""

@@ -9,7 +9,9 @@ from math import prod
 from tvm import relax, tirx
 from tvm.ir import Call, Expr, GlobalVar, Op
 
+from tvmify.compiler import sizes
 from tvmify.compiler.microarchitecture import bits_of
+from tvmify.compiler.sizes import Size
 
 #: Attribute of ``main``: bytes of the weights of products that are lowered already.
 WEIGHT_BYTES = "tvmify.weight_bytes"
@@ -29,7 +31,7 @@ def accumulator(dtype: str) -> str:
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
-def or_zero(value: Expr, *axes: tuple[Expr, int, int]) -> Expr:
+def or_zero(value: Expr, *axes: tuple[Expr, Size, int]) -> Expr:
     """An element of a tensor, or zero past its ends, where it is padded to whole tiles.
 
     Parameters
@@ -37,7 +39,11 @@ def or_zero(value: Expr, *axes: tuple[Expr, int, int]) -> Expr:
     axes
         Of each that may have to be padded: index, extent, and extent of a tile.
     """
-    inside = [index < extent for index, extent, tile in axes if extent % tile]
+    inside = [
+        index < extent
+        for index, extent, tile in axes
+        if not sizes.is_static(extent) or extent % tile
+    ]
     if not inside:
         return value
     return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, str(value.ty.dtype)))
@@ -96,7 +102,7 @@ def _product_weight_bytes(function: relax.Function) -> int:
         elif isinstance(expression, relax.TupleGetItem):
             pending.append(expression.tuple_value)
         elif isinstance(ty, relax.TensorType) and ty.shape is not None:  # parameter or constant
-            total += prod(int(size) for size in ty.shape) * bits_of(str(ty.dtype)) // 8
+            total += prod(sizes.hints(ty.shape)) * bits_of(str(ty.dtype)) // 8
     return total
 
 
@@ -123,9 +129,16 @@ def weights_of(function: relax.Function) -> frozenset[relax.Var]:
     inputs = (function.attrs or {}).get("num_input")
     known = set() if inputs is None else set(function.params[int(inputs) :])
     for binding in _bindings(function):
-        if _all_weights(binding.value, known):
+        if _all_weights(binding.value, known) and _is_static(binding.var.ty):
             known.add(binding.var)
     return frozenset(known)
+
+
+def _is_static(ty: relax.Type) -> bool:
+    """Whether a value has the same shape in all calls: what differs in them is no weight."""
+    if isinstance(ty, relax.TupleType):
+        return all(map(_is_static, ty.fields))
+    return not isinstance(ty, relax.TensorType) or sizes.is_static(*ty.shape.values)
 
 
 def _all_weights(expression: Expr, known: set[relax.Var] | frozenset[relax.Var]) -> bool:

@@ -9,6 +9,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import get_global_func
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.last_block import end_with
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
@@ -27,8 +28,13 @@ def find(sch: s_tir.Schedule, name: str) -> SBlockRV | None:
 
 
 def extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    """Trip count of a loop. Programs of one signature have no symbolic ones."""
-    return int(sch.get(loop).extent)
+    """Trip count of a loop; an estimate where it `is_symbolic`."""
+    return sizes.hint(sch.get(loop).extent)
+
+
+def is_symbolic(sch: s_tir.Schedule, *loops: LoopRV) -> bool:
+    """Whether the trip count of one of some loops differs from call to call."""
+    return not all(sizes.is_static(sch.get(loop).extent) for loop in loops)
 
 
 def kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
@@ -63,12 +69,12 @@ def vectorize(sch: s_tir.Schedule, loop: LoopRV, lanes: int, unroll: bool = True
     LLVM falls off a cliff on vectors that are not one register wide (24 or 48 lanes cost tens of
     times more), hence the split. What is left of the loop is unrolled, or returned as it is.
     """
-    if extent(sch, loop) <= lanes:
+    if extent(sch, loop) <= lanes and not is_symbolic(sch, loop):
         sch.vectorize(loop)
         return None
     outer, inner = sch.split(loop, [None, lanes])
     sch.vectorize(inner)
-    if unroll:
+    if unroll and not is_symbolic(sch, outer):
         sch.unroll(outer)
     return outer
 
@@ -79,8 +85,8 @@ def fuse(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 
 
 def element_count(shape: Iterable[object]) -> int:
-    """Number of elements of a static shape."""
-    return prod(int(size) for size in shape)  # type: ignore[call-overload]
+    """Number of elements of a shape; an estimate where that has symbols."""
+    return prod(map(sizes.hint, shape))
 
 
 def iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:

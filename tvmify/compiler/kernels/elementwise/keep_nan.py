@@ -16,6 +16,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax.transform.legalize_ops.common import _try_convert_to_scalar_const
 from tvm.tirx import FloatImm, IntImm
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 
 Scalar = Any
@@ -244,7 +245,7 @@ def _legalize_max_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     )
     rank = len(size)
     axes = [str(attrs.layout).index(letter) for letter in "DHW"[-rank:]]
-    shape = [int(extent) for extent in call.ty.shape]
+    shape = sizes.sizes_of(call.ty.shape)
 
     def compute(x: te.Tensor) -> te.Tensor:
         window = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(size)]

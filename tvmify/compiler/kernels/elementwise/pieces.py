@@ -13,6 +13,7 @@ from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.emission import vectors
 from tvmify.compiler.kernels.common.loops import (
     extent,
@@ -114,6 +115,8 @@ def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
     """Lengths of the pieces in which conditions on the last axis do not change; one if none do."""
     body = sch.get(block)
     if not is_injective(sch, block) or not isinstance(body.body, tirx.BufferStore):
+        return []
+    if not sizes.is_static(body.iter_vars[-1].dom.extent):
         return []
     *others, last = [variable.var for variable in body.iter_vars]
     length = int(body.iter_vars[-1].dom.extent)

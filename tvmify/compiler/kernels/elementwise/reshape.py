@@ -12,18 +12,20 @@ from collections.abc import Sequence
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.passes.views import common_axes
+from tvmify.compiler.sizes import Size
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.reshape``."""
-    shape = [int(size) for size in call.ty.shape]
-    if 0 in shape:
+    shape = sizes.sizes_of(call.ty.shape)
+    if 0 in sizes.hints(shape):
         return plain(builder, call)
 
     def reshape(x: te.Tensor) -> te.Tensor:
-        source = [int(size) for size in x.shape]
+        source = sizes.sizes_of(x.shape)
 
         def element(*at: tirx.Var) -> Expr:
             return x(*_indices(at, shape, source))
@@ -33,7 +35,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     return builder.call_te(reshape, call.args[0], primfunc_name_hint="reshape")
 
 
-def _indices(at: Sequence[Expr], shape: Sequence[int], source: Sequence[int]) -> list[Expr]:
+def _indices(at: Sequence[Expr], shape: Sequence[Size], source: Sequence[Size]) -> list[Expr]:
     """Where the element at a place of `shape` is in a tensor of shape `source`."""
     found: list[Expr] = [tirx.const(0, "int64")] * len(source)
     for mine, theirs in common_axes(shape, source):

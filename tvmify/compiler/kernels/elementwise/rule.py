@@ -6,10 +6,12 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     extent,
     fuse,
+    is_symbolic,
     kinds,
     output_bits,
     parallel_if_worth,
@@ -93,7 +95,8 @@ def schedule_block(
     if outer:
         whole = fuse(sch, outer)
         parallel_if_worth(sch, whole, machine, work)
-        if extent(sch, whole) <= _UNROLLED and _is_guarded(sch, block) and not reduced:
+        short = not is_symbolic(sch, whole) and extent(sch, whole) <= _UNROLLED
+        if short and _is_guarded(sch, block) and not reduced:
             sch.unroll(whole)  # then each condition is known
     if reduced:
         sch.reorder(*reduced, *vectors)
@@ -111,7 +114,7 @@ def _cut(
     A short row is one vector if it is `alone`, or fills half of one, and else has none.
     """
     length = extent(sch, row)
-    if length < lanes:
+    if length < lanes and not is_symbolic(sch, row):
         return ([], [row]) if alone or 2 * length >= lanes else ([row], [])
     around, vector = sch.split(row, [None, lanes])
     if not sums:
@@ -157,12 +160,12 @@ def _runs_through(region: TensorRegion, axes: list[tirx.IterVar]) -> bool:
         return True
     if len(index) < len(axes) or any(used[: len(index) - len(axes)]):
         return False
-    shape = [int(size) for size in region.source.ty.shape]
+    shape = sizes.sizes_of(region.source.ty.shape)
     for i, axis in enumerate(axes):
         position = len(index) - len(axes) + i
         minimum, size = index[position]
-        if not isinstance(size, tirx.IntImm) or int(size) != 1 or not minimum.same_as(axis.var):
+        if not sizes.is_one(size) or not minimum.same_as(axis.var):
             return False
-        if i > 0 and shape[position] != int(axis.dom.extent):
+        if i > 0 and not sizes.same(shape[position], axis.dom.extent):
             return False
     return True

@@ -7,7 +7,9 @@ from typing import Any
 
 from tvm import te, tirx
 
+from tvmify.compiler import sizes
 from tvmify.compiler.intrinsics.exponential import EXPM1
+from tvmify.compiler.sizes import Size
 
 #: Expressions of TIR; the stubs of TVM do not name their common type.
 Scalar = Any
@@ -18,8 +20,11 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
 
     def compute(*tensors: te.Tensor) -> te.Tensor:
         rank = max(len(tensor.shape) for tensor in tensors)
-        shapes = [[1] * (rank - len(t.shape)) + [int(e) for e in t.shape] for t in tensors]
-        shape = [next((e for e in extents if e != 1), 1) for extents in zip(*shapes, strict=True)]
+        shapes = [[1] * (rank - len(t.shape)) + sizes.sizes_of(t.shape) for t in tensors]
+        shape = [
+            next((e for e in extents if not sizes.is_one(e)), 1)
+            for extents in zip(*shapes, strict=True)
+        ]
 
         def element(*indices: Scalar) -> Scalar:
             return function(*(_at(tensor, indices, shape) for tensor in tensors))
@@ -30,12 +35,12 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
     return compute
 
 
-def _at(tensor: te.Tensor, indices: tuple[Scalar, ...], shape: list[int]) -> Scalar:
+def _at(tensor: te.Tensor, indices: tuple[Scalar, ...], shape: list[Size]) -> Scalar:
     # Only where the axis is stretched: elsewhere an index of 0 would look like broadcasting to
     # FuseOps, which does not fuse that into a convolution.
     skipped = len(indices) - len(tensor.shape)
     at = [
-        0 if int(extent) == 1 and wide != 1 else index
+        0 if sizes.is_one(extent) and not sizes.is_one(wide) else index
         for extent, wide, index in zip(
             tensor.shape, shape[skipped:], indices[skipped:], strict=True
         )

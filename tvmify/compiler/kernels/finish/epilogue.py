@@ -5,8 +5,10 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.inlining import nests_too_deep
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
+from tvmify.compiler.sizes import Size
 
 
 def inline_producers(sch: s_tir.Schedule, anchor: str, keep: tuple[str, ...] = ()) -> None:
@@ -70,7 +72,7 @@ def _is_spread(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def _same_loops(sch: s_tir.Schedule, one: str, other: str) -> bool:
-    def extents(name: str) -> list[int]:
-        return [int(sch.get(loop).extent) for loop in sch.get_loops(sch.get_sblock(name))]
+    def extents(name: str) -> list[Size]:
+        return [sch.get(loop).extent for loop in sch.get_loops(sch.get_sblock(name))]
 
-    return extents(one) == extents(other)
+    return sizes.same_shape(extents(one), extents(other))

@@ -12,6 +12,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Range, TensorRegion
 from tvm.tirx import Stmt
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.guards import STORES_TWICE
 from tvmify.compiler.kernels.common.inlining import total_work
 from tvmify.compiler.kernels.common.loops import blocks_of
@@ -101,9 +102,9 @@ def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
     return function.with_body(s_tir.SBlockRealize([], True, root))
 
 
-def _sizes(tensor: tirx.Var) -> list[int]:
-    return [int(size) for size in tensor.ty.shape]
+def _sizes(tensor: tirx.Var) -> list[int | str]:
+    return [*map(sizes.comparable, tensor.ty.shape)]
 
 
 def _whole(tensor: tirx.Var) -> TensorRegion:
-    return tirx.BufferRegion(tensor, [Range(0, size) for size in _sizes(tensor)])
+    return tirx.BufferRegion(tensor, [Range(0, size) for size in sizes.sizes_of(tensor.ty.shape)])

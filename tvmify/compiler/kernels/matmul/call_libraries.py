@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.aten.calls import Aten, aten
 from tvmify.compiler.kernels.common.legalizing import WEIGHT_BYTES, weights_of
 from tvmify.compiler.kernels.matmul import libraries, pairs
@@ -93,9 +94,11 @@ class _Calling(PyExprMutator):
         if not is_call(_MATMUL, product):
             return None
         left, weight = product.args
-        sizes = shape_of(left), shape_of(weight)
+        rows, own = shape_of(left), shape_of(weight)
+        if not sizes.is_static(*rows, *own):  # calls of libraries have one shape
+            return None
         dtypes = {str(x.ty.dtype) for x in (left, weight, product)}
-        fits = len(sizes[0]) > 1 and len(sizes[1]) == 2 and sizes[1][1] > 1 and min(*sizes[0]) > 0
+        fits = len(rows) > 1 and len(own) == 2 and own[1] > 1 and min(rows) > 0
         if not fits or dtypes != {"float32"} or weight not in self.weights or left in self.weights:
             return None
         return _Linear(left, weight, bias, is_rounded)

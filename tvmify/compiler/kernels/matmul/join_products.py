@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import WEIGHT_BYTES, weights_of
 from tvmify.compiler.kernels.matmul import joined
 from tvmify.compiler.microarchitecture import bits_of
@@ -103,14 +104,14 @@ def groups(main: relax.Function) -> list[Group]:
 
 def _may_join(product: relax.Call, weights: frozenset[relax.Var]) -> bool:
     x, weight = product.args
-    sizes = shape_of(x), shape_of(weight)
+    rows, own = shape_of(x), shape_of(weight)
     return (
         weight in weights
         and x not in weights
-        and len(sizes[0]) > 1
-        and len(sizes[1]) == 2
-        and sizes[1][-1] > 1
-        and min(*sizes[0], *sizes[1]) > 0
+        and len(rows) > 1
+        and len(own) == 2
+        and own[-1] > 1
+        and min(sizes.hints((*rows, *own))) > 0
         and x.ty.dtype == weight.ty.dtype == product.ty.dtype
     )
 
@@ -127,7 +128,7 @@ def _joining(
     for variable, value in values.items():
         if isinstance(value, relax.Call) and value.op in _ELEMENTWISE:
             known = [made[argument] for argument in value.args if argument in made]
-            if known and shape_of(variable) == shape:
+            if known and sizes.same_shape(shape_of(variable), shape):
                 made[variable] = {variable}.union(*known)
     left = set(products)
     for variable, parts in reversed(made.items()):

@@ -14,24 +14,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from typing import ClassVar
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
-from tvmify.compiler.kernels.common.loops import blocks_of, fuse, output_bits, parallel_if_worth
+from tvmify.compiler.kernels.common.loops import (
+    blocks_of,
+    element_count,
+    fuse,
+    output_bits,
+    parallel_if_worth,
+)
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs
-from tvmify.compiler.kernels.matmul import plan as plans
-from tvmify.compiler.kernels.matmul.rule import add_up_blocks
+from tvmify.compiler.kernels.matmul.rule import add_up_blocks, split_rows
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     BLOCK,
@@ -40,10 +45,12 @@ from tvmify.compiler.kernels.matmul.template import (
     ROWS_FIRST,
     Product,
     flatten,
+    plan_for,
     stacked,
     workload,
 )
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 #: Name of the blocks that stand for one product of several.
 ONE = "matmul_one"
@@ -60,8 +67,8 @@ class Joined(Product):
     @classmethod
     def over(
         cls,
-        left: Sequence[int],
-        right: Sequence[int],
+        left: Sequence[Size],
+        right: Sequence[Size],
         count: int,
         dtype: str,
         machine: Microarchitecture,
@@ -72,11 +79,10 @@ class Joined(Product):
         bits = bits_of(accumulator(dtype))
         depth, columns = right
         out = (count, *left[:-1], columns)
-        rows = prod(left[:-1])
+        rows = sizes.product(left[:-1])
         work = workload(1, rows, columns, depth, dtype, True, paired)
-        width = compact.VECTORS * machine.lanes(bits)
         sample = partial(pairs.sample_of, left, right, out[1:]) if paired else None
-        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
+        plan = plan_for(work, rows, machine, bits, is_compact, sample)
         stack = (count, *[1] * (len(left) - 2), depth, columns)
         batch = tuple(out[axis] for axis in stacked(stack, out))
         return cls(tuple(left), stack, out, batch, rows, columns, work.depth, plan, dtype, paired)
@@ -104,12 +110,12 @@ class Joined(Product):
 def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -> Expr:
     """Emit the products of some rows with several weights of one shape, stacked."""
     machine = Microarchitecture.current()
-    left = [int(size) for size in rows.ty.shape]
-    right = [int(size) for size in weights[0].ty.shape]
-    count, dtype = prod(left[:-1]), str(rows.ty.dtype)
+    left, right = (sizes.sizes_of(x.ty.shape) for x in (rows, weights[0]))
+    count, dtype = element_count(left[:-1]), str(rows.ty.dtype)
     narrow = pairs.rows_of(builder, rows, weights, count, machine)
     paired = narrow is not None
-    is_compact = not paired and compact.applies(builder, count, right, dtype, machine)
+    is_fixed = sizes.is_static(*left) and not paired
+    is_compact = is_fixed and compact.applies(builder, count, right, dtype, machine)
     product = Joined.over(left, right, len(weights), dtype, machine, is_compact, paired)
     panels = [
         builder.emit(builder.call_te(product.pack, weight, primfunc_name_hint="pack_matmul"))
@@ -164,9 +170,9 @@ class JoinedMatmul(Rule):
             "batch0", "row_tile", "column_tile", ROW, LANE
         )
         together = int(block.annotations[BLOCK])
-        work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
+        work = float(element_count(v.dom.extent for v in summed.iter_vars))
         row, column = sch.get_loops(last)
-        row_block, row_tile, row = sch.split(row, [row_tiles // together, together, rows])
+        row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
         column_tile, column = sch.split(column, [None, columns])
         rows_first = bool(block.annotations[ROWS_FIRST])
         nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
@@ -199,7 +205,7 @@ def _with_rows_numbered(sch: s_tir.Schedule, last: SBlockRV) -> s_tir.Schedule:
 
     Only on one loop does TVM see tiles across leading axes.
     """
-    *lead, _ = (int(variable.dom.extent) for variable in sch.get(last).iter_vars)
+    *lead, _ = sizes.sizes_of(variable.dom.extent for variable in sch.get(last).iter_vars)
     if len(lead) == 1:
         return sch
     numbered = tirx.IndexMap.from_func(

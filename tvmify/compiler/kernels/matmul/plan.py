@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
 from typing import TYPE_CHECKING
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: ``accuracy="strict"`` it depends on how many there are, and may be short, but not shorter than
 #: the second: for few rows, eager adds up in many lanes at once.
 _LONGEST_SUM, _SHORTEST_STRICT_SUM = 1024, 16
+#: Where the number of rows is a symbol, panels are as wide as they are for so many.
+_COMMON_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,17 @@ def choose(
     return choice.choose(str(work), candidates(work, machine, bits), sample)
 
 
+def choose_for_any_rows(work: Workload, machine: Microarchitecture, bits: int) -> Plan:
+    """Choose a plan for as many rows as there mostly are, of panels as wide as for any others.
+
+    So all programs of one layer read the same packed weights.
+    """
+    width = candidates(replace(work, rows=_COMMON_ROWS), machine, bits)[0].columns
+    ranked = tiles.ranked(work.rows, work.columns, machine, bits)
+    alike = [tile for tile in ranked if tile.columns == width]
+    return _by_cost(work, alike[: MATMUL.tiles], machine, bits)[0]
+
+
 def lone(work: Workload, columns: int) -> Plan:
     """Return the plan in which all rows are one tile, of so many columns."""
     return Plan(work.rows, columns, split_evenly(work.depth, _LONGEST_SUM), 1, rows_first=False)
@@ -93,12 +106,7 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
     ranked = tiles.ranked(work.rows, work.columns, machine, bits)
     others = tiles.alternatives(ranked, lambda tile: tile.columns, lambda tile: tile.rows)
     considered = dict.fromkeys([*ranked[: MATMUL.tiles], *others])
-    plans = [plan for tile in considered for plan in _plans(work, tile, machine, bits)]
-
-    def cost(plan: Plan) -> float:
-        return sum(n * nanoseconds(work, plan, machine, bits, n) for n in MATMUL.cores)
-
-    own, *rest = sorted(dict.fromkeys(plans), key=cost)
+    own, *rest = _by_cost(work, considered, machine, bits)
     # Those that differ in one thing, the best of each kind, and then by their estimates.
     kinds = [
         lambda plan: plan.columns != own.columns,
@@ -112,6 +120,18 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
     ]
     unlike = [next(filter(kind, rest), own) for kind in kinds]
     return list(dict.fromkeys([own, *unlike, *rest[: MATMUL.runners_up]]))
+
+
+def _by_cost(
+    work: Workload, considered: Iterable[tiles.Tile], machine: Microarchitecture, bits: int
+) -> list[Plan]:
+    """Return the plans with some tiles, the one estimated fastest first."""
+    plans = [plan for tile in considered for plan in _plans(work, tile, machine, bits)]
+
+    def cost(plan: Plan) -> float:
+        return sum(n * nanoseconds(work, plan, machine, bits, n) for n in MATMUL.cores)
+
+    return sorted(dict.fromkeys(plans), key=cost)
 
 
 def _plans(

@@ -10,19 +10,20 @@ which stay in the second cache until the epilogue.
 
 from __future__ import annotations
 
-from math import prod
-
 from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.legalizing import is_weight, plain
 from tvmify.compiler.kernels.common.loops import (
+    element_count,
     find,
     fuse,
     is_reduction_loop,
+    is_symbolic,
     keep_in_registers,
     output_bits,
     parallel_if_worth,
@@ -52,22 +53,24 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.matmul``; the packing of a weight is a call of its own, hence can be lifted."""
     left, right = call.args
-    out = [int(size) for size in call.ty.shape]
-    left_shape = [int(size) for size in left.ty.shape]
-    right_shape = [int(size) for size in right.ty.shape]
+    out, left_shape, right_shape = (sizes.sizes_of(x.ty.shape) for x in (call, left, right))
     dtype = str(call.ty.dtype)
     # Dot products and vectors have no tile to fill: the reduction rule vectorises them better.
-    if min(len(left_shape), len(right_shape)) < 2 or out[-1] == 1 or dtype == "bool":
+    if min(len(left_shape), len(right_shape)) < 2 or sizes.is_one(out[-1]) or dtype == "bool":
         return plain(builder, call)
-    if min(left_shape + right_shape) == 0:
+    if min(sizes.hints(left_shape + right_shape)) == 0:
         return plain(builder, call)
     machine = Microarchitecture.current()
     packed = is_weight(builder, right)
-    rows = prod(out[:-1]) // prod(out[axis] for axis in stacked(right_shape, out))
+    several = stacked(right_shape, out)
+    rows = element_count(out[axis] for axis in range(len(out) - 1) if axis not in several)
     narrow = pairs.rows_of(builder, left, [right], rows, machine) if packed else None
     paired = narrow is not None
     is_compact = (
-        packed and not paired and compact.applies(builder, rows, right_shape, dtype, machine)
+        packed
+        and not paired
+        and sizes.is_static(*out)
+        and compact.applies(builder, rows, right_shape, dtype, machine)
     )
     product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact, paired)
     template, weights = product.with_both, [right]
@@ -105,14 +108,14 @@ class Matmul(Rule):
         )
         together = int(block.annotations[BLOCK])
         summed = sch.get(partial) if partial is not None else block
-        work = float(prod(int(v.dom.extent) for v in summed.iter_vars))
+        work = float(element_count(v.dom.extent for v in summed.iter_vars))
         bits = bits_of(str(block.writes[0].source.dtype))
         lanes = machine.lanes(bits)
         if find(sch, ROWS) is not None:
             sch.reverse_compute_inline(store)
             store = sch.get_sblock(ROWS)
         *around, row, column = sch.get_loops(store)
-        row_block, row_tile, row = sch.split(row, [row_tiles // together, together, rows])
+        row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
         column_tile, column = sch.split(column, [None, columns])
         rows_first = bool(block.annotations[ROWS_FIRST])
         nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
@@ -157,6 +160,19 @@ class Matmul(Rule):
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def split_rows(
+    sch: s_tir.Schedule, row: LoopRV, row_tiles: int, together: int, rows: int
+) -> tuple[LoopRV, LoopRV, LoopRV]:
+    """Split a loop over rows into blocks of tiles, tiles, and the rows of a tile.
+
+    If there are symbolic rows, the last of each may have fewer (see `bound_loops`).
+    """
+    if not is_symbolic(sch, row):
+        return sch.split(row, [row_tiles // together, together, rows])
+    row_tile, row = sch.split(row, [None, rows])
+    return *sch.split(row_tile, [None, together]), row
 
 
 def add_up_blocks(

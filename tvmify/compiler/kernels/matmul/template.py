@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.matmul import compact, pairs
 from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
+
+if TYPE_CHECKING:
+    from tvmify.compiler.kernels.common.sample import Sample
 
 #: Names of the template's blocks: rows times a gate, the copy of the right-hand side, the tile of
 #: sums over a block of the reduction, the sum of those, its rows numbered through, and the result.
@@ -45,13 +49,13 @@ class Product:
         Whether two numbers of bfloat16 are one step of the reduction, of which there are `depth`.
     """
 
-    left: tuple[int, ...]
-    right: tuple[int, ...]
-    out: tuple[int, ...]
-    batch: tuple[int, ...]
-    rows: int
-    columns: int
-    depth: int
+    left: tuple[Size, ...]
+    right: tuple[Size, ...]
+    out: tuple[Size, ...]
+    batch: tuple[Size, ...]
+    rows: Size
+    columns: Size
+    depth: Size
     plan: plans.Plan
     dtype: str
     paired: bool = False
@@ -62,9 +66,9 @@ class Product:
     @classmethod
     def of(
         cls,
-        left: Sequence[int],
-        right: Sequence[int],
-        out: Sequence[int],
+        left: Sequence[Size],
+        right: Sequence[Size],
+        out: Sequence[Size],
         dtype: str,
         machine: Microarchitecture,
         packed: bool = True,
@@ -78,14 +82,16 @@ class Product:
         `apart` is that of `plans.Workload`.
         """
         bits = bits_of(accumulator(dtype))
-        batch = tuple(out[axis] for axis in stacked(right, out))
-        rows, columns, depth = prod(out[:-1]) // prod(batch), out[-1], left[-1]
-        work = workload(prod(batch), rows, columns, depth, dtype, packed, paired, apart)
-        width = compact.VECTORS * machine.lanes(bits)
+        several = stacked(right, out)
+        batch = tuple(out[axis] for axis in several)
+        rows = sizes.product(out[axis] for axis in range(len(out) - 1) if axis not in several)
+        columns, depth = out[-1], left[-1]
+        work = workload(sizes.product(batch), rows, columns, depth, dtype, packed, paired, apart)
         sample = partial(pairs.sample_of, left, right, out) if paired else None
-        plan = plans.lone(work, width) if is_compact else plans.choose(work, machine, bits, sample)
+        plan = plan_for(work, rows, machine, bits, is_compact, sample)
+        steps = sizes.ceil_div(depth, 2) if paired else depth
         shapes = tuple(left), tuple(right), tuple(out)
-        return cls(*shapes, batch, rows, columns, work.depth, plan, dtype, paired)
+        return cls(*shapes, batch, rows, columns, steps, plan, dtype, paired)
 
     def step(self, numbers: Callable[[Expr], Expr], k: Expr) -> Expr:
         """Return what is multiplied in a step of the reduction: one of some numbers, or a pair."""
@@ -105,7 +111,7 @@ class Product:
             value = self.step(lambda i: right(*outer, i, column), k)
             return or_zero(value, (column, self.columns, width))
 
-        shape = (*lead, -(-self.columns // width), self.depth, width)
+        shape = (*lead, sizes.ceil_div(self.columns, width), self.depth, width)
         return te.compute(shape, element, name=PACK)
 
     def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
@@ -142,7 +148,7 @@ class Product:
         """The product with a right-hand side in tiles, compact ones if they have scales."""
         plan = self.plan
         rows, width = plan.rows, plan.columns
-        blocks = -(-self.depth // plan.depth)
+        blocks = sizes.ceil_div(self.depth, plan.depth)
         k = te.reduce_axis((0, plan.depth), "k")
         axes = stacked(self.right, self.out)
         through = [axis for axis in range(len(self.out) - 1) if axis not in axes]
@@ -152,7 +158,8 @@ class Product:
             """Add up one block of the reduction."""
             step, *batch, row_tile, column_tile, row, lane = index
             row = row_tile * rows + row
-            if row_tiles * rows > self.rows:  # rows that are not there: the last one again
+            # Rows that are not there: the last one again.
+            if rows > 1 if is_symbolic else row_tiles * rows > self.rows:
                 row = tirx.min(row, self.rows - 1)
             places = dict(zip((*axes, *through), (*batch, *_unflatten(row, heights)), strict=True))
             *outer, own = (places[axis] for axis in sorted(places))
@@ -171,11 +178,10 @@ class Product:
 
         batch = [f"batch{i}" for i in range(len(self.batch))]
         nest = (*batch, "row_tile", "column_tile", ROW, LANE)
-        row_tiles = -(-self.rows // rows)
-        row_tiles = -(-row_tiles // plan.block) * plan.block
-        shape = (*self.batch, row_tiles, -(-self.columns // width), rows, width)
+        row_tiles, is_symbolic = self._row_tiles(), not sizes.is_static(self.rows)
+        shape = (*self.batch, row_tiles, sizes.ceil_div(self.columns, width), rows, width)
         attrs = {BLOCK: plan.block, ROWS_FIRST: plan.rows_first}
-        if blocks == 1:
+        if sizes.is_one(blocks):
             zero = tirx.const(0, "int64")
             name = ANCHOR if self.in_registers else PARTIAL
             sums = tile = te.compute(
@@ -205,6 +211,10 @@ class Product:
 
         if len(through) == 1:
             return te.compute(self.out, store, name=STORE)
+        if is_symbolic and len(own := _not_one(through, heights)) == 1:
+            return te.compute(
+                self.out, lambda *i: store(*(i[axis] for axis in (*axes, *own)), i[-1]), name=STORE
+            )
         # Rows are numbered through: only on one loop does TVM see tiles across leading axes. The
         # rule merges the two stages, with what follows, into the first.
         numbered = te.compute((*self.batch, self.rows, self.columns), store, name=ROWS)
@@ -215,52 +225,88 @@ class Product:
 
         return te.compute(self.out, place, name=STORE)
 
+    def _row_tiles(self) -> Size:
+        """Return how many tiles of rows there are: whole blocks of them, if that is a number."""
+        tiles = sizes.ceil_div(self.rows, self.plan.rows)
+        return (
+            tiles if not isinstance(tiles, int) else -(-tiles // self.plan.block) * self.plan.block
+        )
+
+
+def _not_one(axes: Iterable[int], extents: Iterable[Size]) -> list[int]:
+    """Return the axes of more than one element."""
+    return [axis for axis, size in zip(axes, extents, strict=True) if not sizes.is_one(size)]
+
+
+def plan_for(
+    work: plans.Workload,
+    rows: Size,
+    machine: Microarchitecture,
+    bits: int,
+    is_compact: bool,
+    sample: Callable[[], Sample] | None,
+) -> plans.Plan:
+    """Choose how to cut products; panels have one width for whatever the rows may be."""
+    if is_compact:
+        return plans.lone(work, compact.VECTORS * machine.lanes(bits))
+    if sizes.is_static(rows) or not work.packed:
+        return plans.choose(work, machine, bits, sample)
+    return plans.choose_for_any_rows(work, machine, bits)
+
 
 def workload(
-    batch: int,
-    rows: int,
-    columns: int,
-    depth: int,
+    batch: Size,
+    rows: Size,
+    columns: Size,
+    depth: Size,
     dtype: str,
     packed: bool,
     paired: bool,
     apart: int = 1,
 ) -> plans.Workload:
     """Return what plans are chosen for; where numbers are paired, it has half as many steps."""
+    batch, rows, columns, depth = sizes.hints((batch, rows, columns, depth))
     steps = -(-depth // 2) if paired else depth
     kind = pairs.KIND if paired else dtype
     return plans.Workload(batch, rows, columns, steps, kind, packed, apart)
 
 
-def stacked(right: Sequence[int], out: Sequence[int]) -> list[int]:
+def stacked(right: Sequence[Size], out: Sequence[Size]) -> list[int]:
     """Return the leading axes of a product, `out`, along which there are several right-hand sides.
 
     Axes of one element beside them count as such; where there are no others, the list is empty.
     """
     own = [*[1] * (len(out) - len(right)), *right[:-2]]
-    if prod(own) == 1:
+    if all(map(sizes.is_one, own)):
         return []
-    return [axis for axis, size in enumerate(own) if size > 1 or out[axis] == 1]
+    return [
+        axis for axis, size in enumerate(own) if not sizes.is_one(size) or sizes.is_one(out[axis])
+    ]
 
 
-def _align(index: Sequence[Expr], shape: Sequence[int]) -> list[Expr]:
+def _align(index: Sequence[Expr], shape: Sequence[Size]) -> list[Expr]:
     """Index a tensor of leading axes `shape` that is broadcast to more, or larger, axes."""
     own = list(index)[len(index) - len(shape) :] if shape else []
     if len(own) < len(shape):
         own = [tirx.const(0, "int64")] * (len(shape) - len(own)) + own
-    return [tirx.const(0, "int64") if size == 1 else i for i, size in zip(own, shape, strict=True)]
+    return [
+        tirx.const(0, "int64") if sizes.is_one(size) else i
+        for i, size in zip(own, shape, strict=True)
+    ]
 
 
-def flatten(index: Sequence[Expr], shape: Sequence[int]) -> Expr:
+def flatten(index: Sequence[Expr], shape: Sequence[Size]) -> Expr:
     """Number the places of leading axes through."""
     number: Expr = tirx.const(0, "int64")
     for i, size in zip(index, shape, strict=True):
-        if size > 1:  # TVM cannot invert a sum of axes of one element
+        if not sizes.is_one(size):  # TVM cannot invert a sum of axes of one element
             number = number * size + i
     return number
 
 
-def _unflatten(number: Expr, shape: Sequence[int]) -> list[Expr]:
+def _unflatten(number: Expr, shape: Sequence[Size]) -> list[Expr]:
+    if not sizes.is_static(*shape) and len(own := _not_one(range(len(shape)), shape)) == 1:
+        return [number if axis in own else tirx.const(0, "int64") for axis in range(len(shape))]
     index = []
     for size in reversed(shape[1:]):
         index.append(number % size)

@@ -8,6 +8,8 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
+from tvmify.compiler import sizes
+
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.nn.layer_norm`` over the last axes, in float32.
@@ -18,7 +20,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """
     x = call.args[0]
     count = len(call.attrs.axes)
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = sizes.sizes_of(x.ty.shape)
     rows, columns = shape[:-count], shape[-count:]
 
     def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:

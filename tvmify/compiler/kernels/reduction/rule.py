@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
@@ -108,7 +109,7 @@ def _row_axes(sch: s_tir.Schedule) -> int | None:
         letters = kinds(sch, block)
         if set(letters) - set("SR") or "S" in letters.lstrip("S"):
             return None
-        extents.append([int(variable.dom.extent) for variable in sch.get(block).iter_vars])
+        extents.append([sizes.comparable(v.dom.extent) for v in sch.get(block).iter_vars])
         if "R" in letters:
             counts.append((letters.count("S"), extents[-1]))
             # Lanes that are columns would be better, if there is more than one.
@@ -127,7 +128,7 @@ def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     body = sch.get(block)
     innermost = body.iter_vars[-1].var
     largest = max(body.reads, key=lambda read: len(read.region))
-    single = int(body.iter_vars[-1].dom.extent) == 1
+    single = sizes.is_one(body.iter_vars[-1].dom.extent)
     return single or uses(largest.region[-1].min, [innermost])
 
 

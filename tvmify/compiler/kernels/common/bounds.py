@@ -1,0 +1,103 @@
+"""Loops that end where the last tile ends, in place of a condition in each of their iterations.
+
+Of symbolic rows, the last tile may have fewer, and the last block fewer tiles. A split says so by a
+predicate on every block inside. Where that is ``something + loop variable < limit``, the loop ends
+there instead: whole tiles run without conditions.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, sym, tirx
+from tvm.ir import Expr
+from tvm.tirx import Stmt
+
+from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, substitute, uses
+
+
+def has_symbols(function: tirx.PrimFunc) -> bool:
+    """Whether an argument of a function has a symbol in its shape."""
+    shapes = (p.ty.shape for p in function.params if hasattr(p.ty, "shape"))
+    return not all(sizes.is_static(*shape) for shape in shapes)
+
+
+def bound_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Turn predicates that all blocks in a serial loop have into the end of that loop."""
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.SERIAL:
+            return None
+        ends = _common_ends(stmt)
+        if not ends:
+            return None
+        extent = stmt.extent
+        for end in ends:
+            extent = tirx.min(extent, end)
+        body = rewrite(_without(stmt, ends), visit)
+        return tirx.For(
+            stmt.loop_var, stmt.min, extent, stmt.kind, body, annotations=stmt.annotations
+        )
+
+    return rewrite_body(function, visit) if has_symbols(function) else function
+
+
+def _common_ends(loop: tirx.For) -> list[Expr]:
+    """Return the ends of a loop that a predicate of each block in it sets."""
+    found: list[list[Expr]] = []
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if isinstance(stmt, s_tir.SBlockRealize):
+            ends = (_end(c, loop.loop_var) for c in _conjuncts(stmt.predicate))
+            found.append([end for end in ends if end is not None])
+            return stmt
+        return None
+
+    rewrite(loop.body, visit)
+    first, *others = found or [[]]
+    return [end for end in first if all(_is_among(end, other) for other in others)]
+
+
+def _without(loop: tirx.For, ends: list[Expr]) -> Stmt:
+    """Return the body of a loop without the conditions that set some ends."""
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, s_tir.SBlockRealize):
+            return None
+        predicate: Expr = tirx.const(1, "bool")
+        for condition in _conjuncts(stmt.predicate):
+            end = _end(condition, loop.loop_var)
+            if end is None or not _is_among(end, ends):
+                is_first = isinstance(predicate, tirx.IntImm)
+                predicate = condition if is_first else tirx.And(predicate, condition)
+        return s_tir.SBlockRealize(stmt.iter_values, predicate, stmt.block)
+
+    return rewrite(loop.body, visit)
+
+
+def _is_among(end: Expr, others: list[Expr]) -> bool:
+    return any(sym.Analyzer().can_prove_equal(end, other) for other in others)
+
+
+def _end(condition: Expr, variable: tirx.Var) -> Expr | None:
+    """Return from where on a condition is false, if it is ``rest + variable <(=) limit``."""
+    if not isinstance(condition, (tirx.LE, tirx.LT)):
+        return None
+    if not uses(condition.a, [variable]) or uses(condition.b, [variable]):
+        return None
+    analyzer = sym.Analyzer()
+    start = _at(condition.a, variable, 0)
+    if not analyzer.can_prove_equal(condition.a - start, variable):
+        return None
+    end = condition.b - start
+    return analyzer.simplify(end + 1 if isinstance(condition, tirx.LE) else end)
+
+
+def _at(expression: Expr, variable: tirx.Var, value: int) -> Expr:
+    number = tirx.const(value, str(variable.ty.dtype))
+    return substitute(expression, lambda node: number if node.same_as(variable) else None)
+
+
+def _conjuncts(predicate: Expr) -> list[Expr]:
+    if isinstance(predicate, tirx.And):
+        return _conjuncts(predicate.a) + _conjuncts(predicate.b)
+    return [] if isinstance(predicate, tirx.IntImm) else [predicate]
