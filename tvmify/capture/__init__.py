@@ -13,6 +13,7 @@ from tvmify.capture.questions import asks_for_identity, check_questions
 from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, script
 from tvmify.capture.state import present, resolve
+from tvmify.capture.varying import Varying
 from tvmify.errors import CaptureError, UnsupportedOperator
 from tvmify.system.faults import check_temporary_directory
 
@@ -21,6 +22,7 @@ __all__ = [
     "Driver",
     "Part",
     "Program",
+    "Varying",
     "capture",
     "drive",
     "may_ask_for_identity",
@@ -30,7 +32,10 @@ __all__ = [
 
 
 def capture(
-    callable_: Callable[..., Any] | Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+    callable_: Callable[..., Any] | Program,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    varying: Varying | None = None,
 ) -> Program:
     """Turn a module or function into one ATen program.
 
@@ -44,6 +49,8 @@ def capture(
         and may be called by other threads meanwhile. A program is returned as it is.
     args, kwargs
         Arguments of a call. Only shapes, dtypes and Python values count.
+    varying
+        Sizes that are symbols in a program that has to be recorded for these arguments.
 
     Raises
     ------
@@ -78,7 +85,7 @@ def capture(
     import_recorder()
     from tvmify.capture.exported.program import TracedProgram
 
-    return TracedProgram(callable_, args, kwargs, reason)
+    return TracedProgram(callable_, args, kwargs, reason, varying)
 
 
 def may_ask_for_identity(captured: Callable[..., Any] | Program) -> bool:

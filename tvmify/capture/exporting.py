@@ -15,13 +15,17 @@ import torch
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram, _trace
 from torch.export.graph_signature import InputKind, InputSpec
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    free_unbacked_symbols,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
+from tvmify.capture.varying import Varying, dynamic_shapes
 from tvmify.errors import (
     CaptureError,
     DependsOnValues,
@@ -35,6 +39,7 @@ from tvmify.torch_compat import node_annotations
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.symbols import SYMBOLS
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
 node_annotations.keep_apart()
@@ -45,7 +50,6 @@ _DECORATE_AROUND = (
 )
 #: They print whole graphs, or tracebacks, about what we report.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 #: Packages whose frames say nothing to the person whose module it is.
 _NOT_THE_USERS = ("torch", "tvmify", "contextlib")
 _PACKAGE = str(Path(__file__).parents[1])
@@ -87,9 +91,17 @@ class NoRealWrites(TorchDispatchMode):
 
 
 def export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    varying: Varying | None = None,
 ) -> ExportedProgram:
-    """Record a module as an ATen program with static shapes, in the grad mode that is on.
+    """Record a module as an ATen program, in the grad mode that is on.
+
+    Parameters
+    ----------
+    varying
+        Sizes that become symbols; all others are static.
 
     Raises
     ------
@@ -99,7 +111,7 @@ def export(
     """
     args, kwargs = examples((args, kwargs))
     with tracing():
-        program = _export(module, args, kwargs)
+        program = _export(module, args, kwargs, varying)
         spell_casts(program)
         _refuse_unknown_shapes(program)
         _simplify(program)
@@ -108,8 +120,12 @@ def export(
 
 
 def _export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    varying: Varying | None,
 ) -> ExportedProgram:
+    shapes = None if varying is None else dynamic_shapes(args, kwargs, varying)
     with (
         quiet(),
         uncached_autocast(),
@@ -118,7 +134,7 @@ def _export(
         answering_as_eager(),
     ):
         try:
-            return torch.export.export(module, args, kwargs, strict=False)
+            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         except NotCompiled:
             raise
         except GuardOnDataDependentSymNode as error:
@@ -184,11 +200,12 @@ def _user_line(error: BaseException) -> str:
 
 
 def _refuse_unknown_shapes(program: ExportedProgram) -> None:
-    """Refuse programs in which a shape or a number is known only when they run."""
+    """Refuse programs in which a shape or a number depends on the values of tensors."""
     for node in program.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-            if any(isinstance(size, _SYMBOLS) for size in sizes):
+            symbols = [size for size in sizes if isinstance(size, SYMBOLS)]
+            if any(free_unbacked_symbols(size) for size in symbols):
                 raise DependsOnValues(
                     f"What {node.target} returns has a size, or is a number, that depends on the "
                     f"values of tensors ({_last_line(node.meta.get('stack_trace'))})",

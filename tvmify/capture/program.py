@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tvmify.capture.varying import Varying
+
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
@@ -54,10 +56,12 @@ class Program(abc.ABC):
         """
 
     @abc.abstractmethod
-    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    def export(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
+    ) -> ExportedProgram:
         """Return the ATen program for arguments of these shapes, dtypes and Python values.
 
-        Not decomposed, with static shapes. Its signature calls the tensors of the module by the
+        Not decomposed. Its signature calls the tensors of the module by the
         names in ``weights``, each a parameter or a persistent buffer in ``state_dict``;
         ``constants`` of the result holds tensor literals only.
 
@@ -65,6 +69,8 @@ class Program(abc.ABC):
         ----------
         args, kwargs
             Real tensors; their elements are not looked at.
+        varying
+            Sizes that are symbols in the program; all others are static.
 
         Raises
         ------

@@ -8,6 +8,7 @@ cuts a program into functions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -58,6 +59,16 @@ def symbol_for(size: Size, name: str) -> tirx.Var:
     bound = analyzer.const_int_bound(_expression(size))
     ranges[name] = Range(hint(size), int(bound.min_value), int(bound.max_value))
     return tirx.Var(name, "int64")
+
+
+def variable_for(size: Size) -> tirx.Var:
+    """Return a variable for a symbolic size: itself, or a symbol that every such size shares.
+
+    A function can take a size from its arguments only where it is a variable.
+    """
+    if isinstance(size, tirx.Var):
+        return size
+    return symbol_for(size, re.sub(r"\W+", "_", f"n_{size}").strip("_"))
 
 
 def is_static(*sizes: Any) -> bool:
@@ -158,6 +169,16 @@ def bounds(size: Any) -> tuple[int, int]:
         return int(size), int(size)
     bound = _analyzer([size]).const_int_bound(size)
     return int(bound.min_value), int(bound.max_value)
+
+
+def analyzer_of(extents: Mapping[tirx.Var, Size]) -> sym.Analyzer:
+    """Return an analyzer that knows index variables, each from 0 to before its extent."""
+    analyzer = _analyzer(list(extents.values()))
+    for variable, extent in extents.items():
+        analyzer.bind(
+            variable, ir.Range.from_min_extent(tirx.const(0, "int64"), _expression(extent))
+        )
+    return analyzer
 
 
 def _known() -> dict[str, Range]:

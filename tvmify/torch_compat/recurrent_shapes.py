@@ -74,7 +74,7 @@ def _is_plain(
 ) -> bool:
     """Whether the call cannot fail and is not random; otherwise torch's own rule decides."""
     states = [initial] if isinstance(initial, torch.Tensor) else list(initial)
-    if x.dim() != 3 or (train and dropout > 0) or _has_symbols(x, *states):
+    if x.dim() != 3 or (train and dropout > 0):
         return False
     batch, directions = x.shape[0 if batch_first else 1], 2 if both else 1
     hidden = states[-1].shape[-1]
@@ -89,11 +89,6 @@ def _is_plain(
         list(state.shape) == [layers * directions, batch, hidden] and state.dtype == x.dtype
         for state in states
     )
-
-
-def _has_symbols(*tensors: torch.Tensor) -> bool:
-    """Whether an extent is symbolic."""
-    return any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
 
 
 def _shapes(x: torch.Tensor, initial: Any, *rest: Any) -> tuple[torch.Tensor, ...]:

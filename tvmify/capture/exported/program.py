@@ -27,6 +27,7 @@ from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
+from tvmify.capture.varying import Varying
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
 from tvmify.signature import repetitions
 
@@ -42,6 +43,8 @@ class TracedProgram(Program):
         Of the signature that it is recorded for.
     reason
         Why it was not scripted.
+    varying
+        Sizes that are symbols in the program.
 
     Raises
     ------
@@ -59,8 +62,10 @@ class TracedProgram(Program):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         reason: str,
+        varying: Varying | None = None,
     ) -> None:
         self.reason = reason
+        self._varying = varying
         self._owner = callable_
         names: dict[TensorIdentity, str] = {}
         if isinstance(callable_, torch.nn.Module):
@@ -76,9 +81,9 @@ class TracedProgram(Program):
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
         self.asks_for_identity = asks_for_identity(callable_)
         repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
-        call = RecordedCall(args, kwargs, repeated)
+        call = RecordedCall(args, kwargs, repeated, varying)
         call.attach(module, watch)
-        exported = export(module, call.args, call.kwargs)
+        exported = export(module, call.args, call.kwargs, varying)
         self._exported, constants = name_attributes(exported, names)
         self._call = self._call_key(args, kwargs)
         used = {
@@ -100,9 +105,11 @@ class TracedProgram(Program):
         """Tell whether these arguments have the signature that was recorded."""
         return self._call_key(args, kwargs) == self._call
 
-    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    def export(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
+    ) -> ExportedProgram:
         """Return the program that was recorded."""
-        if not self.accepts(args, kwargs):
+        if varying != self._varying or not self.accepts(args, kwargs):
             raise UnsupportedInput(
                 "The program was recorded for arguments of other shapes or values",
                 "Capture the module again with these arguments.",

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact.objects import is_size
 from tvmify.capture.exported.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
+from tvmify.capture.varying import Varying, check_sizes
 from tvmify.errors import CaptureError, NumberNeeded
 from tvmify.signature import NumberArgument
 
@@ -28,6 +29,8 @@ class RecordedCall:
         A `NumberArgument` stands for a number of any value.
     repeated
         Which of the tensors are one to forward, as `repetitions` says it.
+    varying
+        Sizes that are recorded as symbols.
 
     Attributes
     ----------
@@ -37,9 +40,14 @@ class RecordedCall:
     """
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], repeated: Mapping[int, int]
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        repeated: Mapping[int, int],
+        varying: Varying | None = None,
     ) -> None:
         self._repeated = repeated
+        self._varying = varying
         self._leaves, self._structure = pytree.tree_flatten((args, kwargs), is_leaf=is_size)
         self._has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
         self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs), is_leaf=is_size)
@@ -83,6 +91,7 @@ class RecordedCall:
     ) -> Any:
         # torch.export may have put keyword arguments into another order.
         found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
+        check_sizes(found, self._varying)
         places = enumerate(found)
         leaves = [_given(places, hidden) for hidden in self._leaves]
         leaves = [leaves[self._repeated.get(place, place)] for place in range(len(leaves))]

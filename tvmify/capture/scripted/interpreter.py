@@ -141,6 +141,8 @@ class Interpreter:
         if len(outputs) > 1:
             return list(result)
         convert = None if self._is_python else _SCALARS.get(outputs[0].type().kind())
+        if isinstance(result, torch.SymInt) and convert is not bool:
+            return [torch.sym_float(result) if convert is float else result]  # still symbolic
         return [result if convert is None else convert(result)]
 
     def _attribute(self, node: torch._C.Node, inputs: list[Any]) -> Any:
@@ -174,7 +176,7 @@ def source_line(text: str) -> str:
 
 
 def _truth(condition: Any, node: torch._C.Node) -> bool:
-    if isinstance(condition, (bool, int)):
+    if isinstance(condition, (bool, int, torch.SymBool, torch.SymInt)):
         return bool(condition)
     raise DependsOnValues(
         f"A branch depends on the values of tensors ({where(node)})",

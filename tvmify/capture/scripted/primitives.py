@@ -17,6 +17,7 @@ import torch
 from tvmify.capture.nested import refuse_nested_tensor
 from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedOperator
+from tvmify.torch_compat.symbols import SYMBOLS
 
 
 def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +59,16 @@ def _to(tensor: Any, device: Any, dtype: Any, non_blocking: bool, copy: bool) ->
     wanted = {"device": device, "dtype": dtype_of(dtype)}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     return tensor.to(non_blocking=non_blocking, copy=copy, **wanted)
+
+
+def _int(value: Any) -> Any:
+    number = read_number(value)
+    return number if isinstance(number, torch.SymInt) else int(number)
+
+
+def _float(value: Any) -> Any:
+    number = read_number(value)
+    return torch.sym_float(number) if isinstance(number, SYMBOLS) else float(number)
 
 
 def _log(number: Any, *base: Any) -> float:
@@ -142,8 +153,8 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "prim::rangelist": lambda length: list(range(length)),
     "prim::StringIndex": operator.getitem,
     # numbers out of tensors
-    "aten::Int": lambda value: int(read_number(value)),
-    "aten::Float": lambda value: float(read_number(value)),
+    "aten::Int": _int,
+    "aten::Float": _float,
     "aten::Bool": lambda value: bool(read_number(value)),
     "aten::IntImplicit": read_number,
     "aten::FloatImplicit": read_number,

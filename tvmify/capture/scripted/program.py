@@ -24,6 +24,7 @@ from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import constant_attributes, unfolded
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
+from tvmify.capture.varying import Varying, check_sizes
 from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.signature import repeat, repetitions
 from tvmify.system.faults import check_temporary_directory
@@ -237,7 +238,9 @@ class ScriptedProgram(Program):
         """Return the present tensors of the module before it was scripted."""
         return list(self._tensors().values())
 
-    def export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    def export(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
+    ) -> ExportedProgram:
         """Record the interpretation of the graph for arguments of this signature."""
         check_temporary_directory()
         # imports sympy and much else, which a warm process never needs
@@ -254,8 +257,8 @@ class ScriptedProgram(Program):
             if self._original is not None:
                 expected = eager_result(self._original, args, kwargs)
             repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
-            recorded = _Recorded(self, self._tensors(), expected, repeated, tuple(kwargs))
-            return export(recorded, args, kwargs)
+            recorded = _Recorded(self, self._tensors(), expected, repeated, tuple(kwargs), varying)
+            return export(recorded, args, kwargs, varying)
 
     def run(self, args: Any, kwargs: Any, tensors: dict[str, torch.Tensor]) -> Any:
         """Interpret the program with these tensors as its weights."""
@@ -287,21 +290,28 @@ class _Recorded(Carrier):
         expected: Any,
         repeated: Mapping[int, int],
         keywords: tuple[str, ...],
+        varying: Varying | None,
     ) -> None:
         super().__init__()
-        self.__dict__["_tvmify"] = (program, tuple(tensors), expected, repeated, keywords)
+        call = repeated, keywords, varying
+        self.__dict__["_tvmify"] = (program, tuple(tensors), expected, *call)
         for name, tensor in tensors.items():
             self.carry(name, tensor)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        program, names, expected, repeated, keywords = self.__dict__["_tvmify"]
+        program, names, expected, repeated, keywords, varying = self.__dict__["_tvmify"]
         # torch.export may have put keyword arguments into another order.
-        args, kwargs = repeat((args, {name: kwargs[name] for name in keywords}), repeated)
+        kwargs = {name: kwargs[name] for name in keywords}
+        check_sizes(pytree.tree_leaves((args, kwargs)), varying)
+        args, kwargs = repeat((args, kwargs), repeated)
         tensors = {name: self.carried(name) for name in names}
         result = program.run(args, kwargs, tensors)
         if expected is not None:
             return expected.restore(result)
-        if program.is_plain and any(type(leaf) is int for leaf in pytree.tree_leaves(result)):
+        if program.is_plain and any(
+            isinstance(leaf, (int, torch.SymInt)) and type(leaf) is not bool
+            for leaf in pytree.tree_leaves(result)
+        ):
             raise CaptureError(
                 "TorchScript returns integers, of which eager PyTorch may make a torch.Size",
                 "Return tensors.",

@@ -21,6 +21,7 @@ from tvm import relax
 
 from tvmify.compiler.aten import operators
 from tvmify.compiler.backend import is_for_gpu
+from tvmify.torch_compat.symbols import is_symbolic
 
 #: The function in the native library.
 FUNCTION = "tvmify.aten"
@@ -47,8 +48,11 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
     if target is torch.ops.aten.view.dtype:  # TorchScript takes the dtype for a size
         return False
     results = _leaves(node.meta.get("val"))
+    if any(isinstance(x, tvm.ir.Expr) for x in pytree.tree_leaves((node.args, dict(node.kwargs)))):
+        return False  # the graph has constants only
     return bool(results) and all(
         isinstance(tensor, torch.Tensor)
+        and not is_symbolic(tensor)
         and tensor.layout is torch.strided
         and (tensor.dtype in PARTS or str(tensor.dtype).removeprefix("torch.") in dtypes)
         for tensor in results + [n.meta["val"] for n in _tensor_nodes(node)]

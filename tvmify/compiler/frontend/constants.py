@@ -33,8 +33,8 @@ def fold_constants(program: ExportedProgram) -> None:
             known[node] = program.constants[names[node.name]]
         elif (
             is_pure(node)
-            and _bytes(node) <= LARGEST_CONSTANT
             and all(argument in known for argument in node.all_input_nodes)
+            and _bytes(node) <= LARGEST_CONSTANT
         ):
             known[node] = _evaluate(node, known)
     for node, value in known.items():

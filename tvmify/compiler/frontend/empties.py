@@ -12,6 +12,7 @@ from tvmify.compiler.aten import operators
 from tvmify.compiler.messages import first_line
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.symbols import hint_of
 
 
 def refuse_what_raises(node: fx.Node) -> None:
@@ -41,9 +42,14 @@ def refuse_what_raises(node: fx.Node) -> None:
         raise UnsupportedOperator([operators.name(node)], first_line(error)) from error
 
 
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no elements in any call. A symbol is never 0."""
+    return any(not isinstance(size, torch.SymInt) and size == 0 for size in tensor.shape)
+
+
 def _is_empty(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.numel() == 0
+    return isinstance(value, torch.Tensor) and is_empty(value)
 
 
 def _example(node: fx.Node) -> Any:
@@ -51,4 +57,4 @@ def _example(node: fx.Node) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.zeros((), dtype=value.dtype).expand([int(extent) for extent in value.shape])
+    return torch.zeros((), dtype=value.dtype).expand([hint_of(extent) for extent in value.shape])

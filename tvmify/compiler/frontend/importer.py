@@ -8,6 +8,7 @@ value is compared with the shape and dtype that torch recorded for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import tvm
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from tvm import relax
+from tvm import relax, te
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvmify.artifact.results import (
@@ -36,13 +37,18 @@ from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import CONVERTERS
 from tvmify.compiler.frontend.decompositions import Decomposed
-from tvmify.compiler.frontend.empties import refuse_what_raises
+from tvmify.compiler.frontend.empties import is_empty, refuse_what_raises
+from tvmify.compiler.frontend.formulas import Formulas
 from tvmify.compiler.frontend.refusals import refuse
 from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, Writable, written_bases
 from tvmify.compiler.frontend.stock import STOCK
+from tvmify.compiler.frontend.symbols import Symbols, settle_sizes, torch_names
 from tvmify.compiler.messages import first_line
+from tvmify.compiler.sizes import same_shape
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
 from tvmify.signature import SUPPORTED_DTYPES
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
     Parameters
     ----------
     decomposed
-        With static shapes.
+        Of its sizes, some may be symbols: these become the variables ``s0``, ``s1`` … of ``main``.
     unpacked
         Names of weights that become state.
 
@@ -101,12 +107,14 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
         A tensor has a dtype that TVM cannot hold.
     """
     known = CONVERTERS.keys() | STOCK
+    symbols = Symbols(torch_names(decomposed.program))
+    settle_sizes(decomposed.program.graph, symbols)
     refuse(
         node
         for node in operators.calls(decomposed.program.graph)
         if operators.short_name(node) not in known and not can_bridge(node, DTYPES)
     )
-    return Importer(decomposed.program, decomposed.shared, unpacked).run()
+    return Importer(decomposed.program, decomposed.shared, symbols, unpacked).run()
 
 
 class Importer(ExportedProgramImporter):
@@ -119,8 +127,16 @@ class Importer(ExportedProgramImporter):
         results).
     """
 
-    def __init__(self, program: ExportedProgram, shared: Sharing, unpacked: Sequence[str]) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        shared: Sharing,
+        symbols: Symbols,
+        unpacked: Sequence[str],
+    ) -> None:
         super().__init__()
+        self.symbols = symbols
+        self.formulas = Formulas(self)
         self.program = program
         self.shared = shared
         self.written = written_bases(program)
@@ -156,18 +172,28 @@ class Importer(ExportedProgramImporter):
             return node.args[index]
         return node.kwargs.get(name, default)
 
-    def shape(self, value: Any) -> tuple[int, ...]:
-        """Return the static shape of a node of the program."""
-        return tuple(int(extent) for extent in value.meta["val"].shape)
+    def shape(self, value: Any) -> tuple[Any, ...]:
+        """Return the shape of a node of the program: numbers, and expressions over symbols."""
+        return self.sizes(value.meta["val"])
+
+    def sizes(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        """Return the shape of one of the results of a node."""
+        return tuple(map(self.symbols.size, tensor.shape))
 
     def tensor(self, value: Any, dtype: torch.dtype | None = None) -> relax.Expr:
         """Return a node, or a number, as a Relax tensor, cast to `dtype` if that is given."""
         if not isinstance(value, fx.Node):
-            return relax.const(value, dtype_name(dtype or torch.get_default_dtype()))
+            return self.number(value, dtype_name(dtype or torch.get_default_dtype()))
         expr = self.env[value]
         if dtype is None or value.meta["val"].dtype == dtype:
             return expr
         return self.emit(relax.op.astype(expr, dtype_name(dtype)))
+
+    def number(self, value: Any, dtype: str) -> relax.Expr:
+        """Return a number, or one that is computed from sizes, as a tensor without axes."""
+        if not isinstance(value, tvm.ir.Expr):
+            return relax.const(value, dtype)
+        return self.emit_te(lambda: te.compute((), lambda: value.astype(dtype), name="size"))
 
     def operand(self, value: Any, dtype: torch.dtype) -> relax.Expr:
         """As `tensor`, for products: those of one input share its cast, and can be joined."""
@@ -235,7 +261,8 @@ class Importer(ExportedProgramImporter):
                 continue  # what is only handed back never enters the program
             if spec.kind is InputKind.CONSTANT_TENSOR:
                 continue  # see `_bind_constants`
-            var = relax.Var(node.name, _tensor_type(node.meta["val"], node.name))
+            dtype = _check_type(node.meta["val"], node.name)
+            var = relax.Var(node.name, relax.TensorType(list(self.shape(node)), dtype))
             self.env[node] = var
             if is_input:
                 inputs[leaf] = var
@@ -257,13 +284,13 @@ class Importer(ExportedProgramImporter):
             return self.emit(relax.op.zeros(list(tensor.shape), dtype_name(tensor.dtype)))
         # A copy: the constant's memory must not change when the caller's tensor does.
         copy = tensor.detach().cpu().contiguous().clone()
-        _tensor_type(copy, "a tensor constant")
-        return relax.const(tvm.runtime.from_dlpack(copy), dtype_name(copy.dtype))
+        dtype = _check_type(copy, "a tensor constant")
+        return relax.const(tvm.runtime.from_dlpack(copy), dtype)
 
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         refuse_what_raises(node)
-        if isinstance(expected, torch.Tensor) and expected.numel() == 0 and not is_complex(node):
+        if isinstance(expected, torch.Tensor) and is_empty(expected) and not is_complex(node):
             return self._constant(expected)
         name = operators.short_name(node)
         if name != "getitem" and (is_complex(node) or operators.is_random(node)):
@@ -280,6 +307,7 @@ class Importer(ExportedProgramImporter):
         except Exception as error:
             reason = error
         if can_bridge(node, DTYPES):
+            _log.debug("%s is left to PyTorch: %s", operators.name(node), first_line(reason))
             return self._bridge(node)
         if isinstance(reason, UnsupportedOperator):
             raise reason
@@ -312,10 +340,10 @@ class Importer(ExportedProgramImporter):
             return value
         value = value if isinstance(value, relax.Var) else self.emit(value)
         shape = tuple(value.ty.shape.values)
-        if shape != tuple(expected.shape):
+        if not same_shape(shape, self.sizes(expected)):
             raise UnsupportedOperator(
                 [operators.name(node)],
-                f"TVM makes the shape {shape} instead of {tuple(expected.shape)}",
+                f"TVM makes the shape {shape} instead of {self.sizes(expected)}",
             )
         dtype = dtype_name(expected.dtype)
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
@@ -330,7 +358,7 @@ class Importer(ExportedProgramImporter):
             _, node = returned[result]
             if result not in position:
                 order = self.shared.orders.get(result)
-                _tensor_type(node.meta["val"], node.name)  # refuses complex ones
+                _check_type(node.meta["val"], node.name)  # refuses complex ones
                 value = self.env[node]
                 position[result] = len(tensors)
                 if order is None:
@@ -398,11 +426,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 DTYPES = frozenset(map(dtype_name, SUPPORTED_DTYPES))
 
 
-def _tensor_type(value: torch.Tensor, name: str) -> relax.TensorType:
+def _check_type(value: torch.Tensor, name: str) -> str:
+    """Return TVM's name of a tensor's dtype."""
     dtype = dtype_name(value.dtype)
     if dtype not in DTYPES or value.layout is not torch.strided:
         raise UnsupportedInput(
             f"{name!r} is a {value.layout} tensor of {value.dtype}",
             f"Compiled code takes strided tensors of {', '.join(sorted(DTYPES))}.",
         )
-    return relax.TensorType([int(extent) for extent in value.shape], dtype)
+    return dtype

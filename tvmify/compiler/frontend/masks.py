@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from functools import cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +17,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from tvmify.compiler.frontend.constants import constant_of, is_pure
+from tvmify.torch_compat.symbols import identities_of
 
 aten = torch.ops.aten
 
@@ -134,5 +136,5 @@ def _rows(program: ExportedProgram, mask: fx.Node, first: int, end: int) -> torc
     return known(mask)
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in node.meta["val"].shape)
+def _shape(node: fx.Node) -> tuple[Any, ...]:
+    return identities_of(node.meta["val"].shape)

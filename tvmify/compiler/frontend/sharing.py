@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact.results import Argument, Geometry, Repeated
 from tvmify.compiler.aten import operators
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.symbols import identities_of, is_symbolic
 
 #: Return their argument itself where there is nothing to do, and say so in no schema.
 _IDENTITIES = frozenset(
@@ -259,6 +260,10 @@ class _Reader:
         orders: dict[int, tuple[int, ...]],
     ) -> None:
         """Make results that show the same memory views of one of them."""
+        if len(group) > 1 and is_symbolic(*(nodes[i].meta["val"] for i in group)):
+            raise UnsupportedOperator(
+                [operators.name(nodes[group[0]])], "it returns several views of a varying size"
+            )
         if len(group) == 1 or not _overlap([nodes[i].meta["val"] for i in group]):
             return
         largest = max(group, key=lambda i: nodes[i].meta["val"].numel())
@@ -330,8 +335,12 @@ def _is_fresh_literal(node: fx.Node) -> bool:
 
 def _same_memory(a: fx.Node, b: fx.Node) -> bool:
     x, y = a.meta["val"], b.meta["val"]
-    same = (x.shape, x.stride(), x.storage_offset(), x.dtype)
-    return same == (y.shape, y.stride(), y.storage_offset(), y.dtype) and _storage(a) == _storage(b)
+    return _layout(x) == _layout(y) and _storage(a) == _storage(b)
+
+
+def _layout(x: torch.Tensor) -> tuple[Any, ...]:
+    sizes = (*x.shape, *x.stride(), x.storage_offset())
+    return x.dtype, x.dim(), *identities_of(sizes)
 
 
 def _geometry(node: fx.Node, base: fx.Node) -> Geometry:
@@ -340,6 +349,8 @@ def _geometry(node: fx.Node, base: fx.Node) -> Geometry:
         raise UnsupportedOperator(
             [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
         )
+    if is_symbolic(x, whole):
+        raise UnsupportedOperator([operators.name(node)], "it returns a view of a varying size")
     return Geometry(
         tuple(x.shape), tuple(x.stride()), int(x.storage_offset()) - int(whole.storage_offset())
     )

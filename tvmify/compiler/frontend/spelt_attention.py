@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from tvmify.compiler.aten.operators import EMPTY, FILL
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.masks import is_causal
+from tvmify.torch_compat.symbols import identities_of, is_symbolic
 
 aten = torch.ops.aten
 
@@ -57,7 +58,7 @@ class _Scores:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return *_shape(self.query)[:-1], _shape(self.key)[-2]
+        return *_sizes(self.query)[:-1], _sizes(self.key)[-2]
 
 
 def recognise_attention(program: ExportedProgram) -> None:
@@ -107,7 +108,7 @@ class _Recogniser:
         if is_turned:
             value = self.transposed(value)
         result = self.fused(product, self.viewed(value, scores.shape[:-2]), scores)
-        result = self.viewed(result, _shape(product)[:-2])
+        result = self.viewed(result, _sizes(product)[:-2])
         return self.transposed(result) if is_turned else result
 
     def fused(self, product: fx.Node, value: fx.Node, scores: _Scores) -> fx.Node:
@@ -127,7 +128,7 @@ class _Recogniser:
         options = {"is_causal": scores.causal, "scale": scores.scale}
         operator = aten.scaled_dot_product_attention.default
         fused = product.graph.call_function(operator, arguments, options)
-        result = query.meta["val"].new_empty(*_shape(query)[:-1], _shape(value)[-1])
+        result = query.meta["val"].new_empty(*_sizes(query)[:-1], _sizes(value)[-1])
         fused.meta = {**product.meta, "val": result, EMPTY: nan, FILL: scores.fill}
         return self.viewed(fused, scores.shape[:-2])
 
@@ -146,7 +147,7 @@ class _Recogniser:
             return _Scores(query, self.transposed(turned), scale)
         if node.target in _VIEWS:
             inner = self.scores(node.args[0])
-            return None if inner is None else self.taken_apart(inner, _shape(node))
+            return None if inner is None else self.taken_apart(inner, _sizes(node))
         if node.target in (*_PRODUCTS, *_QUOTIENTS):
             factor = _factor(node)
             inner = self.scores(node.args[0]) if factor else None
@@ -168,7 +169,7 @@ class _Recogniser:
 
     def taken_apart(self, scores: _Scores, shape: tuple[int, ...]) -> _Scores | None:
         """Return scores with the axes of a view of them, if those are more."""
-        if shape[-2:] != scores.shape[-2:]:
+        if identities_of(shape[-2:]) != identities_of(scores.shape[-2:]):
             return None
         if len(shape) <= len(scores.shape):
             return scores
@@ -185,7 +186,7 @@ class _Recogniser:
         # What was filled would not be that number any more.
         if _dtype(mask) != _dtype(node) or scores.causal or scores.fill is not None:
             return None
-        own = self.broadcast(mask, _shape(node), scores.shape)
+        own = self.broadcast(mask, _sizes(node), scores.shape)
         if own is not None and scores.mask is not None:
             own = self.call(aten.add.Tensor, scores.mask, own)
         return None if own is None else replace(scores, mask=own)
@@ -214,7 +215,7 @@ class _Recogniser:
                 return replace(inner, causal=True, fill=fill if inner.mask is None else inner.fill)
             if inner.mask is not None:
                 return None
-            mask = self.broadcast(condition, _shape(node), inner.shape)
+            mask = self.broadcast(condition, _sizes(node), inner.shape)
             return None if mask is None else replace(inner, mask=mask, hides=hides, fill=fill)
         return None
 
@@ -226,8 +227,10 @@ class _Recogniser:
         None if an axis of the view joins one along which the mask is the same, which has stride 0
         when it is expanded, with one along which it is not. Torch has no view of such a mask.
         """
-        if shape == view:
+        if identities_of(shape) == identities_of(view):
             return mask
+        if is_symbolic(mask.meta["val"]) or _has_symbols(shape) or _has_symbols(view):
+            return None  # which axes a view joins, numbers say
         expanded = torch.empty(_shape(mask), device="meta").expand(shape)
         try:
             strides = expanded.view(view).stride()
@@ -244,10 +247,10 @@ class _Recogniser:
 
     def viewed(self, x: fx.Node, lead: tuple[int, ...]) -> fx.Node:
         """Return `x` with other leading axes than its own."""
-        return self.reshaped(x, (*lead, *_shape(x)[-2:]))
+        return self.reshaped(x, (*lead, *_sizes(x)[-2:]))
 
     def reshaped(self, x: fx.Node, shape: tuple[int, ...]) -> fx.Node:
-        return x if _shape(x) == shape else self.call(aten.reshape.default, x, shape)
+        return x if _shape(x) == identities_of(shape) else self.call(aten.reshape.default, x, shape)
 
     def call(self, operator: OpOverload, *args: Any) -> fx.Node:
         """Return a node that calls an operator: layers that share a mask share what it becomes."""
@@ -317,9 +320,19 @@ def _through_copies(node: object) -> fx.Node | None:
     return None
 
 
+def _has_symbols(sizes: tuple[Any, ...]) -> bool:
+    return not all(isinstance(size, int) for size in identities_of(sizes))
+
+
 def _dtype(node: fx.Node) -> torch.dtype:
     return node.meta["val"].dtype
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
+def _shape(node: fx.Node) -> tuple[Any, ...]:
+    """Return a shape to compare: to compare symbols themselves would assume an answer."""
+    return identities_of(node.meta["val"].shape)
+
+
+def _sizes(node: fx.Node) -> tuple[Any, ...]:
+    """Return a shape to make tensors of."""
     return tuple(node.meta["val"].shape)

@@ -9,11 +9,13 @@ import torch
 from torch import fx
 from tvm import relax
 
+from tvmify.compiler import sizes
 from tvmify.compiler.aten.operators import EMPTY, FILL
 from tvmify.compiler.frontend.converters.reduction import multiplier
 from tvmify.compiler.frontend.converters.registry import converts
 from tvmify.compiler.frontend.masks import is_causal, is_neutral
 from tvmify.compiler.kernels.attention.lower_attention import describe
+from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -37,7 +39,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     is_grouped = bool(node.kwargs.get("enable_gqa", False))
     is_of_batches = len(shape) == 3 and not is_grouped
     lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
-    batch, heads = (math.prod(lead[:-1]), lead[-1])
+    batch, heads = sizes.product(lead[:-1]), lead[-1]
     dtype = multiplier(node.meta["val"].dtype)
     if importer.shape(key)[-2] == 0:
         return relax.op.zeros(list(shape), dtype)
@@ -47,7 +49,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         *own, length, size = importer.shape(x)
         shared = is_grouped and bool(own)
         outer = [*shape[:-3], own[-1]] if shared else list(shape[:-2])
-        if own != outer:
+        if not sizes.same_shape(own, outer):
             tensor = importer.emit(relax.op.broadcast_to(tensor, [*outer, length, size]))
         own_heads = own[-1] if shared else heads
         return _reshaped(importer, tensor, [batch, own_heads, length, size])
@@ -66,8 +68,8 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
 
 
-def _reshaped(importer: Importer, x: relax.Expr, shape: list[int]) -> relax.Expr:
-    if [int(extent) for extent in x.ty.shape.values] == shape:
+def _reshaped(importer: Importer, x: relax.Expr, shape: list[Size]) -> relax.Expr:
+    if sizes.same_shape(x.ty.shape.values, shape):
         return x
     return importer.emit(relax.op.reshape(x, shape))
 
@@ -87,11 +89,11 @@ def _mask(
     if is_of_batches:
         outer.append(1)
     outer = [1] * (len(lead) - len(outer)) + outer
-    if any(extent != 1 for extent in outer[:-1]) and len(lead) > 4:
+    if not all(map(sizes.is_one, outer[:-1])) and len(lead) > 4:
         full = [*lead[:-1], outer[-1], queries, keys]
         tensor = importer.emit(relax.op.broadcast_to(tensor, full))
         outer = full[:-2]
-    return _reshaped(importer, tensor, [math.prod(outer[:-1]), outer[-1], queries, keys])
+    return _reshaped(importer, tensor, [sizes.product(outer[:-1]), outer[-1], queries, keys])
 
 
 def _reduced(
@@ -113,6 +115,10 @@ def _reduced(
         if len(left) > 1:
             return mask, False
         return next(iter(left), None), any(causal for _, causal in found)
+    if not sizes.is_static(*importer.shape(mask)):
+        if importer.formulas.is_causal(mask, queries, keys):
+            return None, True
+        return None if importer.formulas.is_neutral(mask) else mask, False
     if is_causal(importer.program, mask, queries, keys):
         return None, True
     return None if is_neutral(importer.program, mask) else mask, False

@@ -11,6 +11,7 @@ from tvm import relax, topi
 from tvmify.compiler.frontend.converters import volumes
 from tvmify.compiler.frontend.converters.reduction import multiplier
 from tvmify.compiler.frontend.converters.registry import converts
+from tvmify.compiler.sizes import sizes_of
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -142,7 +143,7 @@ def _cropped(
     importer: Importer, x: relax.Expr, before: list[int], after: list[int]
 ) -> tuple[relax.Expr, list[int], list[int]]:
     """Crop the input where a padding is negative."""
-    shape = [int(e) for e in x.ty.shape]
+    shape = sizes_of(x.ty.shape)
     low = [0, 0, *(max(-b, 0) for b in before)]
     high = [*shape[:2], *(e - max(-a, 0) for e, a in zip(shape[2:], after, strict=True))]
     if low != [0] * len(shape) or high != shape:

@@ -7,7 +7,6 @@ outside, and compiled code would read or write memory that is not its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from tvm import relax, te, tirx
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import loops, places
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
+from tvmify.compiler.sizes import is_one, is_static, product, variable_for
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -40,13 +40,16 @@ def positions(importer: Importer, index: fx.Node, extent: int, *, wrap: bool) ->
     x, shape = importer.tensor(index), importer.shape(index)
     if not index.meta["val"].dtype.is_signed or index.meta["val"].dtype is torch.bool:
         raise UnsupportedOperator(["aten.index.Tensor"], "a mask or unsigned numbers as index")
-    if prod(shape) == 0:
+    if 0 in shape:
         return x
     constant = constant_of(importer.program, index)
     if constant is not None and constant.min() >= 0 and constant.max() < extent:
         return x
-    count = prod(shape)
-    check = loops.check_positions(count, extent, dtype_of(x), wrap)
+    count = product(shape)
+    if not is_static(extent):
+        raise UnsupportedOperator(["aten.index.Tensor"], "positions on an axis of varying size")
+    length = count if is_static(count) else variable_for(count).name
+    check = loops.check_positions(length, extent, dtype_of(x), wrap)
     flat = importer.emit(relax.op.reshape(x, [count]))
     checked = call_loop(importer, check, "check_positions", [flat], count)
     return importer.emit(relax.op.reshape(checked, list(shape)))
@@ -75,7 +78,7 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     if not shape:  # an axis of one element stands for the none that it has
         at = positions(importer, index, 1, wrap=False)  # type: ignore[arg-type]
         out = list(importer.shape(node))
-        at = importer.emit(relax.op.reshape(at, [prod(out)]))
+        at = importer.emit(relax.op.reshape(at, [product(out)]))
         line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
         return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
@@ -105,10 +108,30 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
         found = places.formula_of(known, shape[indexed[0]])
         if found is not None:
             return importer.emit_te(reading({indexed[0]: found}, out), importer.tensor(source))
-    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
     adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
     first = indexed[0] if adjacent else 0
-    rank = max(len(importer.shape(indices[a])) for a in indexed)  # type: ignore[index]
+    chosen = [indices[a] for a in indexed]  # type: ignore[index]
+    rank = max(len(importer.shape(index)) for index in chosen)
+    if not is_static(*out, *(shape[a] for a in indexed)):
+        known_at = importer.formulas.places(
+            chosen, out[first : first + rank], [shape[a] for a in indexed]
+        )
+        if known_at is not None:
+
+            def read(x: te.Tensor) -> te.Tensor:
+                def element(*i: Any) -> Any:
+                    found, rest = (
+                        iter(known_at(i[first : first + rank])),
+                        iter(i[:first] + i[first + rank :]),
+                    )
+                    return x(
+                        *(next(found) if a in indexed else next(rest) for a in range(len(shape)))
+                    )
+
+                return te.compute(out, element, name="index")
+
+            return importer.emit_te(read, importer.tensor(source), primfunc_name_hint="index")
+    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
 
     def taken(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -202,7 +225,7 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
 
     written = [*shape[:first], *common, *shape[last:]]
     part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
-    inner = prod(shape[last:])
+    inner = product(shape[last:])
     return _write(importer, source, importer.emit_te(offsets, *at), part, inner, add)
 
 
@@ -242,17 +265,17 @@ def _write(
 ) -> relax.Expr:
     """Copy a tensor and write runs of `inner` values at the given offsets, in order."""
     shape = importer.shape(source)
-    count = prod(int(e) for e in offsets.ty.shape)
+    count = product(offsets.ty.shape)
     x = importer.tensor(source)
     if count * inner == 0:
         return x
-    function = loops.write_runs(prod(shape), count, inner, dtype_of(x), dtype_of(offsets), add)
+    function = loops.write_runs(product(shape), count, inner, dtype_of(x), dtype_of(offsets), add)
     flat = [
         importer.emit(relax.op.reshape(t, [size]))
-        for t, size in ((x, prod(shape)), (offsets, count), (values, count * inner))
+        for t, size in ((x, product(shape)), (offsets, count), (values, count * inner))
     ]
     return relax.op.reshape(
-        call_loop(importer, function, "write_runs", flat, prod(shape)), list(shape)
+        call_loop(importer, function, "write_runs", flat, product(shape)), list(shape)
     )
 
 
@@ -283,7 +306,7 @@ def take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:
 def _broadcast(x: te.Tensor, indices: Indices) -> Any:
     """Read a tensor at indices of the shape that it is broadcast to."""
     last = indices[len(indices) - len(x.shape) :]
-    return x(*(0 if int(e) == 1 else i for e, i in zip(x.shape, last, strict=True)))
+    return x(*(0 if is_one(e) else i for e, i in zip(x.shape, last, strict=True)))
 
 
 def _flat(shape: tuple[int, ...], indices: Indices) -> Any:

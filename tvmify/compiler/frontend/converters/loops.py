@@ -17,10 +17,19 @@ from tvmify.compiler.kernels.common.legalizing import OPAQUE
 
 
 @functools.cache
-def check_positions(count: int, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
-    """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones."""
+def check_positions(length: int | str, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
+    """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones.
+
+    Parameters
+    ----------
+    length
+        How many there are, or the name of a symbol for that.
+    """
     lowest = -extent if wrap else 0
-    shape = (tirx.const(count, "int64"),)  # as Relax has it: buffers must agree to be merged
+    # int64, as Relax has it: buffers must agree to be merged
+    is_known = isinstance(length, int)
+    count = tirx.const(length, "int64") if is_known else tirx.Var(length, "int64")
+    shape = (count,)
     attributes = OPAQUE | {"tvmify.asserts": True}
 
     @T.prim_func(private=True, s_tir=True)

@@ -14,6 +14,7 @@ from tvmify.compiler.frontend.converters import volumes
 from tvmify.compiler.frontend.converters.reduction import accumulator, deviations
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.kernels.common import choice
+from tvmify.compiler.sizes import product, sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _normalized(
         return _normalized_rows(importer, x, *rest)
     if rank == 4:
         return _normalized_images(importer, x, 1, *rest)
-    batch, _, depth, *_ = (int(extent) for extent in x.ty.shape)
+    batch, _, depth, *_ = sizes_of(x.ty.shape)
     images = _normalized_images(importer, volumes.slices(importer, x), depth, *rest)
     return volumes.as_volumes(importer, images, batch)
 
@@ -108,7 +109,7 @@ def _normalized_images(
     each other as `depth` says are one sample.
     """
     emit = importer.emit
-    count, channels = (int(extent) for extent in x.ty.shape.values[:2])
+    count, channels = sizes_of(x.ty.shape.values[:2])
     grouped = [count // depth, depth, groups, channels // groups]
     shared = [axis for axis in (1, 3) if grouped[axis] > 1]
 
@@ -148,9 +149,9 @@ def _normalized_rows(
 
     The groups are rows in memory: the reduction rule makes one pass of three over each.
     """
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = sizes_of(x.ty.shape)
     channels = shape[1] // groups
-    grouped = [shape[0], groups, channels, prod(shape[2:])]
+    grouped = [shape[0], groups, channels, product(shape[2:])]
     count = channels * grouped[3]
     scales = [importer.tensor(w, dtype) for w in (weight, bias) if w is not None]
 

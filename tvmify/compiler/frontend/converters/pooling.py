@@ -13,6 +13,7 @@ from tvmify.compiler.frontend.converters import places
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.sizes import sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     dilation = _spread(importer.argument(node, 4, "dilation", 1), rank)
     # Padding as far as the last window reaches says the same as torch's ceil_mode, whose last
     # window must only begin inside the image.
-    extents = [int(e) for e in node.meta["val"][0].shape[-rank:]]
+    extents = list(importer.sizes(node.meta["val"][0])[-rank:])
     after = [
         max((out - 1) * s + d * (k - 1) + 1 - e - b, 0)
         for out, s, d, k, e, b in zip(
@@ -61,7 +62,7 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     divisor = importer.argument(node, 6, "divisor_override")
     dtype = accumulator(node.meta["val"].dtype)
     x = importer.tensor(node.args[0], dtype)
-    out = [int(e) for e in node.meta["val"].shape]
+    out = list(importer.shape(node))
     if (
         len(shape) == 4
         and rank == 2
@@ -153,7 +154,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}
     found = {axis: _only_tap(matrix) for axis, matrix in matrices.items()}
     if None not in found.values():
-        out = [int(extent) for extent in result.ty.shape]
+        out = sizes_of(result.ty.shape)
         for axis, matrix in matrices.items():
             out[axis] = matrix.shape[0]
         result = importer.emit_te(reading(found, out), result)
@@ -185,7 +186,7 @@ def _only_tap(matrix: torch.Tensor) -> places.Formula | None:
 
 
 def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
-    shape = [int(e) for e in x.shape]
+    shape = sizes_of(x.shape)
     shape[axis] = int(positions.shape[0])
     taps = int(positions.shape[1])
 

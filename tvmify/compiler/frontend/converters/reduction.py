@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from tvmify.compiler.frontend.converters.registry import converts, dtype_of, ref
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.reduction import cumulative
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.sizes import bounds, hint, product, sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def _reduced(
     keep: bool,
 ) -> relax.Expr:
     """Reduce axes; if those are all there are, the last one first, whose rows threads share out."""
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = sizes_of(x.ty.shape)
     every = axes is None or len(axes) == len(shape)
-    if every and len(shape) > 1 and prod(shape) >= NEST.worth_splitting:
+    if every and len(shape) > 1 and hint(product(shape)) >= NEST.worth_splitting:
         x = importer.emit(reduce(x, [len(shape) - 1], True))
     return reduce(x, axes, keep)
 
@@ -124,14 +124,13 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     correction = 1 if correction is None else correction
     keep = bool(importer.argument(node, 3, "keepdim", False))
     shape = importer.shape(node.args[0])
-    count = 1
-    for axis in axes:
-        count *= shape[axis]
-    if count - correction <= 0:
+    count = product(shape[axis] for axis in axes)
+    if bounds(count)[0] - correction <= 0:
         raise UnsupportedOperator([str(node.target)], "the variance of too few elements")
+    number = importer.number(count - correction, dtype_of(x))
     first, mean, deviation = deviations(importer, x, axes)
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
-    result = relax.op.divide(squares, relax.const(float(count - correction), dtype_of(x)))
+    result = relax.op.divide(squares, number)
     mean = importer.emit(relax.op.add(first, mean))
     if dtype_of(x) != str(dtype).removeprefix("torch."):
         result, mean = (
@@ -150,7 +149,7 @@ def deviations(
 
     The first two keep the axes, with extent 1; their sum is the mean.
     """
-    shape = [int(extent) for extent in x.ty.shape]
+    shape = sizes_of(x.ty.shape)
     reduced = {axis % len(shape) for axis in axes}
 
     def first(x: te.Tensor) -> te.Tensor:
@@ -176,7 +175,7 @@ def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
     keep = bool(importer.argument(node, 2, "keepdim", False))
     x, shape = _comparable(importer, node.args[0]), importer.shape(node.args[0])
     if axis is None:
-        x = importer.emit(relax.op.reshape(x, [prod(shape)]))
+        x = importer.emit(relax.op.reshape(x, [product(shape)]))
     found = _position(importer, x, axis or 0, "argmax" in str(node.target))[1]
     return relax.op.reshape(found, list(importer.shape(node))) if keep or axis is None else found
 
@@ -185,7 +184,7 @@ def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
 def extremum_and_position(importer: Importer, node: fx.Node) -> tuple[relax.Expr, relax.Expr]:
     x, axis = _comparable(importer, node.args[0]), int(node.args[1])  # type: ignore[arg-type]
     value, found = _position(importer, x, axis, "max" in str(node.target))
-    shape = list(node.meta["val"][0].shape)
+    shape = list(importer.sizes(node.meta["val"][0]))
     return (
         importer.emit(relax.op.reshape(value, shape)),
         importer.emit(relax.op.reshape(found, shape)),
@@ -247,7 +246,7 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
     axis = int(node.args[1]) % len(shape)  # type: ignore[arg-type]
     before, after = shape[:axis], shape[axis + 1 :]
     # One axis on either side, if there is any.
-    flat = (*[prod(before)][: len(before)], shape[axis], *[prod(after)][: len(after)])
+    flat = (*[product(before)][: len(before)], shape[axis], *[product(after)][: len(after)])
     name = cumulative.PRODUCT if "cumprod" in str(node.target) else cumulative.SUM
     refuse_on_gpu(name)
     function = cumulative.kernel(

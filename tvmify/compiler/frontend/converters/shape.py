@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.aten.operators import arguments
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.sizes import bounds, is_static, number_or_expression, same, same_shape
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def expand(importer: Importer, node: fx.Node) -> relax.Expr:
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     """All that keeps the elements in order; the shape of the result says everything."""
     x, shape = importer.tensor(node.args[0]), list(importer.shape(node))
-    if shape == list(importer.shape(node.args[0])):
+    if same_shape(shape, importer.shape(node.args[0])):
         return x  # a reshape would keep the layout of convolutions from what follows
     if 0 in shape:  # Relax reads a zero as "keep this extent"
         return relax.op.zeros(shape, dtype_of(x))
@@ -120,14 +122,62 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
     axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
     if str(node.target).endswith("select.int"):
-        first = int(importer.argument(node, 2, "index")) % shape[axis]
+        first = importer.argument(node, 2, "index")
+        if not is_static(shape[axis], first):
+            return _symbolic_select(importer, node, axis, first)
+        first = int(first) % shape[axis]
         part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
         return relax.op.squeeze(part, [axis])
     bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
-    start, end, step = slice(*bounds).indices(shape[axis])
+    start, end, step = bounds
+    if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
+        return _symbolic_slice(importer, x, axis, start, step, importer.shape(node))
+    start, end, step = slice(start, end, step).indices(shape[axis])
     if (start, end, step) == (0, shape[axis], 1):
         return x
     return relax.op.strided_slice(x, [axis], [start], [max(end, start)], [step])
+
+
+def _symbolic_slice(
+    importer: Importer, x: relax.Expr, axis: int, start: Any, step: Any, out: tuple[Any, ...]
+) -> relax.Expr:
+    """Return a slice whose size, or that of what it is of, is symbolic."""
+    step = 1 if step is None else step
+    first = 0 if start is None else start
+    size = number_or_expression(x.ty.shape.values[axis])
+    if not is_static(first) or first < 0:
+        # Where it begins depends on which is larger; torch's guards do not reach here.
+        if not is_static(first) and bounds(first)[0] < 0:
+            raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
+        if is_static(first):
+            if bounds(size)[0] < -first:
+                raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
+            first = size + first
+    if is_static(first) and first == 0 and step == 1 and same(size, out[axis]):
+        return x
+
+    def sliced(x: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return x(*i[:axis], i[axis] * step + first, *i[axis + 1 :])
+
+        return te.compute(out, element, name="slice")
+
+    return importer.emit_te(sliced, x)
+
+
+def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
+    size = importer.shape(node.args[0])[axis]
+    if not is_static(index) or bounds(size)[0] < (index + 1 if index >= 0 else -index):
+        raise UnsupportedOperator([str(node.target)], f"place {index} of {size}")
+    place = index if index >= 0 else size + index
+
+    def selected(x: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return x(*i[:axis], place, *i[axis:])
+
+        return te.compute(importer.shape(node), element, name="select")
+
+    return importer.emit_te(selected, importer.tensor(node.args[0]))
 
 
 @converts("split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default")
@@ -137,7 +187,7 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
     axis = int(importer.argument(node, 1 if unbind else 2, "dim", 0)) % len(shape)
     parts, start = [], 0
     for value in node.meta["val"]:
-        size = 1 if unbind else int(value.shape[axis])
+        size = 1 if unbind else importer.sizes(value)[axis]
         part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
         parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
         start += size
@@ -185,3 +235,20 @@ def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(importer.shape(node), element, name="unfold")
 
     return importer.emit_te(windows_of, importer.tensor(source))
+
+
+@converts("arange.start_step", "arange.default", "arange.start")
+def arange(importer: Importer, node: fx.Node) -> relax.Expr:
+    """A range of a symbolic length; others are constants."""
+    given = arguments(node)
+    start, step = given.get("start", 0), given.get("step", 1)
+    if isinstance(start, float) or isinstance(step, float):
+        raise UnsupportedOperator([str(node.target)], "a range of floats of a varying length")
+    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+
+    def counted() -> te.Tensor:
+        return te.compute(
+            importer.shape(node), lambda i: (i * step + start).astype(dtype), name="arange"
+        )
+
+    return importer.emit_te(counted, primfunc_name_hint="arange")

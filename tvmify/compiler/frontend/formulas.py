@@ -1,0 +1,261 @@
+"""Elements that follow from their place alone: ranges, positions, masks of any length.
+
+Of static programs such tensors are constants. Where their sizes are symbolic nothing can be
+evaluated; but what an element is can be written as an expression of its place, and proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from tvm import sym, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler.aten.operators import arguments, short_name
+from tvmify.compiler.frontend.constants import constant_of
+from tvmify.compiler.sizes import analyzer_of, is_one, is_static, same
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+_Place = Sequence[Any]
+
+
+_POINTWISE: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "ge": tirx.GE,
+    "gt": tirx.GT,
+    "le": tirx.LE,
+    "lt": tirx.LT,
+    "eq": tirx.EQ,
+    "ne": tirx.NE,
+    "logical_and": tirx.And,
+    "logical_or": tirx.Or,
+    "logical_not": tirx.Not,
+    "bitwise_and": tirx.And,
+    "bitwise_or": tirx.Or,
+    "bitwise_not": tirx.Not,
+}
+#: Of these, on integers bit by bit.
+_OF_BOOLEANS = (
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_not",
+)
+_FILLS = {
+    "full": 1,
+    "new_full": 2,
+    "full_like": 1,
+    "fill": 1,
+    "scalar_tensor": 0,
+}
+_ONES = ("ones", "new_ones", "ones_like")
+_ZEROS = ("zeros", "new_zeros", "zeros_like")
+_SAME_PLACE = ("alias", "clone", "_to_copy", "lift_fresh_copy")
+_RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
+
+
+class Formulas:
+    """What is known of the elements of a program's tensors without running it."""
+
+    def __init__(self, importer: Importer) -> None:
+        self._importer = importer
+
+    def element(self, node: Any, place: _Place) -> Expr | None:
+        """Return an integer or boolean element of a node as an expression.
+
+        None if it does not follow from its place alone.
+
+        Parameters
+        ----------
+        place
+            An index expression for each axis.
+        """
+        if not isinstance(node, fx.Node):
+            return _constant(node)
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not _is_integral(value.dtype):
+            return None
+        constant = constant_of(self._importer.program, node)
+        if constant is not None:
+            is_uniform = constant.numel() > 0 and bool((constant == constant.flatten()[0]).all())
+            return _constant(constant.flatten()[0].item()) if is_uniform else None
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            return None
+        name = short_name(node).partition(".")[0]
+        if name == "arange" or name in _FILLS or name in _ONES or name in _ZEROS:
+            return _made(node, name, place)
+        if name in _POINTWISE:
+            return self._pointwise(node, name, place)
+        return self._moved(node, name, place)
+
+    def _moved(self, node: fx.Node, name: str, place: _Place) -> Expr | None:
+        """Return an element of what shows elements of another tensor."""
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            return None
+        source = node.args[0]
+        inner = self._inner_place(node, name, source, place)
+        element = None if inner is None else self.element(source, inner)
+        if element is None or name != "_to_copy":
+            return element
+        is_bool, was_bool = node.meta["val"].dtype is torch.bool, str(element.ty.dtype) == "bool"
+        if is_bool and not was_bool:
+            return tirx.NE(element, tirx.const(0, "int64"))
+        return element.astype("int64") if was_bool and not is_bool else element
+
+    def _pointwise(self, node: fx.Node, name: str, place: _Place) -> Expr | None:
+        if node.kwargs.get("alpha", 1) != 1:
+            return None
+        if name in _OF_BOOLEANS and any(
+            n.meta["val"].dtype is not torch.bool for n in node.all_input_nodes
+        ):
+            return None
+        operands = []
+        for operand in node.args:
+            where = self._broadcast(operand, place) if isinstance(operand, fx.Node) else place
+            element = self.element(operand, where)
+            if element is None:
+                return None
+            operands.append(element)
+        if name not in _OF_BOOLEANS:
+            operands = [x.astype("int64") if str(x.ty.dtype) == "bool" else x for x in operands]
+        return _POINTWISE[name](*operands)
+
+    def _broadcast(self, node: fx.Node, place: _Place) -> list[Any]:
+        shape = self._importer.shape(node)
+        last = list(place)[len(place) - len(shape) :]
+        return [_ZERO if is_one(size) else at for size, at in zip(shape, last, strict=True)]
+
+    def _inner_place(
+        self, node: fx.Node, name: str, source: fx.Node, place: _Place
+    ) -> list[Any] | None:
+        """Return which element of its source a node shows."""
+        shape, out = self._importer.shape(source), self._importer.shape(node)
+        if name in _SAME_PLACE:
+            return list(place)
+        if name == "expand":
+            return self._broadcast(source, place)
+        if name in _RESHAPES:
+            return _reshaped(shape, out, place)
+        if name == "permute":
+            axes = [axis % len(shape) for axis in node.args[1]]  # type: ignore[union-attr]
+            return [place[axes.index(axis)] for axis in range(len(shape))]
+        given = arguments(node)
+        axis = given.get("dim", 0) % len(shape) if shape else 0
+        if name == "slice":
+            start, step = given.get("start") or 0, given.get("step") or 1
+            if not is_static(start) or start < 0:
+                return None
+            return [*place[:axis], place[axis] * step + start, *place[axis + 1 :]]
+        if name == "select":
+            index = given["index"]
+            if not is_static(index) or index < 0:
+                return None
+            return [*place[:axis], tirx.const(index, "int64"), *place[axis:]]
+        return None
+
+    # ---------------------------------------------------------------------------------- proofs
+
+    def places(
+        self, nodes: Sequence[fx.Node], out: Sequence[Any], extents: Sequence[Any]
+    ) -> Callable[[_Place], list[Expr]] | None:
+        """Return what computes positions from a place, if all are known to lie inside.
+
+        Parameters
+        ----------
+        nodes
+            Index tensors.
+        out
+            The shape that they are broadcast to.
+        extents
+            Of the axes that they index.
+        """
+        variables, analyzer = self._at(out)
+        for node, extent in zip(nodes, extents, strict=True):
+            element = self.element(node, self._broadcast(node, variables))
+            if element is None or str(element.ty.dtype) == "bool":
+                return None
+            if not (analyzer.can_prove(element >= 0) and analyzer.can_prove(element < extent)):
+                return None
+
+        def compute(place: _Place) -> list[Expr]:
+            elements = (self.element(node, self._broadcast(node, place)) for node in nodes)
+            return [element for element in elements if element is not None]
+
+        return compute
+
+    def is_causal(self, mask: fx.Node, queries: Any, keys: Any) -> bool:
+        """Whether a boolean mask shows each query the keys up to its own place, and no others."""
+        shape = self._importer.shape(mask)
+        if len(shape) < 2 or not (same(shape[-2], queries) and same(shape[-1], keys)):
+            return False
+        variables, analyzer = self._at(shape)
+        element = self.element(mask, variables)
+        if element is None or str(element.ty.dtype) != "bool":
+            return False
+        query, key = variables[-2:]
+        with analyzer.constraint_scope(key <= query):
+            if not analyzer.can_prove(element):
+                return False
+        with analyzer.constraint_scope(key > query):
+            return bool(analyzer.can_prove(tirx.Not(element)))
+
+    def is_neutral(self, mask: fx.Node) -> bool:
+        """Whether a boolean mask is known to hide nothing."""
+        variables, analyzer = self._at(self._importer.shape(mask))
+        element = self.element(mask, variables)
+        is_bool = element is not None and str(element.ty.dtype) == "bool"
+        return is_bool and bool(analyzer.can_prove(element))
+
+    def _at(self, shape: Sequence[Any]) -> tuple[list[tirx.Var], sym.Analyzer]:
+        """Return variables for a place in a tensor, and what proves statements about them."""
+        variables = [tirx.Var(f"i{axis}", "int64") for axis in range(len(shape))]
+        return variables, analyzer_of(dict(zip(variables, shape, strict=True)))
+
+
+_ZERO = tirx.const(0, "int64")
+
+
+def _made(node: fx.Node, name: str, place: _Place) -> Expr | None:
+    """Return an element of what is made of numbers."""
+    if name == "arange":
+        given = arguments(node)
+        start, step = given.get("start", 0), given.get("step", 1)
+        is_of_floats = isinstance(start, float) or isinstance(step, float)
+        return None if is_of_floats else place[0] * step + start
+    if name in _FILLS:
+        return _constant(node.args[_FILLS[name]])
+    is_bool = node.meta["val"].dtype is torch.bool
+    return _constant(name in _ONES if is_bool else int(name in _ONES))
+
+
+def _constant(value: Any) -> Expr | None:
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, bool):
+        return tirx.const(value, "bool")
+    return tirx.const(value, "int64") if isinstance(value, int) else None
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _reshaped(shape: Sequence[Any], out: Sequence[Any], place: _Place) -> list[Any] | None:
+    """Return the place before a reshape that adds or drops axes of one element."""
+    kept = [(size, at) for size, at in zip(out, place, strict=True) if not is_one(size)]
+    sizes = [size for size in shape if not is_one(size)]
+    if len(kept) != len(sizes) or not all(
+        same(a, b) for a, (b, _) in zip(sizes, kept, strict=True)
+    ):
+        return None
+    found = iter(at for _, at in kept)
+    return [_ZERO if is_one(size) else next(found) for size in shape]
