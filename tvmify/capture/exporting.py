@@ -6,6 +6,7 @@ Imported only when something has to be exported: a warm process never needs it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,7 +126,13 @@ def _export(
     kwargs: dict[str, Any],
     varying: Varying | None,
 ) -> ExportedProgram:
-    shapes = None if varying is None else dynamic_shapes(args, kwargs, varying)
+    shapes = None
+    if varying is not None:
+        if kwargs and _takes_any_keyword(module):
+            # torch.export finds no place for the symbols of such arguments.
+            _gather_arguments(module)
+            args, kwargs = (args, kwargs), {}
+        shapes = dynamic_shapes(args, kwargs, varying)
     with (
         quiet(),
         uncached_autocast(),
@@ -150,6 +157,21 @@ def _export(
                 f"torch.export failed: {line} ({_user_line(error)})",
                 "Run the module in eager PyTorch to see whether it fails there as well.",
             ) from error
+
+
+def _takes_any_keyword(module: torch.nn.Module) -> bool:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _gather_arguments(module: torch.nn.Module) -> None:
+    """Let forward take its arguments as a tuple and a dictionary; the leaves stay the same."""
+    cls = type(module)
+
+    def forward(self: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        return cls.forward(self, *args, **kwargs)
+
+    module.__class__ = type(cls.__name__, (cls,), {"forward": forward})
 
 
 def examples(arguments: Any) -> Any:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-
-if TYPE_CHECKING:
-    from torch.export import ShapesCollection
 
 #: The largest size that a symbol stands for. Products of sizes have guards of their own.
 LARGEST = 2**31 - 1
@@ -59,7 +56,7 @@ class Varying:
         return found
 
 
-def dynamic_shapes(args: Any, kwargs: Any, varying: Varying) -> ShapesCollection:
+def dynamic_shapes(args: Any, kwargs: Any, varying: Varying) -> Any:
     """Return what ``torch.export`` takes, for arguments each of which is a tensor of its own."""
     from torch.export import Dim, ShapesCollection
 

@@ -9,6 +9,7 @@ TVM's parser inspects the whole stack, for some 50 ms.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -28,7 +29,7 @@ def check_positions(length: int | str, extent: int, dtype: str, wrap: bool) -> t
     lowest = -extent if wrap else 0
     # int64, as Relax has it: buffers must agree to be merged
     is_known = isinstance(length, int)
-    count = tirx.const(length, "int64") if is_known else tirx.Var(length, "int64")
+    count: Any = tirx.const(length, "int64") if is_known else tirx.Var(length, "int64")
     shape = (count,)
     attributes = OPAQUE | {"tvmify.asserts": True}
 

@@ -14,6 +14,7 @@ from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 from tvm import relax, tirx
+from tvm.ir import Expr
 
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
@@ -97,11 +98,18 @@ def promoted(
     importer: Importer, node: fx.Node, arguments: tuple[Value, ...], kind: PROMOTION
 ) -> list[relax.Expr]:
     """Return the arguments as Relax tensors in the dtype that torch computes in."""
-    metas = [a.meta["val"] if isinstance(a, fx.Node) else a for a in arguments]
+    metas = [_promoting(argument) for argument in arguments]
     compute, _ = elementwise_dtypes(*metas, type_promotion_kind=kind)
     if compute is torch.bool:
         compute = torch.int8  # LLVM has no arithmetic on booleans; 8 bits hold what torch returns
     return [importer.tensor(argument, compute) for argument in arguments]
+
+
+def _promoting(argument: Value) -> Any:
+    """Return what decides on the dtype to compute in."""
+    if isinstance(argument, fx.Node):
+        return argument.meta["val"]
+    return 1 if isinstance(argument, Expr) else argument  # a size is an int
 
 
 def _pointwise(function: Callable[..., relax.Expr], kind: PROMOTION) -> Callable[..., relax.Expr]:

@@ -1,0 +1,86 @@
+"""Sizes that are symbols in what is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify.capture import Varying, capture
+from tvmify.torch_compat.symbols import identities_of
+
+
+class Pair(nn.Module):
+    """Scripts; takes two tensors whose sizes have nothing to do with each other."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, y * 2
+
+
+class Unscripted(Pair):
+    """Has to be recorded: TorchScript knows no star arguments."""
+
+    def forward(self, *tensors: Any, **more: Any) -> Any:
+        return super().forward(*tensors, *more.values())
+
+
+class Parity(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.size(1) % 2 == 1 else x - 1
+
+
+def shapes(module: nn.Module, args: Any, kwargs: Any, varying: Varying) -> list[tuple[Any, ...]]:
+    """Return the shapes of what the exported program takes."""
+    program = capture(module.eval(), args, kwargs, varying).export(args, kwargs, varying)
+    values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    return [identities_of(value.shape) for value in values]
+
+
+@pytest.mark.parametrize("module", [Pair(), Unscripted()], ids=["scripted", "exported"])
+def test_sizes_of_one_name_are_one_symbol(module: nn.Module) -> None:
+    x, y = torch.zeros(2, 7, 4), torch.zeros(7, 2)
+    (b, s, d), (first, second) = shapes(
+        module, (x, y), {}, Varying({0: ("b", "s", None), 1: ("s", "b")})
+    )
+    assert d == 4
+    assert (first, second) == (s, b)
+    assert not isinstance(b, int)
+    assert b != s
+
+
+def test_sizes_of_other_names_stay_apart_though_equal_in_the_call() -> None:
+    x, y = torch.zeros(5), torch.zeros(5)
+    (a,), (b,) = shapes(Pair(), (x, y), {}, Varying({0: ("a",), 1: ("b",)}))
+    assert a != b
+
+
+def test_keywords_are_found_whatever_their_order() -> None:
+    kwargs = {"y": torch.zeros(3, 5), "x": torch.zeros(5)}
+    found = shapes(Pair(), (), kwargs, Varying({0: (None, "s"), 1: ("s",)}))
+    assert sorted(map(len, found)) == [1, 2]
+    assert len({size for shape in found for size in shape if not isinstance(size, int)}) == 1
+
+
+def test_a_branch_on_a_size_is_a_guard() -> None:
+    x, varying = torch.zeros(2, 7), Varying({0: (None, "s")})
+    program = capture(Parity(), (x,), {}, varying).export((x,), {}, varying)
+    (value,) = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    env = value.shape[1].node.shape_env
+    assert any("Mod" in str(guard.expr) for guard in env.guards)
+
+
+def test_limits_bound_a_symbol() -> None:
+    x, y = torch.zeros(5), torch.zeros(5)
+    varying = Varying({0: ("a",)}, {"a": (3, 64)})
+    program = capture(Pair(), (x, y), {}, varying).export((x, y), {}, varying)
+    (bound,) = program.range_constraints.values()
+    assert (bound.lower, bound.upper) == (3, 64)
+
+
+def test_key_texts_name_symbols_and_limits() -> None:
+    varying = Varying({1: ("s0", None)}, {"s0": (2, 64)})
+    assert varying.shape_text(0, (3, 4)) == "[3, 4]"
+    assert varying.shape_text(1, (3, 4)) == "[s0, 4]"
+    assert varying.key_text() == "2 <= s0 <= 64"
