@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: More than any size or place is.
@@ -49,12 +50,11 @@ def _symbols(function: tirx.PrimFunc) -> list[tirx.Var]:
     """Return the symbols in the shapes of arguments, and arguments that are symbols."""
     found: dict[tirx.Var, None] = {}
     for parameter in function.params:
-        shape = getattr(parameter.ty, "shape", None)
-        for size in [parameter] if shape is None else shape:
-            if isinstance(size, tirx.IntImm):
-                continue
-            variables = tirx.analysis.undefined_vars(size, [])
-            found.update(dict.fromkeys(v for v in variables if str(v.ty.dtype).startswith("int")))
+        if hasattr(parameter.ty, "shape"):
+            for size in parameter.ty.shape:
+                found.update(dict.fromkeys(sizes.variables_of(size)))
+        elif str(getattr(parameter.ty, "dtype", "")).startswith("int"):
+            found[parameter] = None
     return list(found)
 
 
