@@ -47,3 +47,21 @@ def test_arithmetic_keeps_numbers_numbers() -> None:
     assert sizes.hint(sizes.ceil_div(S, 16)) == 3
     assert sizes.is_one(1)
     assert not sizes.is_one(B)
+
+
+def test_arguments_of_a_function_have_plain_variables() -> None:
+    own = sizes.Variables()
+    assert own.of([3, B]) == (3, B)
+    first, second = own.of([S + 1, 1 + S])
+    assert isinstance(first, tirx.Var) and first.same_as(second)
+    assert sizes.hint(first) == 49
+    assert sizes.bounds(own(B * S)) == (4, 64 * 512)
+    assert sizes.bounds(first) == (3, 513)
+
+
+def test_in_no_trial_but_the_first_are_symbols_alike_by_chance() -> None:
+    with sizes.symbols({"s0": Range(8, 2, 64), "s1": Range(8, 2, 64)}):
+        assert [trial(B) == trial(S) for trial in sizes.trials()] == [True, False, False]
+        assert len({trial(B) < trial(S) for trial in sizes.trials()[1:]}) == 2
+    with sizes.symbols({}):
+        assert [trial(7) for trial in sizes.trials()] == [7]

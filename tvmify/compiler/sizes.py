@@ -9,10 +9,11 @@ cuts a program into functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from tvm import ir, sym, tirx
@@ -71,6 +72,30 @@ def variable_for(size: Size) -> tirx.Var:
     return symbol_for(size, re.sub(r"\W+", "_", f"n_{size}").strip("_"))
 
 
+class Variables:
+    """Plain variables for the sizes of a function's arguments.
+
+    A function takes a size from its arguments only where that is a variable, and not `s0 + 1`.
+    """
+
+    def __init__(self) -> None:
+        self._own: list[tuple[Size, tirx.Var]] = []
+
+    def __call__(self, size: Size) -> Size:
+        """Return a number, a variable as it is, or the variable that stands for an expression."""
+        if is_static(size) or isinstance(size, tirx.Var):
+            return size
+        for known, variable in self._own:
+            if same(known, size):
+                return variable
+        self._own.append((size, variable_for(size)))
+        return self._own[-1][1]
+
+    def of(self, shape: Iterable[Size]) -> tuple[Any, ...]:
+        """Return a shape of plain variables and numbers."""
+        return tuple(map(self, shape))
+
+
 def is_static(*sizes: Any) -> bool:
     """Whether sizes are numbers."""
     return all(isinstance(size, (int, tirx.IntImm)) for size in sizes)
@@ -96,16 +121,28 @@ def hint(size: Any) -> int:
     """
     if is_static(size):
         return int(size)
-    ranges = _known()
-    analyzer = sym.Analyzer()
-    for variable in variables_of(size):
-        if variable.name not in ranges:
-            raise ValueError(f"nothing is known of the symbol {variable.name!r}")
-        analyzer.bind(variable, tirx.const(ranges[variable.name].hint, str(variable.ty.dtype)))
-    value = analyzer.simplify(size)
-    if not isinstance(value, tirx.IntImm):
-        raise ValueError(f"the size {size} has no hint")
-    return int(value)
+    return _value({name: known.hint for name, known in _known().items()}, size)
+
+
+def trials() -> list[Callable[[Any], int]]:
+    """Return ways to put numbers for all symbols, in which no two are equal by chance.
+
+    What holds in each of them, of where elements lie, holds for all numbers: sizes are sums and
+    products of symbols, and the numbers are primes, once rising and once falling. The first are the
+    hints. Where there are no symbols, there is one way.
+    """
+    names = sorted(_known())
+    if not names:
+        return [int]
+    primes = [n for n in range(211, 20000) if all(n % d for d in range(2, 150) if d < n)]
+    primes = primes[: len(names)]
+    return [
+        hint,
+        *(
+            partial(_value, dict(zip(names, order, strict=True)))
+            for order in (primes, primes[::-1])
+        ),
+    ]
 
 
 def hints(shape: Iterable[Any]) -> list[int]:
@@ -184,6 +221,21 @@ def analyzer_of(extents: Mapping[tirx.Var, Size]) -> sym.Analyzer:
 def _known() -> dict[str, Range]:
     ranges = _RANGES.get()
     return {} if ranges is None else ranges
+
+
+def _value(numbers: Mapping[str, int], size: Any) -> int:
+    """Return a size where symbols, by name, are numbers."""
+    if is_static(size):
+        return int(size)
+    analyzer = sym.Analyzer()
+    for variable in variables_of(size):
+        if variable.name not in numbers:
+            raise ValueError(f"nothing is known of the symbol {variable.name!r}")
+        analyzer.bind(variable, tirx.const(numbers[variable.name], str(variable.ty.dtype)))
+    value = analyzer.simplify(size)
+    if not isinstance(value, tirx.IntImm):
+        raise ValueError(f"the size {size} has no number")
+    return int(value)
 
 
 def _expression(size: Any) -> Expr:

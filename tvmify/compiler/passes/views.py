@@ -20,15 +20,21 @@ _PERMUTE, _SLICE, _SPLIT = (
 RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
 
 
-def views(x: Expr, value: Callable[[Expr], Expr | None]) -> Iterator[tuple[Expr, torch.Tensor]]:
+#: Puts a number for a size.
+Number = Callable[[Size], int]
+
+
+def views(
+    x: Expr, value: Callable[[Expr], Expr | None], number: Number
+) -> Iterator[tuple[Expr, torch.Tensor]]:
     """Yield tensors that `x` is a view of, the farthest first and `x` itself last.
 
     Parameters
     ----------
-    x
-        Of static shape.
     value
         Returns what a variable is bound to.
+    number
+        See `tvmify.compiler.sizes.trials`: one way says nothing of others.
 
     Yields
     ------
@@ -38,11 +44,11 @@ def views(x: Expr, value: Callable[[Expr], Expr | None]) -> Iterator[tuple[Expr,
     """
     path = [x]
     steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
-    while (before := _before(path[-1], value)) is not None:
+    while (before := _before(path[-1], value, number)) is not None:
         path.append(before[0])
         steps.append(before[1])
     for count in reversed(range(len(path))):
-        view = torch.empty(shape_of(path[count]), device="meta")
+        view = torch.empty([*map(number, shape_of(path[count]))], device="meta")
         try:
             for step in reversed(steps[:count]):
                 view = step(view)
@@ -77,7 +83,7 @@ def common_axes(
 
 
 def _before(
-    x: Expr, value: Callable[[Expr], Expr | None]
+    x: Expr, value: Callable[[Expr], Expr | None], number: Number
 ) -> tuple[Expr, Callable[[torch.Tensor], torch.Tensor]] | None:
     """Return what `x` is a view of, and how; None if it is none."""
     call = value(x)
@@ -85,21 +91,22 @@ def _before(
         split = value(call.tuple_value)
         if not isinstance(split, relax.Call) or split.op != _SPLIT:
             return None
-        axis, extents = int(split.attrs.axis), [shape_of(part) for part in split.ty.fields]
+        axis = int(split.attrs.axis)
+        extents = [[*map(number, shape_of(part))] for part in split.ty.fields]
         first = sum(extent[axis] for extent in extents[: call.index])
         return split.args[0], lambda t: t.narrow(axis, first, extents[call.index][axis])
     if not isinstance(call, relax.Call):
         return None
     if call.op in RESHAPES:
-        return call.args[0], lambda t: t.view(shape_of(x))
+        return call.args[0], lambda t: t.view([*map(number, shape_of(x))])
     if call.op == _PERMUTE:
         axes = reversed(range(len(shape_of(x)))) if call.attrs.axes is None else call.attrs.axes
         order = [int(axis) for axis in axes]
         return call.args[0], lambda t: t.permute(order)
     if call.op == _SLICE:
-        axes, begins, _, *strides = ([int(i) for i in part.fields] for part in call.args[1:])
+        axes, begins, _, *strides = ([*map(number, part.fields)] for part in call.args[1:])
         by = strides[0] if strides else [1] * len(axes)
-        extents = [shape_of(x)[axis] for axis in axes]
+        extents = [number(shape_of(x)[axis]) for axis in axes]
         slices = list(zip(axes, begins, extents, by, strict=True))
         if min(begins) >= 0 and min(by) > 0:
             return call.args[0], lambda t: _sliced(t, slices)

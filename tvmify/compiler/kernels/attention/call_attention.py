@@ -8,6 +8,7 @@ from dataclasses import replace
 from tvm import relax, te
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.attention.template import Attention, Mask, choose, kernel, prepared
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -34,19 +35,21 @@ def call_kernel(
             turned[mask, wanted] = builder.emit(_turn(builder, mask, wanted))
         operands.append(mask if wanted == about.mask else turned[mask, wanted])
         about = replace(about, mask=wanted)
-    function = builder.add_func(kernel(about, plan, machine), "attention")
-    return relax.call_tir(function, operands, relax.TensorType(about.out, about.dtype))
+    result = relax.TensorType(about.out, about.dtype)
+    own = about.with_sizes(sizes.Variables())
+    function = builder.add_func(kernel(own, plan, machine), "attention")
+    return relax.call_tir(function, operands, result)
 
 
 def _turn(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
-    last = shape_of(mask)[2] - 1
-
-    def turn(x: te.Tensor) -> te.Tensor:
-        return te.compute(
-            wanted.shape, lambda b, h, k, q: x[b, h, te.min(q, last), k], name="turned"
-        )
-
-    return builder.call_te(turn, mask, primfunc_name_hint="turn_mask")
+    own = sizes.Variables()
+    given = te.placeholder(own.of(shape_of(mask)), str(mask.ty.dtype))
+    last = given.shape[2] - 1
+    turned = te.compute(
+        own.of(wanted.shape), lambda b, h, k, q: given[b, h, te.min(q, last), k], name="turned"
+    )
+    function = builder.add_func(te.create_prim_func([given, turned]), "turn_mask")
+    return relax.call_tir(function, [mask], relax.TensorType(wanted.shape, wanted.dtype))
 
 
 def _sample(
@@ -63,7 +66,11 @@ def _sample(
         own = given[3] if masks else None
         return call_kernel(builder, given[:3], about, own, machine, {})
 
+    def likely(x: Expr) -> relax.TensorType:
+        return relax.TensorType(sizes.hints(shape_of(x)), str(x.ty.dtype))
+
+    about = about.likely
     result = relax.TensorType(about.out, about.dtype)
-    types = [*(x.ty for x in (*tensors, *masks)), result]
+    types = [*map(likely, (*tensors, *masks)), result]
     weights = (False, False, False, True)[: 3 + len(masks)]
     return Sample(types, weights, body, about.work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import tvm
@@ -16,12 +17,14 @@ from tvm import relax
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.attention.call_attention import Turned, call_kernel
 from tvmify.compiler.kernels.attention.template import Attention, Mask, Operand
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import stands_for
 from tvmify.compiler.passes.views import shape_of, views
+from tvmify.compiler.sizes import Size
 
 #: Name of the call that stands for attention until this pass.
 NAME = "tvmify.attention"
@@ -74,6 +77,11 @@ def describe(
 class AttentionLowering(PyExprMutator):
     """Finds the operands of attention where they lie; who derives from it computes it."""
 
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        #: Tensors in other shapes, by tensor and shape: operands that lie in one share its view.
+        self.views: dict[tuple[Expr, tuple[int | str, ...]], Expr] = {}
+
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         """Replace a call that stands for attention."""
         call = super().visit_call_(op)
@@ -99,7 +107,7 @@ class AttentionLowering(PyExprMutator):
         )
         mask = self.narrowest(masks[0]) if masks else None
         result = self.builder_.emit(self.computed(list(tensors), about, mask))
-        if 1 in about.out[1:3]:  # the order of the axes is none of the elements
+        if any(map(sizes.is_one, about.out[1:3])):  # the order of the axes is none of the elements
             return relax.op.reshape(result, call.ty.shape)
         return relax.op.permute_dims(result, _SWAP)
 
@@ -127,13 +135,32 @@ class AttentionLowering(PyExprMutator):
 
     def operand(self, x: Expr) -> tuple[Expr, Operand]:
         """Find the tensor in which an operand lies, behind permutations, reshapes and slices."""
-        for source, view in views(x, self.value):
-            operand = _placed(view, math.prod(shape_of(source)))
-            if operand is not None:
-                if shape_of(source) != operand.shape:
-                    source = self.builder_.emit(relax.op.reshape(source, operand.shape))
+        batch, _, length, _ = shape_of(x)
+        numbers = sizes.trials()
+        trials = [dict(views(x, self.value, number)) for number in numbers]
+        for source in trials[0]:
+            if not all(source in trial for trial in trials):
+                continue
+            found = {
+                _placed(trial[source], math.prod(map(number, shape_of(source))))
+                for trial, number in zip(trials, numbers, strict=True)
+            }
+            placed = found.pop()
+            if placed is None or found:
+                continue
+            operand = Operand((batch, length, *placed.heads), first=placed.first, step=placed.step)
+            if sizes.same_shape(shape_of(source), operand.shape):
                 return source, operand
+            if sizes.same(sizes.product(shape_of(source)), sizes.product(operand.shape)):
+                return self.reshaped(source, operand.shape), operand
         return x, Operand(shape_of(x), heads_first=True)
+
+    def reshaped(self, x: Expr, shape: tuple[Size, ...]) -> Expr:
+        """Return a tensor in another shape."""
+        key = (x, tuple(map(sizes.comparable, shape)))
+        if key not in self.views:
+            self.views[key] = self.builder_.emit(relax.op.reshape(x, shape))
+        return self.views[key]
 
     def value(self, x: Expr) -> Expr | None:
         """Return what a variable is bound to, be it by another name."""
@@ -168,7 +195,15 @@ def _calls(x: Expr | None, operator: str) -> bool:
     return isinstance(x, relax.Call) and x.op == tvm.ir.Op.get(operator)
 
 
-def _placed(view: torch.Tensor, count: int) -> Operand | None:
+class _Placed(NamedTuple):
+    """Heads in a tensor: how many it has and of how many elements, and which an operand takes."""
+
+    heads: tuple[int, int]
+    first: int
+    step: int
+
+
+def _placed(view: torch.Tensor, count: int) -> _Placed | None:
     """Describe heads that lie side by side, places before heads.
 
     Parameters
@@ -195,4 +230,4 @@ def _placed(view: torch.Tensor, count: int) -> Operand | None:
         return None
     if first + step * (heads - 1) >= width // size:
         return None
-    return Operand((batch, length, width // size, size), first=first, step=step)
+    return _Placed((width // size, size), first, step)

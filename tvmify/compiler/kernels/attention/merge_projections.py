@@ -10,7 +10,6 @@ unless all their columns together fit into one vector, of which each of them wou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 
 import tvm
 from tvm import relax
@@ -18,6 +17,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.attention.lower_attention import stands_for_attention
+from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.passes.views import shape_of
 
@@ -53,7 +53,7 @@ def _are_narrow(x: relax.Var, weights: Sequence[Expr]) -> bool:
     columns = [shape_of(weight)[-1] for weight in weights]
     lanes = Microarchitecture.current().lanes(bits_of(str(x.ty.dtype)))
     # A single column is no product but a sum, of vectors along the rows.
-    saved = (sum(count > 1 for count in columns) - 1) * prod(shape_of(x))
+    saved = (sum(count > 1 for count in columns) - 1) * element_count(shape_of(x))
     return sum(columns) <= lanes and saved >= NEST.worth_merging
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import vectors
@@ -71,6 +72,17 @@ def candidates(about: Attention, machine: Microarchitecture) -> list[Plan]:
     return [own, *[Rows()] * one_vector, *others]
 
 
+def for_all(plan: Plan, about: Attention, machine: Microarchitecture) -> Plan:
+    """Return a plan, made for the likely number of keys, for all numbers of them.
+
+    A block becomes as long as the first cache lets it: most calls then have no other.
+    """
+    if isinstance(plan, Rows) or sizes.is_static(about.key.length):
+        return plan
+    most = max(plan.block, _most_keys(plan.queries, plan.keys, about, machine))
+    return replace(plan, block=min(most, -(-sizes.bounds(about.key.length)[1] // plan.keys)))
+
+
 def _tiled(about: Attention, machine: Microarchitecture) -> list[Tiles]:
     bits, places = bits_of(about.dtype), about.query.length
     ranked = [
@@ -107,7 +119,6 @@ def _cut(about: Attention, tile: tiles.Tile, groups: int, machine: Microarchitec
     """Return the plan of a tile of scores: keys × queries."""
     bits, size = bits_of(about.dtype), about.value_size
     queries = groups * tile.columns
-    most = max(1, machine.l1_bytes // ATTENTION.scores * 8 // bits // queries // tile.rows)
     lanes = tiles.lanes_for(size, machine, bits)
     width = len(vectors(size, lanes)) * lanes
 
@@ -124,8 +135,15 @@ def _cut(about: Attention, tile: tiles.Tile, groups: int, machine: Microarchitec
         ),
         key=cost,
     )
+    most = _most_keys(queries, tile.rows, about, machine)
     plan = Tiles(tile.columns, groups, tile.rows, most, values.rows, values.columns // lanes)
     return _blocks(about, plan, -(-about.key.length // (tile.rows * most)))
+
+
+def _most_keys(queries: int, keys: int, about: Attention, machine: Microarchitecture) -> int:
+    """How many tiles of keys may make a block, so that its scores stay in the first cache."""
+    numbers = machine.l1_bytes // ATTENTION.scores * 8 // bits_of(about.dtype)
+    return max(1, numbers // queries // keys)
 
 
 def _blocks(about: Attention, plan: Tiles, count: int) -> Tiles:

@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.attention.powers import exponent_scale, weight
 from tvmify.compiler.kernels.common import tiles
@@ -40,13 +41,16 @@ _LONGEST = 128
 def emit(attention: Attention, tensors: dict[str, tirx.Buffer], machine: Microarchitecture) -> None:
     """Write the kernel into the open function."""
     together = attention.shared * attention.query.length
-    rows = max(n for n in range(1, ATTENTION.rows + 1) if together % n == 0)
+    rows = ATTENTION.rows
+    if sizes.is_static(together):
+        rows = max(n for n in range(1, ATTENTION.rows + 1) if together % n == 0)
     heads = attention.heads // attention.shared
-    pieces = together // rows
-    key, value = attention.key.shape, attention.value.shape
+    pieces = sizes.ceil_div(together, rows)
+    likely = attention.likely
+    key, value = likely.key.shape, likely.value.shape
     read = (math.prod(key) + math.prod(value)) * bits_of(attention.dtype) // 8
     count = attention.batch * heads * pieces
-    with tasks(count, attention.work, read, machine) as task, block("task"):
+    with tasks(count, likely.work, read, machine) as task, block("task"):
         number = task // pieces
         _Rows(
             attention, tensors, machine, rows, number // heads, number % heads, task % pieces * rows
@@ -71,10 +75,15 @@ class _Rows:
         self.dtype = about.dtype
         bits = bits_of(about.dtype)
         self.lanes = tiles.lanes_for(about.size, machine, bits)
-        self.key_lanes = tiles.lanes_for(about.key.length, machine, bits)
+        self.key_lanes = tiles.lanes_for(sizes.hint(about.key.length), machine, bits)
         self.value_lanes = tiles.lanes_for(about.value_size, machine, bits)
         self.queries = scratch((rows, about.size), self.dtype)
-        self.scores = scratch((rows, about.key.length), self.dtype)
+        self.is_open = not sizes.is_static(about.key.length)
+        room = about.key.length
+        if self.is_open:  # for whole tiles and vectors of keys
+            step = math.lcm(self.key_lanes, ATTENTION.keys)
+            room = sizes.ceil_div(room, step) * step
+        self.scores = scratch((rows, room), self.dtype)
 
     def number(self, value: float) -> Expr:
         return tirx.const(value, self.dtype)
@@ -83,6 +92,8 @@ class _Rows:
         """Head and place of a row."""
         at = self.first + row
         length = self.about.query.length
+        if not sizes.is_static(length):  # the last piece may have fewer rows
+            at = tirx.min(at, self.about.shared * length - 1)
         return self.head * self.about.shared + at // length, at % length
 
     def emit(self) -> None:
@@ -99,7 +110,12 @@ class _Rows:
                 )
 
             lanewise(vectors(about.size, self.lanes), scale)
-        whole, rest = divmod(about.key.length, ATTENTION.keys)
+        if self.is_open:
+            with T.serial(sizes.ceil_div(about.key.length, ATTENTION.keys)) as step:
+                self.score(step * ATTENTION.keys, ATTENTION.keys)
+            whole = rest = 0
+        else:
+            whole, rest = divmod(about.key.length, ATTENTION.keys)
         if whole:
             with T.serial(whole) as step:
                 self.score(step * ATTENTION.keys, ATTENTION.keys)
@@ -128,8 +144,9 @@ class _Rows:
                     pair = key * self.rows + row
 
                     def add(i: Expr) -> None:
+                        place = self.present(start + key)
                         value = about.key.at(
-                            self.tensors["key"], self.batch, self.head, start + key, at + i
+                            self.tensors["key"], self.batch, self.head, place, at + i
                         )
                         product = self.queries[row, at + i] * value
                         T.buffer_store(sums, sums[pair, i] + product, [pair, i])
@@ -145,6 +162,10 @@ class _Rows:
             with T.unroll(keys) as key, T.unroll(self.rows) as row:
                 T.buffer_store(self.scores, sums[key * self.rows + row, 0], [row, start + key])
 
+    def present(self, key: Expr) -> Expr:
+        """Return the number of a key: of the last one where there are no more."""
+        return tirx.min(key, self.about.key.length - 1) if self.is_open else key
+
     def softmax(self, row: Expr) -> None:
         """Mask the scores of a row and turn them into weights whose sum is 1."""
         about = self.about
@@ -158,10 +179,13 @@ class _Rows:
             lanewise(every, lambda i: T.buffer_store(best, lowest, [0, i]))
             lanewise(every, lambda i: T.buffer_store(total, self.number(0), [0, i]))
 
-            def rate(key: Expr, i: Expr) -> None:
+            def rate(key: Expr, i: Expr, all_present: bool) -> None:
+                seen = key if all_present else self.present(key)
                 score = about.masked(
-                    self.scores[row, key], self.tensors, (self.batch, head, place, key)
+                    self.scores[row, key], self.tensors, (self.batch, head, place, seen)
                 )
+                if not all_present:
+                    score = T.Select(key < about.key.length, score, lowest)
                 T.buffer_store(self.scores, score, [row, key])
                 T.buffer_store(best, tirx.max(best[0, i], self.scores[row, key]), [0, i])
 
@@ -170,7 +194,7 @@ class _Rows:
             # A query that sees no key has only -∞, from which -∞ cannot be taken.
             shift = T.Select(best[0, 0] == lowest, self.number(0), best[0, 0])
 
-            def rise(key: Expr, i: Expr) -> None:
+            def rise(key: Expr, i: Expr, _: bool) -> None:
                 value = weight(self.scores[row, key] - shift)
                 T.buffer_store(self.scores, value, [row, key])
                 T.buffer_store(total, total[0, i] + self.scores[row, key], [0, i])
@@ -182,18 +206,30 @@ class _Rows:
             )
             T.buffer_store(total, factor, [0, 0])
 
-            def normal(key: Expr, _: Expr) -> None:
+            def normal(key: Expr, _: Expr, __: bool) -> None:
                 T.buffer_store(self.scores, self.scores[row, key] * total[0, 0], [row, key])
 
             self.along(normal)
 
-    def along(self, body: Callable[[Expr, Expr], None]) -> None:
-        """Emit the body for all keys; it is given the key, and its lane."""
+    def along(self, body: Callable[[Expr, Expr, bool], None]) -> None:
+        """Emit the body for all keys.
+
+        It is given the key, its lane, and whether all lanes are of keys that there are.
+        """
+        lanes, length = self.key_lanes, self.about.key.length
+        if self.is_open:
+            with T.serial(length // lanes) as step:
+                lanewise([(0, lanes)], lambda i: body(step * lanes + i, i, True))
+            if lanes > 1:
+                start = length // lanes * lanes
+                with T.If(start < length), T.Then():
+                    lanewise([(0, lanes)], lambda i: body(start + i, i, False))
+            return
         whole, rest = divmod(self.about.key.length, self.key_lanes)
         if whole:
             with T.serial(whole) as step:
-                lanewise([(0, self.key_lanes)], lambda i: body(step * self.key_lanes + i, i))
-        lanewise(vectors(rest, self.key_lanes), lambda i: body(whole * self.key_lanes + i, i))
+                lanewise([(0, self.key_lanes)], lambda i: body(step * self.key_lanes + i, i, True))
+        lanewise(vectors(rest, self.key_lanes), lambda i: body(whole * self.key_lanes + i, i, True))
 
     def weigh(self, cuts: list[tuple[int, int]]) -> None:
         """Sum the weighted values of some vectors of the head."""
@@ -204,7 +240,8 @@ class _Rows:
         length = about.key.length
         with block("values"):
             sums = registers((self.rows, width), self.dtype)
-            kept = scratch((self.rows, width), self.dtype) if length > _LONGEST else None
+            is_long = sizes.bounds(length)[1] > _LONGEST
+            kept = scratch((self.rows, width), self.dtype) if is_long else None
 
             def each(body: Callable[[Expr, Expr], None]) -> None:
                 with T.unroll(self.rows) as row:
@@ -230,7 +267,7 @@ class _Rows:
                 add_up(0, length)
             else:
                 clear(kept)
-                with T.serial(-(-length // _LONGEST)) as number:
+                with T.serial(sizes.ceil_div(length, _LONGEST)) as number:
                     start = number * _LONGEST
                     add_up(start, tirx.min(length - start, _LONGEST))
                     each(lambda r, i: T.buffer_store(kept, kept[r, i] + sums[r, i], [r, i]))
@@ -242,4 +279,9 @@ class _Rows:
                     index = [self.batch, place, head, origin + i]
                     T.buffer_store(self.tensors["out"], total[row, i], index)
 
-                lanewise(own, store)
+                together = about.shared * about.query.length
+                if sizes.is_static(together):
+                    lanewise(own, store)
+                else:
+                    with T.If(self.first + row < together), T.Then():
+                        lanewise(own, store)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tvm import tirx
@@ -19,6 +19,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.attention import plan as attention_plans
 from tvmify.compiler.kernels.attention import rows, tiles
 from tvmify.compiler.kernels.attention.plan import Plan, Rows
@@ -27,6 +28,7 @@ from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.emission import anchor, argument
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
@@ -49,7 +51,7 @@ class Operand:
         how many farther each next one is.
     """
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[Size, Size, Size, Size]
     heads_first: bool = False
     first: int = 0
     step: int = 1
@@ -60,7 +62,7 @@ class Operand:
         return f"{'x'.join(map(str, self.shape))}{order}{whose}"
 
     @property
-    def length(self) -> int:
+    def length(self) -> Any:
         """Number of queries or keys."""
         return self.shape[2 if self.heads_first else 1]
 
@@ -81,7 +83,7 @@ class Mask:
         if `turned`.
     """
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[Size, Size, Size, Size]
     dtype: str
     turned: bool = False
 
@@ -91,7 +93,9 @@ class Mask:
     def value(self, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr) -> Expr:
         """Read the element for a score."""
         index = (batch, head, key, query) if self.turned else (batch, head, query, key)
-        return tensor[tuple(0 if n == 1 else i for i, n in zip(index, self.shape, strict=True))]
+        return tensor[
+            tuple(0 if sizes.is_one(n) else i for i, n in zip(index, self.shape, strict=True))
+        ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Attention:
     key: Operand
     value: Operand
     mask: Mask | None
-    batch: int
+    batch: Any
     heads: int
     shared: int
     size: int
@@ -138,9 +142,29 @@ class Attention:
         return f"attention {heads} {sizes} {self.dtype} of {operands}{mask}{causal}"
 
     @property
-    def out(self) -> tuple[int, int, int, int]:
+    def out(self) -> tuple[Any, Any, int, int]:
         """Shape of the result: ``[batch, length, heads, size]``."""
         return (self.batch, self.query.length, self.heads, self.value_size)
+
+    def with_sizes(self, change: Callable[[Any], Any]) -> Attention:
+        """Return the same with other sizes, given what to make of each."""
+
+        def changed(part: Any) -> Any:
+            return replace(part, shape=tuple(map(change, part.shape)))
+
+        return replace(
+            self,
+            query=changed(self.query),
+            key=changed(self.key),
+            value=changed(self.value),
+            mask=None if self.mask is None else changed(self.mask),
+            batch=change(self.batch),
+        )
+
+    @property
+    def likely(self) -> Attention:
+        """With numbers for all sizes: estimates are made with it."""
+        return self.with_sizes(sizes.hint)
 
     @property
     def work(self) -> float:
@@ -204,7 +228,9 @@ def choose(attention: Attention, machine: Microarchitecture, sample: Callable[[]
     sample
         Returns what candidates are measured by.
     """
-    return choice.choose(str(attention), attention_plans.candidates(attention, machine), sample)
+    likely = attention.likely
+    chosen = choice.choose(str(likely), attention_plans.candidates(likely, machine), sample)
+    return attention_plans.for_all(chosen, attention, machine)
 
 
 def prepared(mask: Mask, attention: Attention, plan: Plan) -> Mask:
@@ -212,7 +238,7 @@ def prepared(mask: Mask, attention: Attention, plan: Plan) -> Mask:
     batch, heads, queries, keys = mask.shape
     if isinstance(plan, Rows) or queries == 1:
         return mask
-    padded = -(-attention.query.length // plan.queries) * plan.queries  # whole tasks
+    padded = sizes.ceil_div(attention.query.length, plan.queries) * plan.queries  # whole tasks
     return Mask((batch, heads, keys, padded), mask.dtype, turned=True)
 
 

@@ -21,6 +21,7 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.attention.powers import exponent_scale, weight
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import (
@@ -32,6 +33,7 @@ from tvmify.compiler.kernels.common.emission import (
     vectors,
 )
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.attention.plan import Tiles
@@ -42,9 +44,9 @@ def emit(
     attention: Attention, tensors: dict[str, tirx.Buffer], plan: Tiles, machine: Microarchitecture
 ) -> None:
     """Write the kernel into the open function."""
-    per_head = -(-attention.query.length // plan.queries)
+    per_head = sizes.ceil_div(attention.query.length, plan.queries)
     count = attention.batch * attention.heads * per_head
-    with tasks(count, attention.work, 0, machine) as task, block("task"):
+    with tasks(count, attention.likely.work, 0, machine) as task, block("task"):
         head, first = task // per_head, task % per_head * plan.queries
         place = _Place(head // attention.heads, head % attention.heads, first)
         _Task(attention, plan, tensors, place, machine).emit()
@@ -76,7 +78,8 @@ class _Task:
         self.dtype = about.dtype
         self.lowest = tirx.const(-math.inf, self.dtype)
         bits = bits_of(about.dtype)
-        self.across = vectors(plan.width, tiles.lanes_for(about.query.length, machine, bits))
+        likely = sizes.hint(about.query.length)
+        self.across = vectors(plan.width, tiles.lanes_for(likely, machine, bits))
         self.values = vectors(about.value_size, tiles.lanes_for(about.value_size, machine, bits))
         queries = plan.queries
         self.turned = scratch((about.size, queries), self.dtype)
@@ -85,7 +88,7 @@ class _Task:
         self.best, self.shift, self.total, self.factor = (
             per_query((queries,), self.dtype) for _ in range(4)
         )
-        self.online = about.key.length > plan.block * plan.keys
+        self.online = sizes.bounds(about.key.length)[1] > plan.block * plan.keys
         #: The sum of the weights of a block, and of all before it.
         self.own = per_query((queries,), self.dtype) if self.online else self.total
         if self.online:
@@ -99,19 +102,27 @@ class _Task:
         self.turn_queries()
         self.each_query(lambda i: T.buffer_store(self.best, self.lowest, [i]))
         self.each_query(lambda i: T.buffer_store(self.total, self.number(0), [i]))
-        steps: Expr | int = -(-about.key.length // plan.keys)
+        steps: Size = sizes.ceil_div(about.key.length, plan.keys)
         if about.causal:  # blocks above the diagonal are not even looked at
             seen = tirx.min(self.place.query + plan.queries, about.key.length)
             steps = (seen + plan.keys - 1) // plan.keys
         if not self.online:
             self.key_block(0, steps)
             return
-        with T.serial(plan.queries) as row:
+        with T.serial(self.present()) as row:
             lanewise(self.values, lambda i: T.buffer_store(self.sums, self.number(0), [row, i]))
         with T.serial((steps + plan.block - 1) // plan.block) as number:
             first = number * plan.block
             self.key_block(first, tirx.min(first + plan.block, steps))
         self.store()
+
+    def present(self) -> Size:
+        """How many queries of the task are computed: those that there are, in whole groups."""
+        plan, length = self.plan, self.about.query.length
+        if sizes.is_static(length):
+            return plan.queries
+        left = length - self.place.query
+        return tirx.min((left + plan.width - 1) // plan.width * plan.width, plan.queries)
 
     def each_group(self, body: Callable[[Expr], None]) -> None:
         """Emit the body for each group of queries; it is given the number of its first query."""
@@ -131,7 +142,7 @@ class _Task:
         """Copy the block of queries, scaled, so that they are next to each other."""
         about, place = self.about, self.place
         last = about.query.length - 1
-        with T.serial(self.plan.queries) as row, T.serial(about.size) as i:
+        with T.serial(self.present()) as row, T.serial(about.size) as i:
             at = tirx.min(place.query + row, last)
             value = about.query.at(self.tensors["query"], place.batch, place.head, at, i)
             T.buffer_store(
@@ -141,10 +152,22 @@ class _Task:
     def key_block(self, first: Expr | int, end: Expr | int) -> None:
         """Go through the tiles of keys from `first` to before `end`."""
         about, plan = self.about, self.plan
-        whole, rest = divmod(about.key.length, plan.keys)
+        length = about.key.length
         if self.online:
             self.each_query(lambda i: T.buffer_store(self.shift, self.best[i], [i]))
-        if whole:
+        rest: int | None
+        if sizes.is_static(length):
+            whole, rest = divmod(length, plan.keys)
+        else:
+            whole, rest = length // plan.keys, None
+        if rest is None:
+            with T.serial(first, tirx.min(end, whole)) as step:
+                self.each_group(lambda start: self.score_tile(step, first, plan.keys, start))
+            with T.If(end > whole), T.Then():
+                self.each_group(
+                    lambda start: self.score_tile(whole, first, plan.keys, start, all_present=False)
+                )
+        elif whole:
             stop = end if not rest else tirx.min(end, whole)
             with T.serial(first, stop) as step:
                 self.each_group(lambda start: self.score_tile(step, first, plan.keys, start))
@@ -155,17 +178,33 @@ class _Task:
         self.exponentials(count)
         self.weigh(first * plan.keys, count)
 
-    def score_tile(self, step: Expr | int, first: Expr | int, keys: int, start: Expr) -> None:
-        """Scores of a tile of keys for a group of queries, with the mask, and their largest."""
+    def score_tile(
+        self,
+        step: Expr | int,
+        first: Expr | int,
+        keys: int,
+        start: Expr,
+        *,
+        all_present: bool = True,
+    ) -> None:
+        """Scores of a tile of keys for a group of queries, with the mask, and their largest.
+
+        Where not all keys are present, the last one stands for those that are not, and what comes
+        of it is forgotten.
+        """
         about, plan, place = self.about, self.plan, self.place
         at = step * plan.keys
+
+        def present(key: Expr) -> Expr:
+            return at + key if all_present else tirx.min(at + key, about.key.length - 1)
+
         with block("scores"):
             tile = registers((keys, plan.width), self.dtype)
             with T.unroll(keys) as key:
                 lanewise(self.across, lambda i: T.buffer_store(tile, self.number(0), [key, i]))
             with T.serial(about.size) as k, T.unroll(keys) as key:
                 value = about.key.at(
-                    self.tensors["key"], place.batch, place.head // about.shared, at + key, k
+                    self.tensors["key"], place.batch, place.head // about.shared, present(key), k
                 )
                 lanewise(
                     self.across,
@@ -176,8 +215,10 @@ class _Task:
 
             def finish(key: Expr, i: Expr) -> None:
                 query = start + i
-                where = (place.batch, place.head, place.query + query, at + key)
+                where = (place.batch, place.head, place.query + query, present(key))
                 score = about.masked(tile[key, i], self.tensors, where)
+                if not all_present:
+                    score = T.Select(at + key < about.key.length, score, self.lowest)
                 T.buffer_store(tile, score, [key, i])
                 T.buffer_store(self.best, tirx.max(self.best[query], tile[key, i]), [query])
                 T.buffer_store(self.scores, tile[key, i], [at + key - first * plan.keys, query])
@@ -272,7 +313,8 @@ class _Task:
 
     def if_there(self, row: Expr, body: Callable[[], None]) -> None:
         """Emit the body for a query that exists: the last task may have fewer."""
-        if self.about.query.length % self.plan.queries == 0:
+        length = self.about.query.length
+        if sizes.is_static(length) and length % self.plan.queries == 0:
             body()
             return
         with T.If(self.place.query + row < self.about.query.length), T.Then():
@@ -292,7 +334,7 @@ class _Task:
     def store(self) -> None:
         place = self.place
         self.divide()
-        with T.serial(self.plan.queries) as row:
+        with T.serial(self.present()) as row:
 
             def write(i: Expr) -> None:
                 index = [place.batch, place.query + row, place.head, i]

@@ -9,7 +9,9 @@ from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler import sizes
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.sizes import Size
 
 
 def vectors(width: int, lanes: int) -> list[tuple[int, int]]:
@@ -42,9 +44,10 @@ def block(name: str) -> Iterator[None]:
         yield
 
 
-def argument(name: str, shape: Sequence[int], dtype: str) -> tirx.Buffer:
+def argument(name: str, shape: Sequence[Size], dtype: str) -> tirx.Buffer:
     """Declare an argument of the function, of the same type as Relax has it: fusing wants that."""
-    return T.arg(name, T.buffer([tirx.const(size, "int64") for size in shape], dtype))
+    own = [tirx.const(size, "int64") if isinstance(size, int) else size for size in shape]
+    return T.arg(name, T.buffer(own, dtype))
 
 
 @contextmanager
@@ -52,7 +55,7 @@ def anchor(name: str, reads: Iterable[tirx.Buffer], *writes: tirx.Buffer) -> Ite
     """Open the block of all loops of a kernel, by which `Handwritten` finds it."""
 
     def whole(tensor: tirx.Buffer) -> Expr:
-        return tensor[tuple(slice(0, int(size)) for size in tensor.shape)]
+        return tensor[tuple(slice(0, size) for size in sizes.sizes_of(tensor.shape))]
 
     with T.sblock("root"), T.sblock(name):
         T.reads([whole(tensor) for tensor in reads])
@@ -65,7 +68,7 @@ def registers(shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
     return T.sblock_alloc_buffer(shape, dtype, scope="local")
 
 
-def scratch(shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
+def scratch(shape: tuple[Size, ...], dtype: str) -> tirx.Buffer:
     """Allocate memory of one thread."""
     return T.sblock_alloc_buffer(shape, dtype)
 
@@ -81,7 +84,7 @@ def fold(sums: tirx.Buffer, row: Expr, lanes: int, join: Callable[[Expr, Expr], 
         lanewise([(0, lanes)], halve)
 
 
-def tasks(count: int, work: float, byte_count: float, machine: Microarchitecture):
+def tasks(count: Size, work: float, byte_count: float, machine: Microarchitecture):
     """Open the outermost loop: parallel if that pays."""
-    parallel = count > 1 and machine.worth_threads(work, byte_count)
+    parallel = sizes.hint(count) > 1 and machine.worth_threads(work, byte_count)
     return (T.parallel if parallel else T.serial)(count)

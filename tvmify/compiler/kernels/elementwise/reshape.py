@@ -20,19 +20,20 @@ from tvmify.compiler.sizes import Size
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.reshape``."""
-    shape = sizes.sizes_of(call.ty.shape)
-    if 0 in sizes.hints(shape):
+    if 0 in sizes.hints(call.ty.shape):
         return plain(builder, call)
 
-    def reshape(x: te.Tensor) -> te.Tensor:
-        source = sizes.sizes_of(x.shape)
+    def reshape(x: te.Tensor, extents: Sequence[Expr]) -> te.Tensor:
+        shape, source = sizes.sizes_of(extents), sizes.sizes_of(x.shape)
 
         def element(*at: tirx.Var) -> Expr:
             return x(*_indices(at, shape, source))
 
         return te.compute(shape, element, name="reshape")
 
-    return builder.call_te(reshape, call.args[0], primfunc_name_hint="reshape")
+    # As an argument, the shape gets the function's own variables, by which TVM sees a view.
+    extents = relax.ShapeExpr(call.ty.shape.values)
+    return builder.call_te(reshape, call.args[0], extents, primfunc_name_hint="reshape")
 
 
 def _indices(at: Sequence[Expr], shape: Sequence[Size], source: Sequence[Size]) -> list[Expr]:
