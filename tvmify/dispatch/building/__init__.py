@@ -135,13 +135,13 @@ class Builder:
     def abandon(self) -> None:
         """Leave the process to the parent of this one, which was forked."""
         process, self._process = self._process, None
+        words, self._words = self._words, None
         if process is not None:
             process.returncode = 0  # not ours to wait for
-            # Else the pipes would stay open when the parent ends. What is buffered is the parent's.
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    os.close(pipe.fileno())  # type: ignore[union-attr]
-                    pipe.detach()  # type: ignore[union-attr]
+            # Otherwise the pipes would stay open when the parent ends.
+            for pipe in (process.stdin, process.stdout, words):
+                if pipe is not None:
+                    pipe.close()
 
     # ----------------------------------------------------------------------------- the process
 
@@ -181,6 +181,7 @@ class Builder:
             self._words = os.fdopen(os.memfd_create("tvmify builds"), "w+b", 0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"{code}; main({NICENESS})"],
+                bufsize=0,  # a buffer has a lock, which would stay locked in a forked child
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,

@@ -29,9 +29,10 @@ _WEIGHTS = "weights.json"
 def send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:
     """Write a message."""
     head = json.dumps(header).encode()
-    pipe.write(_LENGTHS.pack(len(head), len(content)))
-    pipe.write(head)
-    pipe.write(content)
+    for part in (_LENGTHS.pack(len(head), len(content)), head, content):
+        left = memoryview(part)
+        while left:
+            left = left[pipe.write(left) :]  # a pipe without a buffer may take less than all
     pipe.flush()
 
 
@@ -48,10 +49,14 @@ def receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
 
 
 def _read(pipe: IO[bytes], length: int) -> bytes:
-    content = pipe.read(length)
-    if len(content) < length:
-        raise EOFError("the other process has ended")
-    return content
+    content = bytearray(length)
+    left = memoryview(content)
+    while left:
+        count = pipe.readinto(left)  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError("the other process has ended")
+        left = left[count:]
+    return bytes(content)
 
 
 # ------------------------------------------------------------------------------------ programs
