@@ -10,13 +10,13 @@ import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tvmify import NotCompiled
-from tvmify.cache import MemoryCache
+from tvmify.cache import Key, MemoryCache
 from tvmify.system import forks
 
 START = """
@@ -251,6 +251,25 @@ def test_what_a_short_lock_guards_is_whole_in_a_child() -> None:
         assert {in_child(child) for _ in range(30)} == {0}
     finally:
         stop.set()
+        thread.join()
+
+
+def test_a_child_names_programs_while_another_thread_of_the_parent_does() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(dict[str, str]):
+        def __iter__(self) -> Iterator[str]:
+            begun.set()
+            go_on.wait(60)
+            return super().__iter__()
+
+    thread = threading.Thread(target=lambda: Key(Slow(program="relu")).digest)
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert in_child(lambda: Key({"program": "relu"}).digest) == 0
+    finally:
+        go_on.set()
         thread.join()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,23 +18,21 @@ class Key:
     ----------
     entries
         Texts by name: ``program``, ``inputs``, ``target`` …
+    digest
+        SHA-256 over the names and the SHA-256 of each text: 64 hexadecimal digits that name the
+        disk entry.
     """
 
     entries: Mapping[str, str]
+    digest: str = field(init=False)
 
-    @functools.cached_property
-    def hashes(self) -> dict[str, str]:
-        """SHA-256 of each entry, by name."""
-        return {
-            name: hashlib.sha256(self.entries[name].encode()).hexdigest()
+    def __post_init__(self) -> None:
+        # Not a cached property, which has a lock that would stay locked in a forked child.
+        lines = "".join(
+            f"{name} {hashlib.sha256(self.entries[name].encode()).hexdigest()}\n"
             for name in sorted(self.entries)
-        }
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 over names and hashes: 64 hexadecimal digits that name the disk entry."""
-        lines = "".join(f"{name} {digest}\n" for name, digest in self.hashes.items())
-        return hashlib.sha256(lines.encode()).hexdigest()
+        )
+        object.__setattr__(self, "digest", hashlib.sha256(lines.encode()).hexdigest())
 
     def differences(self, other: Key) -> list[str]:
         """Return the names of the entries in which two keys differ."""
