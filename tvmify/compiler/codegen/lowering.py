@@ -13,6 +13,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, finalize_host_passes
 from tvm.tirx.build import split_host_device_mods
 
+from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
 from tvmify.compiler.codegen.narrow_indices import NarrowIndices
 from tvmify.compiler.codegen.positive_sizes import PositiveSizes
@@ -101,6 +102,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         RoundBfloat16(),
         tirx.transform.BF16ComputeLegalize(),
         NarrowIndices(),
+        BoolsAsBytes(),
         s_tir.transform.LoopPartition(),
         tirx.transform.VectorizeLoop(),
         tirx.transform.StorageRewrite(),

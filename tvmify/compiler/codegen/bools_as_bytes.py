@@ -1,0 +1,55 @@
+"""Keep the bools of a kernel's own buffers as int8, as TVM's passes expect."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import Expr, TensorLoad
+
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
+
+@compiler_pass
+class BoolsAsBytes:
+    """Give buffers of bools that a function allocates the type int8; runs on flat buffers.
+
+    Where every access is a vector, ``StorageRewrite`` makes vectors the elements of a buffer, and
+    those of bools vectors of int8. What it loads is then no condition, and has no bits to invert.
+    """
+
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Rewrite one function."""
+        narrow: dict[tirx.Var, tirx.Var] = {}
+
+        def allocated(statement: tirx.AllocBuffer) -> tirx.AllocBuffer:
+            buffer = statement.buffer
+            if str(buffer.ty.dtype) == "bool":
+                narrow[buffer] = buffer.with_dtype("int8")
+            return statement
+
+        tvm_ffi.structural_map(function.body, (tirx.AllocBuffer, allocated))
+        if not narrow:
+            return function
+        rewrites = [
+            (tirx.Var, lambda variable: narrow.get(variable, variable)),
+            (TensorLoad, _loaded),
+            (tirx.BufferStore, _stored),
+        ]
+        return function.with_body(tvm_ffi.structural_map(function.body, rewrites))
+
+
+def _loaded(load: TensorLoad) -> Expr:
+    """Make a condition of what is loaded from a buffer that has another type by now."""
+    dtype = str(load.ty.dtype)
+    if not dtype.startswith("bool") or str(load.source.ty.dtype) == "bool":
+        return load
+    return tirx.Cast(dtype, tirx.BufferLoad(load.source, load.indices))
+
+
+def _stored(store: tirx.BufferStore) -> tirx.BufferStore:
+    dtype = str(store.value.ty.dtype)
+    if not dtype.startswith("bool") or str(store.buffer.ty.dtype) == "bool":
+        return store
+    dtype = dtype.replace("bool", "int8")
+    number = tirx.Select(store.value, tirx.const(1, dtype), tirx.const(0, dtype))
+    return tirx.BufferStore(store.buffer, number, store.indices)
