@@ -26,7 +26,9 @@ from tvmify.compiler.kernels.matmul.join_products import JoinProducts
 from tvmify.compiler.kernels.matmul.mark_elementwise import MarkElementwise
 from tvmify.compiler.kernels.recurrent.lower_recurrent import LowerRecurrent
 from tvmify.compiler.passes.align_ranks import AlignRanks
+from tvmify.compiler.passes.bind_sizes import BindSizes, DropUnused
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
+from tvmify.compiler.passes.flatten_rows import FlattenRows
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
 from tvmify.compiler.passes.lift_weights import LiftWeights
 from tvmify.compiler.passes.name_kernels import NameKernels
@@ -106,6 +108,7 @@ def lower(
     backend = backend_of(target)
     passes = [
         AlignRanks(),
+        FlattenRows(),
         # What is scaled and activated shall be a product, not its transpose or reshape.
         CancelTransposes(),
         relax.transform.DeadCodeElimination(),
@@ -160,10 +163,12 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         SeparateItems(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        BindSizes(),
         *backend_of(target).after_fusing,
         relax.transform.DeadCodeElimination(),
         # Reshapes that were not fused become views, which cost nothing …
         relax.transform.RewriteDataflowReshape(),
+        DropUnused(),
         # … and must not lead out of the program to memory that is not its own.
         OwnOutputs(),
     ]

@@ -7,7 +7,7 @@ from math import erf
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.compiler.kernels.kernels import random
 from tests.compiler.symbolic import EDGES, Symbolic, build, check
@@ -54,3 +54,13 @@ def test_a_block_of_a_transformer_at_the_edges_of_tiles(lead, rows):
     program = _built((*lead, "s0", _WIDE))
     assert program.rules == {"matmul", "reduction"}, program.report
     check(program, _reference, [random(*lead, rows, _WIDE, seed=9)], _WEIGHTS)
+
+
+@pytest.mark.parametrize(("batch", "length"), [(2, 2), (2, 7), (3, 17), (5, 31), (7, 7)])
+def test_rows_of_two_symbols_are_one_number(batch, length):
+    program = _built(("s0", "s1", _WIDE))
+    assert program.rules == {"matmul", "reduction"}, program.report
+    kernels = [f for v, f in program.ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)]
+    own = [f for f in kernels if f.params and hasattr(f.params[0].ty, "shape")]
+    assert all(len(f.params[0].ty.shape) < 3 for f in own)
+    check(program, _reference, [random(batch, length, _WIDE, seed=9)], _WEIGHTS)

@@ -15,6 +15,7 @@ from tvmify.compiler.kernels.common.guards import STORES_TWICE
 from tvmify.compiler.kernels.common.rewriting import rewrite_body
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.kernels.matmul.pairs import PAIRS
+from tvmify.compiler.passes.bind_sizes import Bindings
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: Functions of more parts would keep LLVM busy for longer than they save.
@@ -99,14 +100,16 @@ class _Merging:
         read = [x for binding in run for x in binding.value.args[1].fields]
         given = [x for x in dict.fromkeys(read) if x not in inside]
         results = [binding.var for binding in run if self._is_read_outside(binding.var, run)]
-        places = {x: relax.Var(f"p{i}", x.ty) for i, x in enumerate(given)}
+        sizes = Bindings().of(x.ty.shape.values for x in given)
+        places = {x: relax.Var(f"p{i}", sizes.apply_to_type(x.ty)) for i, x in enumerate(given)}
         builder = self.builder
         with builder.function("serial", list(places.values()), {"Primitive": True}, private=True):
             with builder.dataflow():
                 for binding in run:
                     call = binding.value
                     arguments = relax.Tuple([places[x] for x in call.args[1].fields])
-                    part = relax.Call(call.op, [call.args[0], arguments], call.attrs, call.ty_args)
+                    types = [sizes.apply_to_type(ty) for ty in call.ty_args]
+                    part = relax.Call(call.op, [call.args[0], arguments], call.attrs, types)
                     places[binding.var] = builder.emit(part)
                 outputs = [builder.emit_output(places[x]) for x in results]
             function = builder.emit_func_output(
@@ -140,9 +143,12 @@ def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:
 def _is_mergeable(function: tirx.PrimFunc) -> bool:
     """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR asks.
 
-    Nor may it store twice: in one function with others, its result could take an operand's memory.
+    It may be given no number. Nor may it store twice: in one function with others, its result could
+    take an operand's memory.
     """
     if STORES_TWICE in function.attrs:
+        return False
+    if not all(hasattr(parameter.ty, "shape") for parameter in function.params):
         return False
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)

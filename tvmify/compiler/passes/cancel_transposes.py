@@ -25,6 +25,10 @@ _UNARY = (
     "nn.silu rsqrt sigmoid sin sqrt square tanh"
 ).split()
 _BINARY = "add subtract multiply divide maximum minimum power".split()
+_ROWWISE = frozenset(
+    tvm.ir.Op.get(f"relax.nn.{name}")
+    for name in ("layer_norm", "log_softmax", "rms_norm", "softmax")
+)
 _PERMUTE = tvm.ir.Op.get("relax.permute_dims")
 
 
@@ -55,7 +59,16 @@ class CancelTransposes(PyExprMutator):
             return self._sunk(call, [move.args[0], *call.args[1:]], move)
         if call.op in self.binary:
             return self._below_both(call)
+        if call.op in _ROWWISE:
+            return self._below_row(call)
         return call
+
+    def _below_row(self, call: relax.Call) -> relax.Expr:
+        """Let a reshape of symbolic rows sink below what is computed row by row."""
+        move, *others = self._move(call.args[0]), *call.args[1:]
+        if move is None or not _numbers_rows(move) or not _is_along_rows(call):
+            return call
+        return self._sunk(call, [move.args[0], *others], move)
 
     def _joined(self, call: relax.Call) -> relax.Expr:
         x = call.args[0]
@@ -86,7 +99,7 @@ class CancelTransposes(PyExprMutator):
     def _before(self, move: relax.Call, operand: relax.Expr, call: relax.Call) -> relax.Expr | None:
         """Return the operand for a call above a move in place of one below it, if it is small."""
         shape = _shape(operand)
-        if not shape:
+        if not shape or (_numbers_rows(move) and len(shape) == 1):
             return operand
         axes = _permutation(move)
         if axes is not None:
@@ -97,6 +110,8 @@ class CancelTransposes(PyExprMutator):
         result = _shape(call)
         if not sizes.same_shape(_shape(move), result):
             return None
+        if _numbers_rows(move) and sizes.same_shape(shape, result):
+            return self.builder_.emit(relax.op.reshape(operand, _shape(move.args[0])))
         if not prod(sizes.hints(shape)) < prod(sizes.hints(result)):
             return None
         shape = [1] * (len(result) - len(shape)) + shape
@@ -124,6 +139,23 @@ class CancelTransposes(PyExprMutator):
 
 def _is_move(x: relax.Expr | None) -> bool:
     return isinstance(x, relax.Call) and x.op in (_PERMUTE, *RESHAPES)
+
+
+def _numbers_rows(move: relax.Call) -> bool:
+    """Whether a move is a reshape that takes rows apart that `FlattenRows` has numbered through."""
+    rows, shape = _shape(move.args[0]), _shape(move)
+    return (
+        move.op in RESHAPES
+        and len(rows) == 2
+        and not sizes.is_static(rows[0])
+        and sizes.same(rows[1], shape[-1])
+    )
+
+
+def _is_along_rows(call: relax.Call) -> bool:
+    """Whether a normalization runs along the last axis, and says so in any rank."""
+    axes = call.attrs.axes if hasattr(call.attrs, "axes") else [call.attrs.axis]
+    return [int(axis) for axis in axes] == [-1]
 
 
 def _signature(move: relax.Call) -> tuple[list[int | str], list[int | str], list[int] | None]:

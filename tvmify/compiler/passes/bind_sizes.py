@@ -1,0 +1,236 @@
+"""Let kernels read every size off the shapes of their arguments.
+
+A kernel of ``[b * s, 768]`` would be given `b` and `s` as numbers, by the virtual machine in every
+call, and see in no loop that its rows are one number. Here they become one symbol of the kernel,
+which stands for the product. What a kernel takes apart again stays a number that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import Expr
+
+from tvmify.compiler import sizes
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
+T = TypeVar("T")
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+_COMPOUND = (tirx.Mul, tirx.Add, tirx.Sub, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
+
+
+@dataclass
+class Bindings:
+    """Which symbols of a function stand for which sizes of its caller.
+
+    Attributes
+    ----------
+    variables
+        By symbols of the caller.
+    compound
+        Sizes that are more than a symbol, and what stands for each.
+    """
+
+    variables: dict[tirx.Var, tirx.Var] = field(default_factory=dict)
+    compound: list[tuple[Expr, tirx.Var]] = field(default_factory=list)
+
+    def of(self, shapes: Iterable[Iterable[Any]]) -> Bindings:
+        """Add a symbol for each size of some shapes that has none; return this object."""
+        every = [size for shape in shapes for size in shape if not sizes.is_static(size)]
+        for size in every:
+            if isinstance(size, tirx.Var) and size not in self.variables:
+                self.variables[size] = tirx.Var(size.name, size.ty)
+        for size in every:
+            known = set(self.variables).issuperset(sizes.variables_of(size))
+            if not known and not any(sizes.same(size, one) for one, _ in self.compound):
+                self.compound.append((size, sizes.symbol_for(size, _name(size))))
+        return self
+
+    def apply(self, node: T) -> T:
+        """Write down something of the caller's sizes in the function's symbols."""
+
+        def replaced(part: Expr) -> Expr:
+            if "int" not in str(part.ty.dtype):
+                return part
+            for size, symbol in self.compound:
+                found = _in_place_of(part, size, symbol)
+                if found is not None:
+                    return found
+            return part
+
+        def renamed(part: tirx.Var) -> tirx.Var:
+            return self.variables.get(part, part)
+
+        if self.compound:
+            node = tvm_ffi.structural_map(node, [(_COMPOUND, replaced)], order="pre")
+        return tvm_ffi.structural_map(node, [(tirx.Var, renamed)]) if self.variables else node
+
+    def apply_to_type(self, ty: relax.Type) -> relax.Type:
+        """Write the type of a tensor, or of several, in the function's symbols."""
+        if isinstance(ty, relax.TupleType):
+            return relax.TupleType([self.apply_to_type(part) for part in ty.fields])
+        if sizes.is_static(*ty.shape.values):
+            return ty
+        return relax.TensorType([self.apply(size) for size in ty.shape.values], str(ty.dtype))
+
+
+def symbols_in(node: Any) -> list[tirx.Var]:
+    """Return the numbers that something contains by name."""
+    found: dict[tirx.Var, None] = {}
+
+    def note(variable: tirx.Var) -> None:
+        if str(getattr(variable.ty, "dtype", "")) == "int64" and not hasattr(variable.ty, "shape"):
+            found[variable] = None
+
+    tvm_ffi.structural_walk(node, [(tirx.Var, note)])
+    return list(found)
+
+
+@compiler_pass
+class BindSizes:
+    """Rewrite kernels that are given numbers, and their calls; runs when all has been fused."""
+
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
+        """Rewrite ``main``."""
+        main = ir_mod["main"]
+        binding = _Binding(ir_mod)
+        blocks = [
+            type(block)([binding.rewritten(one) for one in block.bindings])
+            for block in main.body.blocks
+        ]
+        if not binding.made:
+            return ir_mod
+        ir_mod = binding.builder.get()
+        body = relax.SeqExpr(blocks, main.body.body)
+        ir_mod["main"] = relax.Function(main.params, body, main.ret_ty, True, main.attrs)
+        return relax.transform.DeadCodeElimination()(ir_mod)
+
+
+@compiler_pass
+class DropUnused:
+    """Remove kernels that became views, if there are symbols: they divide much, for nothing."""
+
+    def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
+        """Rewrite the module."""
+        types = [parameter.ty for parameter in ir_mod["main"].params]
+        if all(sizes.is_static(*ty.shape.values) for ty in types):
+            return ir_mod
+        return relax.transform.DeadCodeElimination()(ir_mod)
+
+
+class _Binding:
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        self.ir_mod = ir_mod
+        self.builder = relax.BlockBuilder(ir_mod)
+        #: By the kernel and what it is given: what it became, and what is left to give.
+        self.made: dict[object, tuple[tvm.ir.GlobalVar, list[tirx.Var]]] = {}
+        self.rewritten_kernels: set[tvm.ir.GlobalVar] = set()
+
+    def rewritten(self, binding: relax.Binding) -> relax.Binding:
+        call = binding.value
+        if not isinstance(call, relax.Call) or call.op != _CALL_TIR:
+            return binding
+        variable, operands = call.args
+        function = self.ir_mod[variable]
+        tensors = [x for x in operands.fields if isinstance(x.ty, relax.TensorType)]
+        numbers = [x for x in operands.fields if not isinstance(x.ty, relax.TensorType)]
+        if not numbers:
+            return binding
+        (out,) = call.ty_args
+        results = list(out.fields) if isinstance(out, relax.TupleType) else [out]
+        shapes = [list(ty.shape.values) for ty in (*(x.ty for x in tensors), *results)]
+        key = variable, str(shapes), str(numbers)
+        if key not in self.made:
+            kernel, left = _bound(function, numbers, shapes, len(tensors))
+            if variable in self.rewritten_kernels:
+                variable = self.builder.add_func(kernel, variable.name_hint)
+            else:
+                self.builder.update_func(variable, kernel)
+                self.rewritten_kernels.add(variable)
+            self.made[key] = variable, left
+        variable, left = self.made[key]
+        return relax.VarBinding(
+            binding.var,
+            relax.Call(_CALL_TIR, [variable, relax.Tuple([*tensors, *left])], call.attrs, [out]),
+        )
+
+
+def _bound(
+    function: tirx.PrimFunc, numbers: list[Expr], shapes: list[list[Any]], inputs: int
+) -> tuple[tirx.PrimFunc, list[tirx.Var]]:
+    """Return a kernel that takes its sizes from its arguments, and what it has to be given still.
+
+    Parameters
+    ----------
+    numbers
+        That it is given.
+    shapes
+        Of its tensors, as its caller has them.
+    inputs
+        How many of these are no results.
+    """
+    given = [p for p in function.params if not hasattr(p.ty, "shape")]
+    function = function.specialize(dict(zip(given, numbers, strict=True)))
+    bindings = Bindings()
+    pairs = [
+        pair
+        for parameter, shape in zip(function.params, shapes, strict=True)
+        for pair in zip(parameter.ty.shape, shape, strict=True)
+    ]
+    for own, size in pairs:
+        if not isinstance(own, tirx.Var):
+            continue
+        bindings.variables[own] = own
+        if isinstance(size, tirx.Var):
+            bindings.variables.setdefault(size, own)
+        elif not sizes.is_static(size):
+            bindings.compound.append((size, own))
+    bindings.of([own] for own, _ in pairs)
+    function = bindings.apply(function)
+    bound = {size for p in function.params for size in p.ty.shape if isinstance(size, tirx.Var)}
+    wanted = {v for number in numbers for v in sizes.variables_of(number)} - bound
+    parts = [function.body, *(size for p in function.params for size in p.ty.shape)]
+    left = [v for v in dict.fromkeys(v for part in parts for v in symbols_in(part)) if v in wanted]
+    own = {symbol: tirx.Var(symbol.name, symbol.ty) for symbol in left}
+    function = Bindings(own).apply(function)
+    return _with_numbers(function, list(own.values()), inputs), left
+
+
+def _with_numbers(function: tirx.PrimFunc, numbers: list[tirx.Var], place: int) -> tirx.PrimFunc:
+    parameters = [*function.params[:place], *numbers, *function.params[place:]]
+    return tirx.PrimFunc(parameters, function.body, function.ret_type, function.attrs)
+
+
+def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
+    """Return an expression with a symbol in place of a size, if that is what it is, or a factor."""
+    if not isinstance(size, tirx.Mul):
+        return symbol if tvm_ffi.structural_equal(part, size) else None
+    rest = _factors(part)
+    for factor in _factors(size):
+        place = next((i for i, one in enumerate(rest) if _equal(one, factor)), None)
+        if place is None:
+            return None
+        del rest[place]
+    result: Expr = symbol
+    for factor in rest:
+        result = result * factor
+    return result
+
+
+def _factors(size: Expr) -> list[Expr]:
+    return [*_factors(size.a), *_factors(size.b)] if isinstance(size, tirx.Mul) else [size]
+
+
+def _equal(one: Expr, other: Expr) -> bool:
+    return one.same_as(other) or bool(tvm_ffi.structural_equal(one, other))
+
+
+def _name(size: Expr) -> str:
+    """Return the name of what stands for a size: one for equal ones, in every process."""
+    return f"size_{sha256(str(size).encode()).hexdigest()[:12]}"

@@ -1,0 +1,36 @@
+"""Number the rows of products through where several leading axes are symbols.
+
+A tile of rows then ends where the rows end, and not at every item of the batch. `CancelTransposes`
+lets the reshapes sink below what follows, so that a chain of layers is flat as a whole.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator
+
+from tvmify.compiler import sizes
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.views import shape_of
+
+_MATMUL = tvm.ir.Op.get("relax.matmul")
+
+
+@compiler_pass
+class FlattenRows(PyExprMutator):
+    """``matmul(x, w)`` becomes ``reshape(matmul(reshape(x), w))``, with two axes inside."""
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        """Flatten one product."""
+        call = super().visit_call_(op)
+        if not isinstance(call, relax.Call) or call.op != _MATMUL:
+            return call
+        x, weight = call.args
+        *lead, depth = shape_of(x)
+        rows = [size for size in lead if not sizes.is_one(size)]
+        if sizes.is_static(*lead) or len(rows) < 2 or len(shape_of(weight)) != 2:
+            return call
+        flat = self.builder_.emit(relax.op.reshape(x, [sizes.product(rows), depth]))
+        product = self.builder_.emit(relax.op.matmul(flat, weight, str(call.ty.dtype)))
+        return relax.op.reshape(product, shape_of(call))
