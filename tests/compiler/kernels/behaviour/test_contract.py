@@ -1,0 +1,226 @@
+"""What every schedule rule does, on the smallest program that it takes.
+
+A rule without an example fails. Nothing here runs for a processor that this machine is not.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import tvm
+from torch import nn
+from torch.nn import functional as F
+from tvm import s_tir, tirx
+
+from benchmarks.structure import digest
+from tests.compiler import programs
+from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON
+from tvmify.compiler import pipeline
+from tvmify.compiler.frontend.decompositions import Decomposed, decompose
+from tvmify.compiler.frontend.importer import import_program
+from tvmify.compiler.kernels import RULES
+from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure, apply_in_turn
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+TARGETS = {"avx2": AVX2, "avx512": AVX512, "neon": NEON}
+Functions = dict[tvm.ir.GlobalVar, tirx.PrimFunc]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A layer that a rule takes, of any size.
+
+    Attributes
+    ----------
+    layer
+        Returns a module, or a function, and its arguments; takes the size.
+    tile
+        The size in the direction in which the rule cuts.
+    least
+        The smallest size of which the rule takes the layer.
+    """
+
+    layer: Callable[[int], tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]
+    tile: int = 16
+    least: int = 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """A size that is nothing but a tail, one without a tail, and tiles with one."""
+        return [1, self.tile, 37]
+
+    def program(self, *sizes: int) -> tuple[nn.Module, tuple[Any, ...]]:
+        """Return one program with a layer of each size."""
+        torch.manual_seed(0)
+        layers = [self.layer(size) for size in sizes]
+        return Several([layer for layer, _ in layers]), ([args for _, args in layers],)
+
+
+class Several(nn.Module):
+    """Layers side by side, each with arguments of its own."""
+
+    def __init__(self, layers: list[Callable[..., Any]]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(programs.as_module(layer) for layer in layers)
+
+    def forward(self, args: list[tuple[torch.Tensor, ...]]) -> list[Any]:
+        """Return the result of each."""
+        return [layer(*own) for layer, own in zip(self.layers, args, strict=True)]
+
+
+def _convolution(size: int, *args: Any, **options: Any) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """An image that is `size` pixels wide."""
+    layer = nn.Conv2d(*args, **options)
+    return layer, (torch.randn(1, layer.in_channels, 6, size),)
+
+
+def _winograd(size: int) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    """An image large enough for Winograd, wider by `size` than a multiple of its tiles."""
+    return nn.Conv2d(64, 64, 3, padding=1), (torch.randn(1, 64, 28, 24 + size),)
+
+
+def _expanded(size: int) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    narrow = nn.Conv2d(96, 96, 3, padding=1, groups=96)
+    layer = nn.Sequential(nn.Conv2d(16, 96, 1), nn.ReLU6(), narrow)
+    return layer, (torch.randn(1, 16, 6, size),)
+
+
+def _pooled(size: int) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    layer = nn.Sequential(nn.Conv2d(3, 16, 1), nn.MaxPool2d(3, 2, 1))
+    return layer, (torch.randn(1, 3, 6, size),)
+
+
+def _attention(size: int) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    return F.scaled_dot_product_attention, tuple(torch.randn(3, 1, 2, size, 16))
+
+
+def _recurrent(kind: type[nn.RNNBase], size: int) -> tuple[nn.Module, tuple[torch.Tensor]]:
+    return kind(4, size), (torch.randn(3, 2, 4),)
+
+
+class _Gated(nn.Module):
+    """Two products of the same rows."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(24, size, bias=False), nn.Linear(24, size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what a layer of Llama does."""
+        return F.silu(self.gate(x)) * self.up(x)
+
+
+def _of(function: Callable[..., Any], *shape: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return function, (torch.randn(shape),)
+
+
+def _written(size: int) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+    places = torch.randint(size, (3,))
+    return lambda x, i, y: torch.index_put(x, (i,), y), (
+        torch.randn(size, 5),
+        places,
+        torch.randn(3, 5),
+    )
+
+
+EXAMPLES = {
+    "empty": Example(lambda size: _of(torch.relu, size, 0)),
+    "attention": Example(_attention),
+    "expanded depthwise": Example(_expanded, tile=8),
+    "lstm": Example(functools.partial(_recurrent, nn.LSTM)),
+    "gru": Example(functools.partial(_recurrent, nn.GRU)),
+    "cumsum": Example(lambda size: _of(lambda x: torch.cumsum(x, 0), 3, size)),
+    "cumprod": Example(lambda size: _of(lambda x: torch.cumprod(x, 0), 3, size)),
+    "scatter": Example(_written),
+    "bounds check": Example(lambda size: (nn.Embedding(size, 5), (torch.randint(size, (size,)),))),
+    "conv2d": Example(lambda size: _convolution(size, 3, 16, 3, padding=2, dilation=2), tile=8),
+    "winograd": Example(_winograd, tile=4),
+    "depthwise": Example(lambda size: _convolution(size, 16, 16, 3, padding=1, groups=16), tile=8),
+    "joined matmul": Example(lambda size: (_Gated(size), (torch.randn(5, 24),)), least=2),
+    "matmul": Example(lambda size: (nn.Linear(24, size), (torch.randn(5, 24),)), least=2),
+    "pooling": Example(_pooled, tile=8),
+    "reduction": Example(lambda size: _of(lambda x: torch.softmax(x, -1), 5, size), least=2),
+    "column reduction": Example(lambda size: _of(lambda x: x.sum(0), 9, size)),
+    "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
+}
+
+
+@functools.cache
+def _decomposed(rule: str) -> Decomposed:
+    example = EXAMPLES[rule]
+    module, args = example.program(example.tile)
+    with torch.no_grad():
+        return decompose(torch.export.export(module, args, strict=False))
+
+
+def unscheduled(rule: str, target: tvm.target.Target) -> Functions:
+    """Return the functions of a rule's example, before any rule has seen them."""
+    with warnings.catch_warnings(), target:
+        warnings.simplefilter("ignore")  # deprecations inside torch and TVM
+        imported = import_program(_decomposed(rule))
+    fused = pipeline.fuse(pipeline.lower(imported.ir_mod, target), target)
+    return {v: f for v, f in fused.functions_items() if isinstance(f, tirx.PrimFunc)}
+
+
+def _hashes(functions: Functions, rules: dict[str, Rule]) -> Counter[str]:
+    """Count scheduled functions, each as the rule that it has and the hash of its structure."""
+    scheduled, outcomes = apply_in_turn(rules, functions, NATIVE)
+    return Counter(f"{outcomes[v].rule} {digest(f)}" for v, f in scheduled.functions_items())
+
+
+class Raising(Rule):
+    """Raises an error where another rule has taken the function."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.name, self.anchors, self.rule = rule.name, rule.anchors, rule
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule it, and fail."""
+        if self.rule.schedule(sch, machine) is None:
+            return None
+        raise ValueError("no such loop")
+
+
+def test_every_rule_has_an_example():
+    assert EXAMPLES.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rule", RULES)
+def test_equal_layers_are_scheduled_alike(rule: str, target: str):
+    first, second = (unscheduled(rule, TARGETS[target]) for _ in range(2))
+    results = [apply_in_turn(RULES, functions, TARGETS[target]) for functions in (first, second)]
+    (scheduled, outcomes), (again, _) = results
+    assert rule in {outcome.rule for outcome in outcomes.values()}
+    assert sorted(digest(f) for _, f in scheduled.functions_items()) == sorted(
+        digest(f) for _, f in again.functions_items()
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_where_it_raises_the_next_rule_is_tried(rule: str, monkeypatch: pytest.MonkeyPatch):
+    functions = unscheduled(rule, NATIVE)
+    raising: dict[str, Rule] = {**RULES, rule: Raising(RULES[rule])}
+    with pytest.raises(RuleFailure, match=f"{rule} failed: ValueError: no such loop"):
+        apply_in_turn(raising, functions, NATIVE)
+    monkeypatch.delenv(STRICT)
+    _, outcomes = apply_in_turn(raising, functions, NATIVE)
+    assert rule in {failure.rule for each in outcomes.values() for failure in each.failures}
+    without = {name: each for name, each in RULES.items() if name != rule}
+    assert _hashes(functions, raising) == _hashes(functions, without)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # of recurrent layers, by torch
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_right_with_and_without_tails(rule: str):
+    example = EXAMPLES[rule]
+    module, args = example.program(*example.sizes)
+    kernels = Counter(programs.check(module, *args).report["kernels"].values())
+    assert kernels[rule] >= sum(size >= example.least for size in example.sizes), kernels
