@@ -20,6 +20,7 @@ from tests.compiler.kernels.kernels import (
     has_parallel_loop,
     random,
 )
+from tests.pairs import pairs
 from tvmify.compiler import intrinsics
 from tvmify.compiler.kernels.attention import template as rule
 from tvmify.compiler.kernels.attention.plan import Plan, Rows, Tiles, candidates
@@ -175,9 +176,10 @@ def test_which_alternatives_there_are():
         assert any(getattr(plan, feature) != getattr(own, feature) for plan in others)
 
 
-@pytest.mark.parametrize("queries", [19, 2])
-@pytest.mark.parametrize("shape", [(2, 1, 0, 30), (1, 4, 1, 30), (1, 1, 0, 1)], ids=str)
-@pytest.mark.parametrize("dtype", ["bool", "float32"])
+@pytest.mark.parametrize(
+    ("queries", "shape", "dtype"),
+    pairs([19, 2], [(2, 1, 0, 30), (1, 4, 1, 30), (1, 1, 0, 1)], ["bool", "float32"]),
+)
 def test_masks(queries: int, shape: tuple[int, ...], dtype: str):
     shape = tuple(extent or queries for extent in shape)
     mask = random(*shape, seed=5)
@@ -187,10 +189,11 @@ def test_masks(queries: int, shape: tuple[int, ...], dtype: str):
     check(about, [*operands(about), mask])
 
 
-@pytest.mark.parametrize("queries", [19, 2])
-@pytest.mark.parametrize("empty", [0.0, np.nan])
-@pytest.mark.parametrize("keys", [700, 2100])  # of which more do not stay in the second cache
-def test_queries_that_see_nothing(queries: int, keys: int, empty: float):
+@pytest.mark.parametrize(
+    ("queries", "empty", "keys"),
+    pairs([19, 2], [0.0, np.nan], [700, 2100]),  # 2,100 keys do not stay in the second cache
+)
+def test_queries_that_see_nothing(queries: int, empty: float, keys: int):
     mask = np.zeros((1, 1, queries, keys), np.float32)
     mask[..., 1, :] = -np.inf
     mask[..., 0, :600] = -np.inf  # whole blocks of keys

@@ -8,6 +8,7 @@ import torch
 from tvm import relax
 
 from tests.compiler.kernels.kernels import TARGETS, build, check, random, widest_vector
+from tests.pairs import pairs
 
 op = relax.op
 
@@ -50,10 +51,13 @@ def test_maximum(target, shape, window, stride, padding, dilation, ceil, bordere
         assert ("pool_pad" in built.kernel().script()) == bordered
 
 
-@pytest.mark.parametrize("ceil", [False, True])
-@pytest.mark.parametrize("count", [False, True])
-@pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("channels", [20, 32])
+@pytest.mark.parametrize(
+    ("count", "ceil", "padding", "channels"),
+    [
+        *pairs([False, True], [False, True], [0, 1], [20, 32]),
+        (False, True, 1, 20),  # where the last window has pixels, padding, and what is beyond
+    ],
+)
 def test_average(count, ceil, padding, channels):
     check(
         lambda builder, x: op.nn.avg_pool2d(
