@@ -27,7 +27,7 @@ op = relax.op
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("shape", [(1,), (3,), (1, 1, 5), (7, 9), (2, 3, 37), (4, 64), (130, 1)])
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 37), (130, 1)])
 def test_chain_with_broadcast(target, shape):
     check(
         lambda builder, x, y: op.multiply(

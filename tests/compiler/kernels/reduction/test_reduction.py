@@ -25,7 +25,7 @@ def _softmax(x, axis):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 64), (7, 200), (128, 5), (1, 1000), (3, 16)])
+@pytest.mark.parametrize("shape", [(2, 3, 64), (128, 5), (1, 1000)])
 def test_softmax_of_rows(target, shape):
     built = check(
         lambda builder, x: op.nn.softmax(x, -1),
@@ -52,7 +52,7 @@ def test_a_row_alone_is_scheduled_as_a_row(describe, length):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("length", [17, 33, 34, 100, 130, 200, 403])
+@pytest.mark.parametrize("length", [33, 130, 403])
 def test_softmax_of_everything(target, length):
     built = check(
         lambda builder, x: op.nn.softmax(x, 0),
