@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from tvm import relax
 
+from tests.compiler import symbolic
+from tests.compiler.kernels.kernels import Array, random
 from tests.compiler.programs import check, compiled
+from tvmify.compiler.kernels.recurrent.lower_recurrent import describe
 
 # torch's own modules set attributes of theirs while they are exported.
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
@@ -51,3 +57,35 @@ def test_the_number_of_kernels_does_not_grow_with_time(kind: type[nn.Module]):
     few, many = (compiled(kind(8, 16), torch.randn(n, 1, 8)).report["kernels"] for n in (2, 50))
     assert set(few) == set(many)
     assert kind.__name__.lower() in many.values()
+
+
+@pytest.mark.parametrize(("kind", "hidden", "reverse"), [(nn.LSTM, 32, False), (nn.GRU, 20, True)])
+def test_any_batch_and_number_of_steps(kind: type[nn.Module], hidden: int, reverse: bool):
+    inputs = 12
+    first = 2 if kind is nn.LSTM else 1
+    gates = 4 if kind is nn.LSTM else 3
+    shapes = [(gates * hidden, inputs), (gates * hidden, hidden), *[(gates * hidden,)] * 2]
+    weights = [random(*shape, seed=i) / 4 for i, shape in enumerate(shapes)]
+
+    def layer(_: relax.BlockBuilder, x: relax.Expr, *others: relax.Expr) -> relax.Expr:
+        return describe(x, others[:first], others[first:], reverse=reverse)
+
+    def reference(x: Array, *others: Array) -> Any:
+        module = kind(inputs, hidden).double()
+        with torch.no_grad():
+            for parameter, weight in zip(module.parameters(), others[first:], strict=True):
+                parameter.copy_(torch.from_numpy(weight))
+            states = tuple(torch.from_numpy(state)[None] for state in others[:first])
+            given = torch.from_numpy(x[::-1].copy() if reverse else x)
+            results, end = module(given, states if first == 2 else states[0])
+        each = results.numpy()
+        return (each[::-1] if reverse else each, *(end[1].numpy() if first == 2 else ()))
+
+    state = (("b", hidden), "float32")
+    given_types = [(("s", "b", inputs), "float32"), *[state] * first]
+    program = symbolic.build(layer, given_types, weights, hint=3)
+    assert kind.__name__.lower() in program.rules
+    for steps, batch in [(2, 31), (7, 2), (8, 9), (9, 8), (15, 1), (16, 17), (97, 3)]:
+        given = [random(steps, batch, inputs, seed=7)]
+        given += [random(batch, hidden, seed=8 + i) for i in range(first)]
+        symbolic.check(program, reference, given, weights, tolerance=1e-5)

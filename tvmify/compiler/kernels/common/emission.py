@@ -70,7 +70,9 @@ def registers(shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
 
 def scratch(shape: tuple[Size, ...], dtype: str) -> tirx.Buffer:
     """Allocate memory of one thread."""
-    return T.sblock_alloc_buffer(shape, dtype)
+    # TVM takes a variable by itself for a definition of that variable.
+    own = [tirx.max(size, 1) if isinstance(size, tirx.Var) else size for size in shape]
+    return T.sblock_alloc_buffer(own, dtype)
 
 
 def fold(sums: tirx.Buffer, row: Expr, lanes: int, join: Callable[[Expr, Expr], Expr]) -> None:

@@ -15,6 +15,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.kernels.recurrent.rule import Plan, choose, kernel
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -104,7 +105,7 @@ class _Recurrence:
         rows, hidden = shape_of(self.of_state)
         machine = Microarchitecture.current()
         own = Plan.of(steps, batch, hidden, rows // hidden, str(x.ty.dtype), machine)
-        self.plan = choose(own, machine, lambda: _sample(own))
+        self.plan = choose(own, machine, lambda: _sample(own.likely))
 
     def lowered(self, *, reverse: bool, cell: bool) -> relax.Tuple:
         """Emit it, and return what is read of what the call that stood for it returned."""
@@ -113,7 +114,8 @@ class _Recurrence:
         arguments = [self._projected(), weights, *(self._padded(state) for state in self.first)]
         if plan.kind == "gru":
             arguments.append(self._new_bias())
-        function = builder.add_func(kernel(plan, reverse, cell), plan.kind)
+        own = plan.with_sizes(sizes.Variables())
+        function = builder.add_func(kernel(own, reverse, cell), plan.kind)
         shapes = [(plan.steps, plan.batch, plan.padded), (plan.batch, plan.padded)]
         types = [relax.TensorType(shape, plan.dtype) for shape in shapes[: 1 + cell]]
         if len(types) == 1:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.emission import (
@@ -35,6 +36,7 @@ from tvmify.compiler.kernels.common.emission import (
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE
 from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
@@ -58,8 +60,8 @@ class Plan:
         Whether the tiles of a step are shared out.
     """
 
-    steps: int
-    batch: int
+    steps: Size
+    batch: Size
     hidden: int
     gates: int
     dtype: str
@@ -72,8 +74,8 @@ class Plan:
     @classmethod
     def of(
         cls,
-        steps: int,
-        batch: int,
+        steps: Size,
+        batch: Size,
         hidden: int,
         gates: int,
         dtype: str,
@@ -85,7 +87,7 @@ class Plan:
         plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
         plan = _ranked(plan, machine)[0]
         weights = gates * hidden * plan.padded
-        fork = machine.worth_threads(batch * weights, weights * bits_of(dtype) // 8)
+        fork = machine.worth_threads(sizes.hint(batch) * weights, weights * bits_of(dtype) // 8)
         return replace(plan, fork=fork)
 
     def __str__(self) -> str:
@@ -97,15 +99,26 @@ class Plan:
         """Which kernel it is for."""
         return "lstm" if self.gates == 4 else "gru"
 
+    def with_sizes(self, change: Callable[[Any], Any]) -> Plan:
+        """Return the same for other steps and another batch, given what to make of each."""
+        return replace(self, steps=change(self.steps), batch=change(self.batch))
+
+    @property
+    def likely(self) -> Plan:
+        """With numbers for all sizes: estimates are made with it."""
+        return self.with_sizes(sizes.hint)
+
     @property
     def workload(self) -> str:
         """What decides how fast its candidates are: not which way time goes."""
-        return f"{self.kind} {self.steps}x{self.batch}x{self.hidden} {self.dtype}"
+        likely = self.likely
+        return f"{self.kind} {likely.steps}x{likely.batch}x{self.hidden} {self.dtype}"
 
     @property
     def work(self) -> float:
         """Multiply-adds, an activation counted as twenty."""
-        return float(self.steps * self.batch * self.gates * self.hidden * (self.hidden + 20))
+        count = sizes.hint(self.steps) * sizes.hint(self.batch)
+        return float(count * self.gates * self.hidden * (self.hidden + 20))
 
     @property
     def tile(self) -> int:
@@ -118,12 +131,12 @@ class Plan:
         return -(-self.hidden // self.tile) * self.tile
 
     @property
-    def blocks(self) -> int:
+    def blocks(self) -> Any:
         """How many times so many rows the batch has."""
-        return -(-self.batch // self.rows)
+        return sizes.ceil_div(self.batch, self.rows)
 
     @property
-    def parts(self) -> int:
+    def parts(self) -> Any:
         """How many tiles a step has, counting rows and units."""
         return self.padded // self.tile * self.blocks
 
@@ -149,7 +162,8 @@ def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
     ranked = _ranked(own, machine)
     others = tiles.alternatives(ranked, lambda plan: plan.vectors, lambda plan: plan.rows)
     this, *rest = (
-        [replace(plan, fork=not plan.fork)] if plan.parts > 1 else [] for plan in (own, *others)
+        [replace(plan, fork=not plan.fork)] if plan.likely.parts > 1 else []
+        for plan in (own, *others)
     )
     return [own, *this, *others, *chain(*rest)]
 
@@ -169,7 +183,7 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
     within = (
         replace(plan, rows=rows, vectors=vectors)
         for vectors in range(1, NEST.most_gate_vectors + 1)
-        for rows in range(1, min(plan.batch, machine.accumulators) + 1)
+        for rows in range(1, min(sizes.hint(plan.batch), machine.accumulators) + 1)
         if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
     )
     fitting = (
@@ -179,7 +193,9 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
     )
     return sorted(
         fitting,
-        key=lambda plan: plan.parts * tiles.cycles(tile(plan), machine, bits, tile(plan).columns),
+        key=lambda plan: (
+            plan.likely.parts * tiles.cycles(tile(plan), machine, bits, tile(plan).columns)
+        ),
     )
 
 
@@ -264,7 +280,7 @@ class _Layer:
         self.weights = self.argument("weights", *plan.packed_shape)
         self.first_state = self.argument("first_state", plan.batch, plan.padded)
 
-    def argument(self, name: str, *shape: int) -> tirx.Buffer:
+    def argument(self, name: str, *shape: Size) -> tirx.Buffer:
         """Declare the next argument of the function."""
         return argument(name, shape, self.plan.dtype)
 
@@ -280,9 +296,7 @@ class _Layer:
         """Open the anchor, once all arguments are declared, and set the first state."""
         with anchor(name, [self.input, self.weights, self.first_state, *reads], *writes):
             #: The states before and after a step take turns.
-            self.previous = T.sblock_alloc_buffer(
-                (2, self.plan.batch, self.plan.padded), self.plan.dtype
-            )
+            self.previous = scratch((2, self.plan.batch, self.plan.padded), self.plan.dtype)
             self.copy(self.first_state, self.previous, 0)
             yield
 
