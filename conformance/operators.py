@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from conformance.comparison import Different, compare
 from tvmify import tvmify
 from tvmify.decorate.decorator import dispatcher_of
+from tvmify.dispatch.outcome import Compiled
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 COMPILED, BRIDGED, EAGER, WRONG, CRASHED = "compiled", "bridged", "eager", "wrong", "crashed"
@@ -252,14 +253,14 @@ def _brief(outcome: Any) -> str:
 
 def where_it_ran(compiled: Any) -> Result:
     """Return where the last call of a decorated module ran, and why."""
-    entries = list(dispatcher_of(compiled)._memory.values())
-    if not entries:
+    outcomes = list(dispatcher_of(compiled)._memory.values())
+    if not outcomes:
         return Result(EAGER, "UnsupportedInput", "its arguments have no signature")
-    (entry,) = entries
-    if entry.executor is not None:
-        bridged: list[str] = sorted(entry.executor.artifact.report.get("bridged", ()))
+    (outcome,) = outcomes
+    if isinstance(outcome, Compiled):
+        bridged: list[str] = sorted(outcome.executor.artifact.report.get("bridged", ()))
         return Result(BRIDGED if bridged else COMPILED, operators=bridged)
-    assert entry.reason is not None
-    reason = entry.reason
+    assert outcome.reason is not None
+    reason = outcome.reason
     names: list[str] = list(getattr(reason, "operators", ()))
     return Result(EAGER, type(reason).__name__, getattr(reason, "detail", reason.reason), names)

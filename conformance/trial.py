@@ -16,6 +16,7 @@ from conformance.architectures import Architecture
 from conformance.comparison import Different, compare
 from tvmify import tvmify
 from tvmify.decorate.decorator import dispatcher_of
+from tvmify.dispatch.outcome import Compiled
 
 
 @dataclass
@@ -102,11 +103,11 @@ def _seeded(network: Callable[..., Any], inputs: dict[str, Tensor]) -> Any:
 
 
 def _note_how_it_ran(fast: Any, trial: Trial) -> None:
-    entry = list(dispatcher_of(fast)._memory.values())[-1]
-    if entry.executor is None:
-        trial.reason = entry.reason.reason if entry.reason else "by regions"
+    outcome = list(dispatcher_of(fast)._memory.values())[-1]
+    if not isinstance(outcome, Compiled):
+        trial.reason = outcome.reason.reason if outcome.reason else "by regions"
         return
-    report = entry.executor.artifact.report
+    report = outcome.executor.artifact.report
     trial.compiled = True
     trial.bridged = dict(report.get("bridged", {}))
     trial.operators = sum(report["operators"].values())

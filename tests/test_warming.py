@@ -17,6 +17,7 @@ import torch
 
 import tvmify
 from tvmify import WarmUpError
+from tvmify.artifact import Seconds
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.recording import Recorded
 from tvmify.dispatch.recording.modes import modes_now
@@ -230,6 +231,13 @@ def test_what_stays_in_eager_says_why(models: Path) -> None:
     wrong = line_of("Net")
     wrong.args[0]["dtype"] = "load"
     assert "'load' is no dtype" in warm_here("my_models:Net", wrong)["reason"]
+
+
+def test_what_eager_computes_faster_is_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVMIFY_COMPARE", "1")
+    monkeypatch.setattr("tvmify.dispatch.verdict.compare", lambda *_: Seconds(2.0, 1.0))
+    outcome = warm_here("my_models:double", line_of(""))
+    assert (outcome["source"], outcome["reason"]) == ("eager", "eager PyTorch is faster here")
 
 
 def test_a_function_can_be_the_subject(models: Path) -> None:

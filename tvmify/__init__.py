@@ -13,7 +13,7 @@ from types import ModuleType
 
 from tvmify import cache
 from tvmify.decorate.decorator import cache_info, explain, refresh, tvmify, warmup
-from tvmify.dispatch.explanation import CacheInfo
+from tvmify.dispatch.counts import CacheInfo
 from tvmify.errors import (
     ArchiveError,
     BuildError,

@@ -99,7 +99,17 @@ class UnsupportedInput(NotCompiled):
     """Compiled code cannot take an argument, such as a complex or sparse tensor or a subclass.
 
     The message names it; convert it before the call.
+
+    Parameters
+    ----------
+    argument, kind
+        Which argument it is, and what stands in the way, if that is one of the arguments.
     """
+
+    def __init__(self, reason: str, next_step: str, *, argument: str = "", kind: str = "") -> None:
+        super().__init__(reason, next_step)
+        self.argument = argument
+        self.kind = kind
 
 
 class UnsupportedTarget(NotCompiled):

@@ -151,7 +151,10 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     kind = _unsupported_kind(tensor)
     if kind is not None:
         raise UnsupportedInput(
-            f"{name} is {kind}", "Pass a plain dense tensor of a real, integer or bool dtype."
+            f"{name} is {kind}",
+            "Pass a plain dense tensor of a real, integer or bool dtype.",
+            argument=name,
+            kind=kind,
         )
 
 
@@ -208,9 +211,12 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
         return leaf.kind.__name__
     if isinstance(leaf, _SCALARS):
         return f"{type(leaf).__name__} {leaf!r}"
+    kind = f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
     raise UnsupportedInput(
-        f"{name} is a {type(leaf).__module__}.{type(leaf).__qualname__}",
+        f"{name} is {kind}",
         "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows.",
+        argument=name,
+        kind=kind,
     )
 
 

@@ -11,8 +11,9 @@ from torch import nn
 
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache, Key
-from tvmify.dispatch import entry, keys, load_or_build
+from tvmify.dispatch import keys, load_or_build
 from tvmify.dispatch.found import Source
+from tvmify.dispatch.miss import Miss
 
 pytestmark = pytest.mark.usefixtures("inference")
 
@@ -86,16 +87,16 @@ def test_what_does_not_run_here_is_built_for_this_driver(
 ):
     monkeypatch.setenv("TVMIFY_CACHE_URL", (tmp_path / "shared").as_uri())
     machine.call(None, compare=False)
-    start = entry.Entry.start
+    start = Miss._start
 
-    def fails_if_loaded(self: entry.Entry, *arguments: Any) -> Any:
-        if self.source is Source.LOADED:
+    def fails_if_loaded(self: Miss, *arguments: Any) -> Any:
+        if self._facts.source is Source.LOADED:
             raise RuntimeError("no kernel image")
         return start(self, *arguments)
 
-    monkeypatch.setattr(entry.Entry, "start", fails_if_loaded)
+    monkeypatch.setattr(Miss, "_start", fails_if_loaded)
     with pytest.warns(TvmifyWarning, match="built again: no kernel image"):
         assert machine.call("13.0", compare=False).builds == 1
-    monkeypatch.setattr(entry.Entry, "start", start)
+    monkeypatch.setattr(Miss, "_start", start)
     info = machine.call("13.0", compare=False)
     assert (info.builds, info.disk_hits) == (0, 1)

@@ -153,8 +153,8 @@ def _call(net: Any, args: tuple[torch.Tensor, ...], expected: Any) -> str:
 _missed: list[str] = []
 
 
-def _miss(key: Any, *_: Any) -> Any:
-    _missed.append(key.digest)
+def _miss(work: Any, *_: Any) -> Any:
+    _missed.append(work.key.digest)
     raise BuildError("it is not in the cache", "It is not to be: this is a test.")
 
 

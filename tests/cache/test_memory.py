@@ -49,3 +49,19 @@ def test_a_value_that_left_is_not_found_again() -> None:
     assert cache.load("b") == "C"
     cache.clear()
     assert cache.load("b") is None
+
+
+def test_an_alias_leads_to_the_value_as_long_as_that_is_kept() -> None:
+    cache: MemoryCache[str] = MemoryCache(2)
+    cache.store("general", "value")
+    cache.alias("exact", "general")
+    assert (cache.load("exact"), cache.peek("exact")) == ("value", "value")
+    assert (cache.hits, cache.misses, len(cache), cache.values()) == (1, 0, 1, ["value"])
+    cache.store("general", "another")
+    assert cache.load("exact") == "another"
+    cache.discard("general")
+    assert (cache.load("exact"), cache.misses) == (None, 1)
+    cache.store("general", "value")
+    cache.clear()
+    cache.store("general", "value")
+    assert cache.load("exact") is None

@@ -15,6 +15,7 @@ from conformance.layer_kinds import KINDS, Call
 from conformance.layers import MODULES, TOGETHER, Build, Chance, Layer, check
 from conformance.operators import COMPILED
 from conformance.programs import Input, Program, explore, settings
+from tvmify.dispatch.outcome import Compiled
 
 LAYERS = 24
 PLAIN = Build(torch.float32, "default", narrow=False, seed=0)
@@ -50,9 +51,9 @@ def test_candidates_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = set()
 
     def noting(compiled: object) -> object:
-        (entry,) = layers.dispatcher_of(compiled)._memory.values()
-        assert entry.executor is not None
-        artifact = entry.executor.artifact
+        (outcome,) = layers.dispatcher_of(compiled)._memory.values()
+        assert isinstance(outcome, Compiled)
+        artifact = outcome.executor.artifact
         assert artifact.report["tuning"]["changed"].items() <= asked.items()
         libraries.add(artifact.library)
         return None

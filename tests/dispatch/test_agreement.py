@@ -10,9 +10,10 @@ from torch import nn
 
 import tvmify
 from tvmify import BuildError
-from tvmify.dispatch import entry
+from tvmify.dispatch import acceptance, outcome
 from tvmify.dispatch.agreement import computes_the_same
-from tvmify.dispatch.entry import Entry
+from tvmify.dispatch.miss import Miss
+from tvmify.dispatch.outcome import Compiled
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -60,13 +61,13 @@ class Doubled(nn.Module):
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the dispatcher believe that tensors are on a GPU."""
-    monkeypatch.setattr(Entry, "gpu_of", lambda *_: 0)
+    monkeypatch.setattr(Compiled, "gpu_of", lambda *_: 0)
     compare = lambda run, eager, _: computes_the_same(run, eager)  # noqa: E731
-    monkeypatch.setattr(entry, "computes_the_same", compare)
+    monkeypatch.setattr(acceptance, "computes_the_same", compare)
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Entry.start
+    start = Miss._start
 
     class Wrong:
         def __init__(self, call: Any) -> None:
@@ -75,11 +76,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         def __call__(self, leaves: Any) -> Any:
             return self._call(leaves) + 1
 
-    def start_wrong(self: Entry, *arguments: Any) -> Any:
-        self.run = Wrong(start(self, *arguments))  # type: ignore[assignment]
-        return self.run
-
-    monkeypatch.setattr(Entry, "start", start_wrong)
+    monkeypatch.setattr(Miss, "_start", lambda *arguments: Wrong(start(*arguments)))
 
 
 @pytest.mark.usefixtures("on_a_gpu")
@@ -112,7 +109,7 @@ def test_a_gpu_without_room_for_both_runs_eager_and_accuses_nobody(monkeypatch: 
     def full(*_: Any) -> bool:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(entry, "computes_the_same", full)
+    monkeypatch.setattr(acceptance, "computes_the_same", full)
     net = tvmify.tvmify(Doubled().eval())
     with pytest.warns(tvmify.TvmifyWarning, match="not enough memory"):
         assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
@@ -121,16 +118,16 @@ def test_a_gpu_without_room_for_both_runs_eager_and_accuses_nobody(monkeypatch: 
 def test_calls_that_a_graph_captures_wait_for_nothing(monkeypatch: pytest.MonkeyPatch):
     net = tvmify.tvmify(nn.Linear(4, 4).eval())
     x = torch.randn(2, 4)
-    monkeypatch.setattr(entry, "is_capturing", lambda: True)
+    monkeypatch.setattr(outcome, "is_capturing", lambda: True)
     with torch.no_grad(), pytest.warns(tvmify.TvmifyWarning, match="CUDA graph is captured"):
         net(x)
     assert net.cache_info().builds == net.cache_info().disk_hits == 0
-    monkeypatch.setattr(entry, "is_capturing", lambda: False)
+    monkeypatch.setattr(outcome, "is_capturing", lambda: False)
     with torch.no_grad():
         net(x)
         assert net.cache_info().entries == 1
         net.bias.zero_()
-        monkeypatch.setattr(entry, "is_capturing", lambda: True)
+        monkeypatch.setattr(outcome, "is_capturing", lambda: True)
         torch.testing.assert_close(net(x), x @ net.weight.T)  # in eager: nothing is packed again
-        monkeypatch.setattr(entry, "is_capturing", lambda: False)
+        monkeypatch.setattr(outcome, "is_capturing", lambda: False)
         torch.testing.assert_close(net(x), x @ net.weight.T)

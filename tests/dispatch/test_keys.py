@@ -271,11 +271,11 @@ def test_autocast_elsewhere_is_not_that_of_a_gpu() -> None:
 def test_a_call_is_for_the_device_of_its_tensors() -> None:
     args, elsewhere = (torch.zeros(2, 4), 3), {"kind": "cuda", "arch": "sm_80"}
     for option in (None, "llvm", {"kind": "llvm"}):
-        keys.check_place(option, args, {})
-    keys.check_place(elsewhere, (3,), {})
+        keys.check_place(option, Signature.of(args, {}))
+    keys.check_place(elsewhere, Signature.of((3,), {}))
     for option in ("cuda", elsewhere):
         with pytest.raises(UnsupportedTarget, match="inputs are on 'cpu' and the target is 'cuda'"):
-            keys.check_place(option, args, {})
+            keys.check_place(option, Signature.of(args, {}))
 
 
 def test_every_entry_has_a_test() -> None:
@@ -302,8 +302,8 @@ from tvmify import tvmify
 from tvmify.errors import BuildError
 from tests.dispatch.test_keys import Gelu, InATuple, Net
 
-def show(key, *_):
-    print(key.digest)
+def show(work, *_):
+    print(work.key.digest)
     raise BuildError("no build", "This is a test.")
 
 obtain._build = show

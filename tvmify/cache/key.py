@@ -28,11 +28,15 @@ class Key:
 
     def __post_init__(self) -> None:
         # Not a cached property, which has a lock that would stay locked in a forked child.
-        lines = "".join(
-            f"{name} {hashlib.sha256(self.entries[name].encode()).hexdigest()}\n"
-            for name in sorted(self.entries)
-        )
+        lines = "".join(f"{name} {digest}\n" for name, digest in self.hashes().items())
         object.__setattr__(self, "digest", hashlib.sha256(lines.encode()).hexdigest())
+
+    def hashes(self) -> dict[str, str]:
+        """Return the SHA-256 of each text, by name."""
+        return {
+            name: hashlib.sha256(self.entries[name].encode()).hexdigest()
+            for name in sorted(self.entries)
+        }
 
     def differences(self, other: Key) -> list[str]:
         """Return the names of the entries in which two keys differ."""

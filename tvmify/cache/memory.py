@@ -11,6 +11,9 @@ from tvmify.system.forks import short_lock
 
 Value = TypeVar("Value")
 
+#: Aliases per value. They are small: keys only.
+_ALIASES = 16
+
 
 class MemoryCache(Generic[Value]):
     """A thread-safe `cachetools.LRUCache` with counters.
@@ -25,6 +28,7 @@ class MemoryCache(Generic[Value]):
 
     def __init__(self, size: int) -> None:
         self._values: LRUCache[Hashable, Value] = LRUCache(size)
+        self._aliases: LRUCache[Hashable, Hashable] = LRUCache(_ALIASES * size)
         # A lookup reorders the cache, so readers need the lock too.
         self._lock = short_lock()
         # The most recently found pair: finding it again does not reorder, and needs no lock.
@@ -39,7 +43,7 @@ class MemoryCache(Generic[Value]):
             self.hits += 1
             return latest[1]
         with self._lock:
-            value = self._values.get(key)
+            value = self._get(key)
             if value is None:
                 self.misses += 1
             else:
@@ -50,7 +54,18 @@ class MemoryCache(Generic[Value]):
     def peek(self, key: Hashable) -> Value | None:
         """Return the value of a key, or None, without counting."""
         with self._lock:
-            return self._values.get(key)
+            return self._get(key)
+
+    def _get(self, key: Hashable) -> Value | None:
+        value = self._values.get(key)
+        if value is None and self._aliases:
+            value = self._values.get(self._aliases.get(key))
+        return value
+
+    def alias(self, key: Hashable, other: Hashable) -> None:
+        """Let a key lead to the value of another one, as long as that is kept."""
+        with self._lock:
+            self._aliases[key] = other
 
     def store(self, key: Hashable, value: Value) -> list[Hashable]:
         """Store a value; a full cache evicts the least recently used one.
@@ -78,6 +93,7 @@ class MemoryCache(Generic[Value]):
         """Remove every value; keep the counts."""
         with self._lock:
             self._values.clear()
+            self._aliases.clear()
             self._latest = None
 
     def values(self) -> list[Value]:

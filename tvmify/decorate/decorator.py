@@ -22,20 +22,21 @@ from tvmify.decorate.methods import (
     dispatcher_of_method,
     shortcut,
 )
+from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
-from tvmify.dispatch.explanation import CacheInfo
+from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, autocast_text, is_traced_here, original
 from tvmify.signature import example_arguments
 
-Subject = TypeVar("Subject")
+Decorated = TypeVar("Decorated")
 
 
 @overload
-def tvmify(subject: Subject, /, *, methods: Iterable[str] = ..., **options: Any) -> Subject: ...
+def tvmify(subject: Decorated, /, *, methods: Iterable[str] = ..., **options: Any) -> Decorated: ...
 @overload
-def tvmify(*, methods: Iterable[str] = ..., **options: Any) -> Callable[[Subject], Subject]: ...
+def tvmify(*, methods: Iterable[str] = ..., **options: Any) -> Callable[[Decorated], Decorated]: ...
 def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **options: Any) -> Any:
     """Compile a module or function with TVM, one program per signature.
 
@@ -432,7 +433,8 @@ class TvmifiedFunction:
     def __init__(self, function: Callable[..., Any], compile_options: CompileOptions) -> None:
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
         functools.update_wrapper(self, function)
-        self._tvmify_dispatcher = Dispatcher(name, function, lambda _: function, compile_options)
+        subject = Subject.of(name, function, lambda _: function, compile_options)
+        self._tvmify_dispatcher = Dispatcher(subject)
         self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -469,11 +471,13 @@ class _ScriptedModule(nn.Module):
         self._register_again()
         self.training = script.training
         self._tvmify_dispatcher = Dispatcher(
-            name=script.original_name,
-            eager=lambda module, *args, **kwargs: module._tvmify_script(*args, **kwargs),
-            captured=lambda module: module._tvmify_script,
-            compile_options=compile_options,
-            module=self,
+            Subject.of(
+                name=script.original_name,
+                eager=lambda module, *args, **kwargs: module._tvmify_script(*args, **kwargs),
+                capturable=lambda module: module._tvmify_script,
+                options=compile_options,
+                module=self,
+            )
         )
 
     cache_info = cache_info

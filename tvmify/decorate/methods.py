@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
@@ -128,12 +129,14 @@ def dispatcher_of_method(module: nn.Module, name: str, decoration: Decoration) -
         dispatcher = module.__dict__.get(attribute)
         if dispatcher is None or dispatcher.module() is not module:
             dispatcher = module.__dict__[attribute] = Dispatcher(
-                name=type(module).__name__ + ("" if is_forward else f".{name}"),
-                eager=eager,
-                captured=lambda module: undecorated(module, eager, is_forward=is_forward),
-                compile_options=decoration.options,
-                module=module,
-                calls_itself=not is_forward,
+                Subject.of(
+                    name=type(module).__name__ + ("" if is_forward else f".{name}"),
+                    eager=eager,
+                    capturable=lambda module: undecorated(module, eager, is_forward=is_forward),
+                    options=decoration.options,
+                    module=module,
+                    calls_itself=not is_forward,
+                )
             )
         return dispatcher
 

@@ -2,85 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from tvmify.dispatch.counts import CacheInfo, Counts
+from tvmify.dispatch.found import Source
+from tvmify.dispatch.outcome import Choice, Compiled, Facts, Outcome, Partitioned
 from tvmify.errors import warn
 
 if TYPE_CHECKING:
     from tvmify.cache import Neighbours
-    from tvmify.dispatch.entry import Entry
-    from tvmify.dispatch.regions import Driven
-    from tvmify.dispatch.submodules import Children
+    from tvmify.dispatch.outcomes import Outcomes
+    from tvmify.dispatch.parts import Parts
 
 
-class CacheInfo(NamedTuple):
-    """Cache statistics of one decorated module or function.
-
-    Attributes
-    ----------
-    hits, misses
-        Calls whose signature was, or was not, in the memory cache.
-    builds
-        Programs that were compiled.
-    disk_hits
-        Programs that were loaded from the disk cache.
-    entries
-        Compiled signatures in the memory cache now.
-    seconds
-        Seconds spent on new entries, by stage.
-    eager
-        Calls that ran in eager PyTorch, for any reason.
-    evictions
-        Signatures that were evicted from the memory cache.
-    postponed
-        Calls that ran in eager because capturing would have blocked them or others.
-    """
-
-    hits: int
-    misses: int
-    builds: int
-    disk_hits: int
-    entries: int
-    seconds: Mapping[str, float]
-    eager: int = 0
-    evictions: int = 0
-    postponed: int = 0
-
-    def with_regions(self, entries: Iterable[Entry]) -> CacheInfo:
-        """Return these counts, plus those of the programs of the entries' regions."""
-        builds, disk_hits, compiled = self.builds, self.disk_hits, self.entries
-        seconds = dict(self.seconds)
-        for driven in _drivens(entries):
-            for info in driven.cache_infos():
-                builds += info.builds
-                disk_hits += info.disk_hits
-                compiled += info.entries
-                for stage, value in info.seconds.items():
-                    seconds[stage] = seconds.get(stage, 0.0) + value
-        return self._replace(builds=builds, disk_hits=disk_hits, entries=compiled, seconds=seconds)
-
-    @classmethod
-    def total(cls, parts: Sequence[CacheInfo]) -> CacheInfo:
-        """Return the sums over several modules or functions."""
-        seconds: Counter[str] = Counter()
-        for part in parts:
-            seconds.update(part.seconds)
-        names = [name for name in cls._fields if name != "seconds"]
-        counts = {name: sum(getattr(part, name) for part in parts) for name in names}
-        return cls(**counts, seconds=dict(seconds))
-
-
-def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: Neighbours) -> str:
+def explain(
+    name: str, outcomes: Collection[Outcome], info: CacheInfo, neighbours: Neighbours
+) -> str:
     """Describe what ran where, and why.
 
     Parameters
     ----------
     name
         Name of the module or function.
-    entries
-        Entries of its memory cache.
+    outcomes
+        Those in its memory cache.
     info
         Its counts.
     neighbours
@@ -94,39 +40,77 @@ def explain(name: str, entries: Collection[Entry], info: CacheInfo, neighbours: 
         lines.append(f"  calls in eager PyTorch: {info.eager}, evicted: {info.evictions}")
     if info.postponed:
         lines.append(f"  calls whose capture was postponed: {info.postponed}")
-    for entry in entries:
-        lines += ["", f"  {entry.signature}"]
-        if entry.reason is not None:
-            lines += [
-                f"    runs in eager PyTorch: {entry.reason.reason}",
-                f"      {entry.reason.next_step}",
-            ]
-        elif entry.driven is not None:
-            lines += [
-                f"    runs by regions: {entry.driven.how}",
-                f"      {entry.driven.reason.reason}",
-            ]
-        elif entry.executor is None:
-            faster = ", which is faster here" if "compared" in entry.notes else ""
-            lines.append(f"    runs in eager PyTorch{faster}")
-        else:
-            lines.append("    runs compiled")
-            if entry.differentiable:
-                lines.append("    gradients, if asked for, are computed in eager PyTorch")
-        lines += [f"    {title}: {text}" for title, text in entry.notes.items()]
-        if entry.built_for is not None:
-            lines += [f"      {line}" for line in neighbours.lines(entry.built_for)]
-        if entry.executor is not None:
-            lines += _report_lines(entry.executor.artifact.report)
+    for outcome in outcomes:
+        facts = outcome.facts
+        lines += ["", f"  {facts.title}", *_how(outcome), *_notes(facts)]
+        if facts.key is not None and facts.source is Source.BUILT:
+            lines += [f"      {line}" for line in neighbours.lines(facts.key)]
+        if isinstance(outcome, Compiled):
+            lines += _report_lines(outcome.executor.artifact.report)
     if info.seconds:
         lines += ["", "  seconds: " + _seconds(info.seconds)]
-    for driven in _drivens(entries):
-        lines += driven.explain(neighbours)
+    for parts in _parts_of(outcomes):
+        lines += parts.explain(neighbours)
     return "\n".join(lines)
 
 
-def _drivens(entries: Iterable[Entry]) -> list[Driven | Children]:
-    return list(dict.fromkeys(e.driven for e in entries if e.driven is not None))
+def info_of(memory: Outcomes, counts: Counts, latest_hits: int) -> CacheInfo:
+    """Return the counts of one module or function, and of its parts.
+
+    Parameters
+    ----------
+    memory
+        Its memory cache.
+    counts
+        What its misses and its calls in eager have counted.
+    latest_hits
+        How many calls its `LatestCall` has made.
+    """
+    outcomes, others = memory.values(), memory.undescribed
+    info = CacheInfo(
+        hits=memory.hits + others.hits + latest_hits,
+        misses=memory.misses + others.misses,
+        builds=counts.builds,
+        disk_hits=counts.disk_hits,
+        entries=sum(isinstance(outcome, Compiled) for outcome in outcomes),
+        seconds=dict(counts.seconds),
+        eager=counts.eager,
+        evictions=memory.evictions,
+        postponed=counts.postponed,
+    )
+    return info.with_parts(x for parts in _parts_of(outcomes) for x in parts.cache_infos())
+
+
+def _how(outcome: Outcome) -> list[str]:
+    if isinstance(outcome, Partitioned):
+        how, reason = outcome.parts.how, outcome.parts.reason
+        return [f"    runs by regions: {how}", f"      {reason.reason}"]
+    if isinstance(outcome, Compiled):
+        gradients = "    gradients, if asked for, are computed in eager PyTorch"
+        return ["    runs compiled", *([gradients] if outcome.differentiable else [])]
+    if isinstance(outcome.why, Choice):
+        faster = ", which is faster here" if outcome.why is Choice.FASTER else ""
+        return [f"    runs in eager PyTorch{faster}"]
+    return [f"    runs in eager PyTorch: {outcome.why.reason}", f"      {outcome.why.next_step}"]
+
+
+def _notes(facts: Facts) -> list[str]:
+    captured, key, source = facts.captured, facts.key, facts.source
+    notes = {
+        "captured by": captured and captured.method,
+        "not scripted": captured and captured.not_scripted,
+        "key": key and key.digest,
+        "code": source and source.value,
+        "writes to": facts.writes,
+        "no CUDA graph": facts.no_graph,
+        "compared": facts.verdict and str(facts.verdict),
+    }
+    return [f"    {title}: {text}" for title, text in notes.items() if text]
+
+
+def _parts_of(outcomes: Iterable[Outcome]) -> list[Parts]:
+    """Return what runs those of the outcomes that are no program as a whole, each once."""
+    return list(dict.fromkeys(x.parts for x in outcomes if isinstance(x, Partitioned)))
 
 
 def _report_lines(report: Mapping[str, object]) -> list[str]:

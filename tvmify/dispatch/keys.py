@@ -121,18 +121,16 @@ def target_of_call(
     return target
 
 
-def check_place(option: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_place(option: Any, signature: Signature) -> None:
     """Refuse a call whose tensors are not where code for the option ``target`` would run.
 
     Raises
     ------
-    UnsupportedInput
-        An argument is of a kind that compiled code does not take.
     UnsupportedTarget
         Tensors are elsewhere: that such code could be built for another machine does not help.
     """
     kind = option.get("kind") if isinstance(option, Mapping) else option
-    devices = {device.type for device in Signature.of(args, kwargs).devices}
+    devices = {device.type for device in signature.devices}
     others = sorted(devices - {DEVICE_OF_KIND[kind]}) if kind is not None else []
     if others:
         raise UnsupportedTarget(

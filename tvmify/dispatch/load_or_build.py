@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
+import logging
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +20,17 @@ from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_a
 from tvmify.cache.directory import is_there
 from tvmify.cache.stored import has_entries
 from tvmify.capture import Program
-from tvmify.dispatch import background, building, on_miss
+from tvmify.dispatch import background, building, keys, on_miss
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.fit import misfit
 from tvmify.dispatch.found import Found, Source
 from tvmify.dispatch.keys import key_without_gpu, processor
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
+from tvmify.dispatch.request import Request
 from tvmify.errors import BuildError, CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on
-from tvmify.signature import TensorSpec, map_only, repeat, repetitions
 from tvmify.system import forks, toolchain
 from tvmify.system.garbage import uncollected
 from tvmify.target import Target
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 Disk = DiskCache | TwoLevels
+
+_LOG = logging.getLogger(__name__)
 
 # Executors by the digest of their key: instances that differ only in weights share the code.
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
@@ -48,28 +53,65 @@ _REJECTED: set[int] = set()
 _LONGEST_WAIT = 300
 
 
-def obtain(
-    key_of: Callable[[Sequence[str]], Key],
-    volatile: Collection[str],
-    program: Program,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: CompileOptions,
-    stages: Stages,
-    prove: Prove,
-) -> tuple[Key, Found]:
+@dataclass(frozen=True)
+class Wanted:
+    """The program that a request asks for, before it is known who has it.
+
+    Attributes
+    ----------
+    request
+        What it is for.
+    program, fingerprint
+        What was captured, and the text that stands for it in the key.
+    target
+        Resolved for the device of the call.
+    weights
+        The tensors of the module that the program reads, by name.
+    volatile
+        Names of those that other calls write to: the program may not keep packed copies of them.
+    """
+
+    request: Request
+    program: Program
+    fingerprint: str
+    target: Target
+    weights: Mapping[str, torch.Tensor]
+    volatile: Collection[str]
+
+    def key(self, unpacked: Sequence[str]) -> Key:
+        """Return the key of the program; see `tvmify.dispatch.keys.key`."""
+        request = self.request
+        signature, options = request.signature, request.options
+        return keys.key(self.fingerprint, signature, self.weights, self.target, options, unpacked)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What there is to build. It holds no weights beside those of the program.
+
+    Attributes
+    ----------
+    key
+        What it is stored under.
+    request, program
+        Exported for the arguments of the request, with its options.
+    unpacked
+        Names of weights of which the program may not keep packed copies.
+    """
+
+    key: Key
+    request: Request
+    program: Program
+    unpacked: tuple[str, ...]
+
+
+def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
     """Return the key of a program, and its executor.
 
     Parameters
     ----------
-    key_of
-        Returns the key of the program and its signature; takes ``unpacked`` of `keys.key`.
-    volatile
-        Names of weights that other calls write to: the program may not keep packed copies of them.
-    program, args, kwargs
-        Built, for these arguments, if no cache has the key.
-    options
-        Name the disk cache, in which what is built is stored at once.
+    wanted
+        Built, if no cache has it, and stored at once in the disk cache that its options name.
     stages
         Told the name of each stage as it begins.
     prove
@@ -82,28 +124,35 @@ def obtain(
     NotCompiled
         The program cannot be exported or built.
     """
-    unpacked: list[str] = []
+    options = wanted.request.options
+    unpacked: tuple[str, ...] = ()
     while True:
-        key = key_of(unpacked)
-        disk = _disk(options)
-        find = functools.partial(_find, key, program, args, kwargs)
+        work = Work(wanted.key(unpacked), wanted.request, wanted.program, unpacked)
+        key, disk = work.key, _disk(options)
+        _log_key(key, stages)
         stages.begin("load")
-        found = _shared(key) or on_miss.finished(key) or _load(disk, find)
+        found = _shared(key) or on_miss.finished(key) or _load(disk, partial(_find, work))
         if found is None:
-            call = program, *_examples(args, kwargs)
             # A build that may come later must not hold the arguments of this call.
+            work = dataclasses.replace(work, request=wanted.request.without_tensors())
             proof = prove if on_miss.builds_now(options) else loads
-            make = functools.partial(_make, key, disk, *call, options, tuple(unpacked), proof)
-            export = functools.partial(_export, *call, stages)
+            make, export = partial(_make, work, disk, proof), partial(_export, work, stages)
             with _BUILDING:  # another thread may have built it since we looked
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
                 _LOADED.setdefault(key.digest, found.executor)  # before the next thread looks
         if found.source is not Source.SHARED:
             _LOADED[key.digest] = found.executor
-        stale = [name for name in found.executor.artifact.weights if name in volatile]
+        stale = tuple(n for n in found.executor.artifact.weights if n in wanted.volatile)
         if not stale:
             return key, found
         unpacked = stale
+
+
+def _log_key(key: Key, stages: Stages) -> None:
+    if _LOG.isEnabledFor(logging.DEBUG):
+        _LOG.debug("%s: key %s", stages.subject, key.digest)
+        for name, digest in key.hashes().items():
+            _LOG.debug("%s: key entry %r has hash %s", stages.subject, name, digest)
 
 
 def _shared(key: Key) -> Found | None:
@@ -200,39 +249,20 @@ def _load(disk: Disk | None, find: Callable[[Disk], Executor | None]) -> Found |
     return None if executor is None else Found(executor, Source.LOADED)
 
 
-def _make(
-    key: Key,
-    disk: Disk | None,
-    program: Program,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: CompileOptions,
-    unpacked: Sequence[str],
-    prove: Prove,
-    stages: Stages,
-) -> Found:
-    """Do what `misses.resolve` asks for, now or later."""
-    find = functools.partial(_find, key, program, args, kwargs)
-    build = functools.partial(_build, key, program, args, kwargs, options, stages, unpacked)
-    return build_once(key, disk, find, build, stages, prove)
+def _make(work: Work, disk: Disk | None, prove: Prove, stages: Stages) -> Found:
+    """Do what `on_miss.resolve` asks for, now or later."""
+    find, build = partial(_find, work), partial(_build, work, stages)
+    return build_once(work.key, disk, find, build, stages, prove)
 
 
-def _examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Return arguments of the same signature, for a build that may come when those are gone."""
-    call = args, kwargs
-    examples = map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), call)
-    return repeat(examples, repetitions(call))
-
-
-def _find(
-    key: Key, program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], disk: Disk
-) -> Executor | None:
+def _find(work: Work, disk: Disk) -> Executor | None:
     # What was built without a GPU serves, too; how fast it is here is noted under the first.
-    for place in filter(None, (key, key_without_gpu(key))):
+    for place in filter(None, (work.key, key_without_gpu(work.key))):
         artifact = disk.load(place)
         if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
             continue
-        problem = misfit(artifact, place, program, args, kwargs)
+        request = work.request
+        problem = misfit(artifact, place, work.program, request.args, request.kwargs)
         if not problem:
             try:
                 return Executor(artifact)
@@ -250,22 +280,13 @@ def _disk(options: CompileOptions) -> Disk | None:
     return near if url is None else TwoLevels(near, remote_at(url))
 
 
-def _export(
-    program: Program, args: tuple[Any, ...], kwargs: dict[str, Any], stages: Stages
-) -> ExportedProgram:
+def _export(work: Work, stages: Stages) -> ExportedProgram:
     stages.begin("export")
-    return program.export(args, kwargs)
+    return work.program.export(work.request.args, work.request.kwargs)
 
 
-def _build(
-    key: Key,
-    program: Program,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: CompileOptions,
-    stages: Stages,
-    unpacked: Sequence[str],
-) -> Artifact:
+def _build(work: Work, stages: Stages) -> Artifact:
+    key, options, unpacked = work.key, work.request.options, work.unpacked
     toolchain.find()  # before the work
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
@@ -275,7 +296,7 @@ def _build(
             around.enter_context(uncollected())
         builder = background.builder_here()
         with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
-            exported = _export(program, args, kwargs, stages)
+            exported = _export(work, stages)
         target = Target.parse(key.entries["target"])
         if builder and not key.entries["tuned for"] and building.can_cross(target):
             stages.begin("build")
@@ -286,7 +307,7 @@ def _build(
         tuning = None
         if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
             database = Measurements(options.cache_directory(), processor(key))
-            stopwatch = _stopwatch(target, args, kwargs)
+            stopwatch = _stopwatch(target, work.request.args, work.request.kwargs)
             tuning = Tuning(stopwatch, database, stages.advance)
         # The program casts what autocast would: what the compiler calls is not to cast again.
         around.enter_context(casting({}))
@@ -308,4 +329,4 @@ def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[flo
         return measure
     leaves = pytree.tree_leaves((args, kwargs))
     gpus = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
-    return functools.partial(measure_on, gpus[0] if gpus else torch.device("cuda"))
+    return partial(measure_on, gpus[0] if gpus else torch.device("cuda"))

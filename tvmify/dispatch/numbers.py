@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +11,16 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.dispatch.agreement import computes_the_same
-from tvmify.dispatch.entry import Entry
-from tvmify.dispatch.on_miss import is_awaited
-from tvmify.errors import NotCompiled, NumberNeeded, TracedElsewhere
-from tvmify.runtime import Call, GraphedCall, flatten
+from tvmify.dispatch.outcome import Run
+from tvmify.dispatch.request import Request
+from tvmify.errors import NotCompiled, NumberNeeded
+from tvmify.runtime import flatten
 from tvmify.signature import FLOAT, INT, LARGEST_INT
 
 Kinds = tuple[type, ...]
 
 
-class GeneralSignature(NamedTuple):
+class NumbersOpen(NamedTuple):
     """A signature without the values of some of its numbers."""
 
     places: tuple[int, ...]  # of these numbers, among the leaves
@@ -27,20 +28,45 @@ class GeneralSignature(NamedTuple):
     rest: bytes
 
 
-class General(NamedTuple):
+@dataclass(frozen=True)
+class AnyNumbers:
     """The arguments of a call, without the values of some of its numbers.
 
     Attributes
     ----------
+    signature
+        What all such calls share.
     args, kwargs
         With a `NumberArgument` for each of these numbers.
-    places
-        Of them, among the leaves.
     """
 
+    signature: NumbersOpen
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    places: tuple[int, ...]
+
+    def adapted(
+        self,
+        run: Run,
+        artifact: Artifact,
+        request: Request,
+        eager: Callable[[], Any],
+    ) -> NumberCall:
+        """Return what runs the program, if it computes the call as eager does.
+
+        While a module is recorded, ``type(scale) is float`` is false, and may lead to another
+        branch.
+
+        Raises
+        ------
+        NotCompiled
+            It does not, or must not be run twice: the values have to be part of the key.
+        """
+        call, leaves = NumberCall(run, self.signature.places), request.leaves
+        is_run = not (artifact.writes or call.obstacle(leaves))
+        if not (is_run and computes_the_same(lambda: call(leaves), eager)):
+            why = "the values of numbers may matter"
+            raise NotCompiled(why, "Nothing: they are part of the key.")
+        return call
 
 
 class Numbers:
@@ -52,63 +78,76 @@ class Numbers:
         The signatures of which one program serves all values.
     """
 
+    keeps_exact = False  # there are too many values
+
     def __init__(self) -> None:
-        self.arguments: set[GeneralSignature] = set()
+        self.arguments: set[NumbersOpen] = set()
         # By the types of all leaves: where numbers stand whose values matter.
         self._needed: dict[Kinds, frozenset[int]] = {}
 
     def find(
         self, signature: Hashable, leaves: tuple[Any, ...], args: Any, kwargs: Any
     ) -> Hashable:
-        """Return the signature of a call without its numbers, if these are arguments."""
-        general = self._general(leaves, args, kwargs)
-        return general if general in self.arguments else signature
+        """Return the signature of a call without its numbers, if these are arguments.
 
-    def make(
-        self, signature: Hashable, args: Any, kwargs: Any, make: Callable[..., Entry]
-    ) -> tuple[Hashable, Entry]:
-        """Return an entry for all values of the numbers in a call, or of as many as can be.
-
-        Parameters
-        ----------
-        signature, args, kwargs
-            Of the call.
-        make
-            Makes an entry, given the arguments without the values of numbers, or nothing.
-
-        Returns
-        -------
-        signature, entry
-            What it is to be found by.
+        Every call asks this.
         """
-        leaves, exact = flatten(args, kwargs)
-        # On a GPU an argument would be one more copy in each call, which waits for the one before.
-        on_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
-        found = None if on_gpu else self._general(leaves, args, kwargs)
-        if found is None:
-            return signature, make()
-        while found is not None:
-            entry = make(_without(args, kwargs, found.places, _stand_in))
-            if entry.reason is None:
-                self.arguments.add(found)
-                return found, entry
-            if is_awaited(entry.reason) or isinstance(entry.reason, TracedElsewhere):
-                return exact, entry  # whether it serves all values is known when it is built
-            if not isinstance(entry.reason, NumberNeeded):
-                break
-            self._note(leaves, entry.reason.places or found.places)
-            found = self._general(leaves, args, kwargs)
-        entry = make()
-        if found is not None and entry.reason is None:  # else it was for another reason
-            self.arguments.discard(found)
-            self._note(leaves, found.places)
-        return exact, entry
+        open_ = self._open(leaves, args, kwargs)
+        return open_ if open_ in self.arguments else signature
 
-    def _note(self, leaves: tuple[Any, ...], places: Iterable[int]) -> None:
-        kinds = _kinds(leaves)
+    def serves_any(self) -> bool:
+        """Whether numbers of some signatures are arguments."""
+        return bool(self.arguments)
+
+    def served(self, request: Request) -> NumbersOpen | None:
+        """Return the signature of a call without its numbers, if these are arguments."""
+        args, kwargs = request.call
+        open_ = self._open(flatten(args, kwargs)[0], args, kwargs)
+        return open_ if open_ in self.arguments else None
+
+    def general(self, request: Request) -> AnyNumbers | None:
+        """Leave open all numbers whose values may not matter, as far as that is known."""
+        args, kwargs = request.call
+        leaves, _ = flatten(args, kwargs)
+        # On a GPU an argument would be one more copy in each call, which waits for the one before.
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
+            return None
+        signature = self._open(leaves, args, kwargs)
+        if signature is None:
+            return None
+        call = _without(args, kwargs, signature.places, _stand_in)
+        assert call is not None  # as `_open` has seen
+        return AnyNumbers(signature, *call)
+
+    def narrower(
+        self, request: Request, general: AnyNumbers, reason: NotCompiled
+    ) -> AnyNumbers | None:
+        """Give up the numbers whose values forward needs."""
+        if not isinstance(reason, NumberNeeded):
+            return None
+        self._note(request, reason.places or general.signature.places)
+        return self.general(request)
+
+    def accept(self, general: AnyNumbers) -> None:
+        """Learn that one program serves all values."""
+        self.arguments.add(general.signature)
+
+    def refuse(self, request: Request, general: AnyNumbers) -> None:
+        """Learn that the values of these numbers matter."""
+        self.arguments.discard(general.signature)
+        self._note(request, general.signature.places)
+
+    def forget(self) -> None:
+        """Forget what was learnt."""
+        self.arguments.clear()
+        self._needed.clear()
+
+    def _note(self, request: Request, places: Iterable[int]) -> None:
+        args, kwargs = request.call
+        kinds = _kinds(flatten(args, kwargs)[0])
         self._needed[kinds] = self._needed.get(kinds, frozenset()).union(places)
 
-    def _general(self, leaves: tuple[Any, ...], args: Any, kwargs: Any) -> GeneralSignature | None:
+    def _open(self, leaves: tuple[Any, ...], args: Any, kwargs: Any) -> NumbersOpen | None:
         needed = self._needed.get(_kinds(leaves), frozenset())
         places = tuple(
             place for place, leaf in enumerate(leaves) if _is_number(leaf) and place not in needed
@@ -116,10 +155,10 @@ class Numbers:
         if not places:
             return None
         # None stands for each number; the places tell it from a None of the call.
-        general = _without(args, kwargs, places, lambda _: None)
-        rest = None if general is None else flatten(general.args, general.kwargs)[1]
+        call = _without(args, kwargs, places, lambda _: None)
+        rest = None if call is None else flatten(*call)[1]
         kinds = tuple(type(leaves[place]) for place in places)
-        return None if rest is None else GeneralSignature(places, kinds, rest)
+        return None if rest is None else NumbersOpen(places, kinds, rest)
 
 
 class NumberCall:
@@ -133,7 +172,7 @@ class NumberCall:
         Of these numbers, among the leaves.
     """
 
-    def __init__(self, run: Call | GraphedCall, places: Collection[int]) -> None:
+    def __init__(self, run: Run, places: Collection[int]) -> None:
         self._run = run
         self._places = places
 
@@ -153,32 +192,6 @@ class NumberCall:
         return tuple(replaced)
 
 
-def checked(
-    run: NumberCall, artifact: Artifact, eager: Callable[[], Any], args: Any, kwargs: Any
-) -> NumberCall:
-    """Return ``run`` if it computes a call as eager does, as far as that shows.
-
-    While a module is recorded, ``type(scale) is float`` is false, and may lead to another branch.
-
-    Parameters
-    ----------
-    run, artifact
-        Of the program.
-    eager, args, kwargs
-        Of the call.
-
-    Raises
-    ------
-    NotCompiled
-        It does not, or must not be run twice: the values have to be part of the key.
-    """
-    leaves = tuple(pytree.tree_leaves((args, kwargs)))
-    is_run = not (artifact.writes or run.obstacle(leaves))
-    if not (is_run and computes_the_same(lambda: run(leaves), eager)):
-        raise NotCompiled("the values of numbers may matter", "Nothing: they are part of the key.")
-    return run
-
-
 def _kinds(leaves: tuple[Any, ...]) -> Kinds:
     return tuple(map(type, leaves))
 
@@ -193,7 +206,7 @@ def _stand_in(number: Any) -> Any:
 
 def _without(
     args: Any, kwargs: Any, places: Collection[int], stand_in: Callable[[Any], Any]
-) -> General | None:
+) -> tuple[Any, Any] | None:
     """Replace numbers in arguments; None if a ``torch.Size`` is there, which holds nothing else."""
     leaves, structure = pytree.tree_flatten(
         (args, kwargs), is_leaf=lambda item: isinstance(item, torch.Size)
@@ -203,4 +216,4 @@ def _without(
     for place in places:
         leaves[place] = stand_in(leaves[place])
     args, kwargs = pytree.tree_unflatten(leaves, structure)
-    return General(args, kwargs, tuple(places))
+    return args, kwargs

@@ -292,7 +292,7 @@ class _Watchful(Stages):
     threads = 1
 
     def __init__(self, between: Callable[[], None], modes: str) -> None:
-        super().__init__("", visible=False)
+        super().__init__("in the background", visible=False)
         self._between = between
         self._modes = modes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from types import TracebackType
 from typing import Any
@@ -10,6 +11,8 @@ from typing_extensions import Self
 
 from tvmify.system import forks
 from tvmify.system.signals import HeldSignals, handle_signals
+
+_LOG = logging.getLogger(__name__)
 
 
 class Stages:
@@ -26,6 +29,8 @@ class Stages:
 
     Attributes
     ----------
+    subject
+        As given.
     seconds
         Seconds per finished stage, by name.
     threads
@@ -36,7 +41,7 @@ class Stages:
 
     def __init__(self, subject: str, visible: bool) -> None:
         self.seconds: dict[str, float] = {}
-        self._subject = subject
+        self.subject = subject
         self._visible = visible
         self._status: Any = None
         self._stage: tuple[str, float] | None = None
@@ -49,15 +54,17 @@ class Stages:
         forks.begin(self)
         self._stage = name, time.perf_counter()
         if self._visible:
-            self._draw(f"tvmify: {self._subject}: {name} …")
+            self._draw(f"tvmify: {self.subject}: {name} …")
 
     def end(self) -> None:
         """End the present stage, if there is one."""
         if self._stage is not None:
             name, begun = self._stage
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+            took = time.perf_counter() - begun
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
             self._stage = None
             forks.end(self)
+            _LOG.debug("%s: stage %r took %.4f s", self.subject, name, took)
 
     def advance(self, done: int, total: int) -> None:
         """Show how far the present stage is."""
@@ -68,7 +75,7 @@ class Stages:
 
             line = Table.grid(padding=(0, 1))
             bar = ProgressBar(total=total, completed=done, width=30)
-            line.add_row(f"tvmify: {self._subject}: {self._stage[0]}", bar, f"{done}/{total}")
+            line.add_row(f"tvmify: {self.subject}: {self._stage[0]}", bar, f"{done}/{total}")
             self._draw(line)
 
     def _draw(self, text: Any) -> None:

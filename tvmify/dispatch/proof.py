@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tvmify.dispatch.module_state import ModuleState
 from tvmify.dispatch.numbers import NumberCall
+from tvmify.dispatch.request import Request
 from tvmify.errors import BuildError, described
 from tvmify.runtime import Executor, PackedWeights
 from tvmify.system.faults import environment_fault
@@ -34,10 +35,9 @@ def loads(executor: Executor) -> None:
 
 
 def runs(
-    tensors: Callable[[tuple[str, ...]], list[torch.Tensor]],
+    module: ModuleState,
     store: PackedWeights,
-    args: Any,
-    kwargs: Any,
+    request: Request,
     eager: Callable[[], Any],
     executor: Executor,
 ) -> None:
@@ -47,12 +47,12 @@ def runs(
 
     Parameters
     ----------
-    tensors
-        Returns the tensors of the module of these names.
+    module
+        Whose tensors it reads.
     store
         Keeps what is packed.
-    args, kwargs
-        Of the call.
+    request
+        The call.
     eager
         Computes the same. Where it raises, too, the call says nothing about the program.
 
@@ -66,10 +66,10 @@ def runs(
         return
     artifact = executor.artifact
     try:
-        executor.bind(tensors(artifact.weights), store, tensors(artifact.state))
+        executor.bind(module.tensors(artifact.weights), store, module.tensors(artifact.state))
     except (RuntimeError, TypeError, ValueError) as error:
         raise unusable(error) from error
-    leaves = tuple(pytree.tree_leaves((args, kwargs)))
+    leaves = request.leaves
     numbers = [i for i in artifact.inputs if type(leaves[i]) in (int, float)]
     call = NumberCall(executor.call(), numbers)
     if artifact.writes or call.obstacle(leaves):

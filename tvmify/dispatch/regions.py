@@ -20,7 +20,10 @@ import torch
 from tvmify.cache import Neighbours
 from tvmify.capture import REGION_SCHEMA, Part, drive
 from tvmify.dispatch.agreement import is_same_result
-from tvmify.dispatch.explanation import CacheInfo
+from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.module_state import State
+from tvmify.dispatch.parts import MakePart, PartCalls, Parts
+from tvmify.dispatch.subject import Subject
 from tvmify.dispatch.submodules import Children
 from tvmify.errors import (
     CaptureError,
@@ -31,6 +34,7 @@ from tvmify.errors import (
     UnsupportedInput,
     described,
 )
+from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
 
 #: Why a region computes further shapes in eager PyTorch.
@@ -52,10 +56,12 @@ class Driven:
 
     Parameters
     ----------
-    dispatcher
-        Of the module or function.
+    subject
+        The module or function.
     reason
         Why the whole is not one program.
+    make_part
+        Makes what runs the calls of a region.
 
     Attributes
     ----------
@@ -74,9 +80,9 @@ class Driven:
         Nothing of it can run compiled this way.
     """
 
-    def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
+    def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
         self.reason = reason
-        callable_ = dispatcher.captured()
+        callable_ = subject.captured()
         self._driver = driver = drive(callable_, _NUMBERS.__next__, _run_region)
         self.has_effects = driver.has_effects
         self.is_random = driver.is_random
@@ -87,8 +93,9 @@ class Driven:
         self.how = f"control flow runs in {runs}, and regions between are compiled each for itself"
         self._regions: list[_Region] = []
         for number, part in driver.parts.items():
-            name = f"{dispatcher.name}, region {len(self._regions) + 1}"
-            region = _REGIONS[number] = _Region(name, part, dispatcher, self._is_scripted)
+            name = f"{subject.name}, region {len(self._regions) + 1}"
+            calls = make_part(_region(name, part, subject.options))
+            region = _REGIONS[number] = _Region(calls, part, self._is_scripted)
             self._regions.append(region)
 
     def __call__(
@@ -176,7 +183,7 @@ class Driven:
 
     def cache_infos(self) -> list[CacheInfo]:
         """Return what the caches of each region have done."""
-        return [region.dispatcher.cache_info() for region in self._regions]
+        return [region.calls.cache_info() for region in self._regions]
 
     def explain(self, neighbours: Neighbours) -> list[str]:
         """Return lines that say what is in each region, and where it runs."""
@@ -184,91 +191,109 @@ class Driven:
         for region in self._regions:
             operators = ", ".join(f"{n} {name}" for name, n in sorted(region.operators.items()))
             lines += ["", f"  a region of {region.operators.total()} operators: {operators}"]
-            lines += [f"  {line}" for line in region.dispatcher.explain(neighbours).splitlines()]
+            lines += [f"  {line}" for line in region.calls.explain(neighbours).splitlines()]
         return lines
 
 
-def drive_instead(
-    dispatcher: Any, state: Any, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Run the control flow that keeps an entry from being one program apart from its regions.
+def parts_instead(
+    subject: Subject, state: State, reason: NotCompiled, make_part: MakePart
+) -> Parts | None:
+    """Return what runs a subject by its parts, because it cannot be one program.
 
     Parameters
     ----------
-    dispatcher
-        Of the module or function.
     state
-        Of the module; keeps what runs all of its entries.
-    entry
-        Its ``reason`` says what stands in the way. Where that is neither control flow nor the
-        module's state, and where nothing can be compiled, it stays as it is.
+        Of the module; keeps what runs all of its calls.
+    reason
+        Why it is not one program. Where that is neither control flow nor the module's state, parts
+        are of no use.
+    make_part
+        Makes what runs the calls of a part.
+
+    Returns
+    -------
+    Parts or None
+        None where nothing of it can be compiled.
+
+    Raises
+    ------
+    TracedElsewhere
+        Another thread traces just now.
     """
-    reason = entry.reason
     if not reason.parts_may_compile:
-        return
+        return None
     if autocast_text():
-        return  # TorchScript casts by rules of its own
-    if state.driven is None:
-        try:
-            state.driven = _driven(dispatcher, reason)
-        except TracedElsewhere as busy:
-            entry.reason = busy
-            return
-    if state.driven is not None:
-        entry.names, entry.tensors = state.driven.bind(dispatcher.module())
-        eager = dispatcher.eager_call(args, kwargs)
-        try:
-            if entry.differentiable and state.driven.has_effects:
-                raise GradientsNeeded(
-                    "weights require gradients, and forward may have effects, which a backward "
-                    "must not repeat",
-                    "Call under torch.no_grad() or torch.inference_mode().",
-                )
-            if entry.differentiable and state.driven.is_random:
-                raise GradientsNeeded(
-                    "forward draws random numbers, and weights require gradients: the backward "
-                    "would draw others",
-                    "Call under torch.no_grad() or torch.inference_mode().",
-                )
-            state.driven.check(eager, args, kwargs)
-        except NotCompiled as other:
-            entry.reason = other
-        else:
-            entry.driven, entry.reason = state.driven, None
-            entry.remember(args, kwargs)
+        return None  # TorchScript casts by rules of its own
+    if state.parts is None:
+        state.parts = _parts(subject, reason, make_part)
+    return state.parts
 
 
-def _driven(dispatcher: Any, reason: NotCompiled) -> Driven | Children | None:
+def check_parts(
+    parts: Parts,
+    eager: Callable[[], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    differentiable: bool,
+) -> None:
+    """Refuse a call that would not be the same by parts as in eager PyTorch.
+
+    Raises
+    ------
+    NotCompiled
+        It returns something else, or a backward would do twice what must be done once.
+    """
+    if differentiable and parts.has_effects:
+        raise GradientsNeeded(
+            "weights require gradients, and forward may have effects, which a backward must not "
+            "repeat",
+            "Call under torch.no_grad() or torch.inference_mode().",
+        )
+    if differentiable and parts.is_random:
+        raise GradientsNeeded(
+            "forward draws random numbers, and weights require gradients: the backward would draw "
+            "others",
+            "Call under torch.no_grad() or torch.inference_mode().",
+        )
+    parts.check(eager, args, kwargs)
+
+
+def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts | None:
     try:
-        return Driven(dispatcher, reason)
+        return Driven(subject, reason, make_part)
     except TracedElsewhere:
         raise
     except NotCompiled:
         pass  # the reason that there is says more
     # with `strict`, nothing runs in Python unsaid
-    if isinstance(reason, DependsOnValues) and not dispatcher.options.strict:
+    if isinstance(reason, DependsOnValues) and not subject.options.strict:
         with contextlib.suppress(NotCompiled):
-            return Children(dispatcher, reason)
+            return Children(subject, reason, make_part)
     return None
+
+
+def _region(name: str, part: Part, options: CompileOptions) -> Subject:
+    in_eager = part.in_eager
+    return Subject.of(
+        name,
+        eager=lambda _, *inputs: in_eager(*inputs),
+        capturable=lambda _: part.program,
+        options=options,
+        module=part.carrier,
+        is_part=True,
+    )
 
 
 class _Region:
     """Calls of one region."""
 
-    def __init__(self, name: str, part: Part, dispatcher: Any, is_scripted: bool) -> None:
+    def __init__(self, calls: PartCalls, part: Part, is_scripted: bool) -> None:
+        self.calls = calls
         self.operators = part.operators
         self._is_scripted = is_scripted
         self._booleans = part.booleans
-        self._carrier = part.carrier  # which its dispatcher does not keep alive
-        in_eager = part.in_eager
-        self.dispatcher = type(dispatcher)(
-            name,
-            eager=lambda _, *inputs: in_eager(*inputs),
-            captured=lambda _: part.program,
-            compile_options=dispatcher.options,
-            module=part.carrier,
-            keeps_all=True,
-        )
+        self._carrier = part.carrier  # which its subject does not keep alive
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], integers: list[Any], floats: Sequence[float]
@@ -278,7 +303,7 @@ class _Region:
         if not self._is_scripted and not all(type(number) is float for number in floats):
             raise TypeError("a number is an int where TorchScript's types say float")
         try:
-            return list(self.dispatcher((*tensors, *integers, *floats), {}))
+            return list(self.calls((*tensors, *integers, *floats), {}))
         except BaseException as error:
             _RAISED.error = error
             raise

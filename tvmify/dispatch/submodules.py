@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from tvmify.cache import Neighbours
-from tvmify.dispatch.explanation import CacheInfo
+from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.parts import MakePart, PartCalls
+from tvmify.dispatch.subject import Subject
 from tvmify.errors import CaptureError, NotCompiled
 
 #: They are iterated over, or indexed, rather than called.
@@ -26,10 +28,12 @@ class Children:
 
     Parameters
     ----------
-    dispatcher
-        Of the module.
+    subject
+        The module.
     reason
         Why the module could not be captured.
+    make_part
+        Makes what runs the calls of a child.
 
     Attributes
     ----------
@@ -45,14 +49,15 @@ class Children:
     how = "its forward runs in Python, the modules that it calls are compiled each for itself"
     has_effects = is_random = True  # for all that is known
 
-    def __init__(self, dispatcher: Any, reason: NotCompiled) -> None:
+    def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
         self.reason = reason
-        self._parent = dispatcher
-        self._dispatchers: list[Any] = []
-        module = dispatcher.module()
+        self._parent = subject
+        self._make_part = make_part
+        self._parts: list[PartCalls] = []
+        module = subject.module()
         if isinstance(module, nn.Module) and not isinstance(module, torch.jit.ScriptModule):
-            self._view = _view(module, self._children(module, ""), dispatcher.eager)
-        if not self._dispatchers:
+            self._view = _view(module, self._children(module, ""), subject.eager)
+        if not self._parts:
             raise CaptureError(
                 "it has no submodules that could be compiled", "Decorate what it calls."
             )
@@ -72,15 +77,15 @@ class Children:
 
     def cache_infos(self) -> list[CacheInfo]:
         """Return what the caches of each child have done."""
-        return [dispatcher.cache_info() for dispatcher in self._dispatchers]
+        return [part.cache_info() for part in self._parts]
 
     def explain(self, neighbours: Neighbours) -> Iterator[str]:
         """Yield lines that say where each child runs, of those that were called."""
-        for dispatcher in self._dispatchers:
-            info = dispatcher.cache_info()
+        for part in self._parts:
+            info = part.cache_info()
             if info.hits or info.misses:
                 yield ""
-                yield from (f"  {line}" for line in dispatcher.explain(neighbours).splitlines())
+                yield from (f"  {line}" for line in part.explain(neighbours).splitlines())
 
     def _children(self, module: nn.Module, path: str) -> dict[str, nn.Module | None]:
         return {
@@ -98,16 +103,19 @@ class Children:
         has_forward = type(child).forward is not nn.Module.forward
         if not has_forward or next(child.parameters(), None) is None:
             return _view(child, within, type(child).forward) if within else child
-        dispatcher = type(self._parent)(
-            f"{self._parent.name}.{path}",
-            eager=type(child).forward,
-            captured=lambda _: _without_hooks(self._parent.captured().get_submodule(path)),
-            compile_options=self._parent.options,
-            module=child,
-            keeps_all=True,
+        parent = self._parent
+        part = self._make_part(
+            Subject.of(
+                f"{parent.name}.{path}",
+                eager=type(child).forward,
+                capturable=lambda _: _without_hooks(parent.captured().get_submodule(path)),
+                options=parent.options,
+                module=child,
+                is_part=True,
+            )
         )
-        self._dispatchers.append(dispatcher)
-        return _view(child, within, lambda _, *args, **kwargs: dispatcher(args, kwargs))
+        self._parts.append(part)
+        return _view(child, within, lambda _, *args, **kwargs: part(args, kwargs))
 
 
 def _view(

@@ -27,7 +27,8 @@ from tvmify.artifact.structure import structure_of
 from tvmify.capture import Program, capture
 from tvmify.capture.carrier import Carrier
 from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
-from tvmify.dispatch.dispatcher import Dispatcher, TargetOption
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.request import TargetOption
 from tvmify.errors import SaveError
 from tvmify.runtime import compiled_module, embedded
 from tvmify.torch_compat.memory import check_saved
@@ -105,7 +106,7 @@ def export(
         args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         artifact = dispatcher.compiled(args, kwargs, target)
         _check_effects(dispatcher.name, artifact)
-        program = capture(dispatcher.captured(), args, kwargs)
+        program = capture(dispatcher.subject.captured(), args, kwargs)
         module = _exportable(subject, artifact, program, args, kwargs, strict)
         exported = _record(module, args, kwargs)
         if path is not None:

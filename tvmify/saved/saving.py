@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
-from tvmify.dispatch.dispatcher import Dispatcher, TargetOption
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.request import TargetOption
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.runtime import write_archive
 from tvmify.saved.form import Call, Compiled, saved_form
@@ -85,7 +86,8 @@ def save(
             "give example_inputs, or signatures"
         )
     programs = _compile(dispatcher, calls, targets)
-    module, description = saved_form(dispatcher.captured(), dispatcher.name, programs, strict)
+    captured = dispatcher.subject.captured()
+    module, description = saved_form(captured, dispatcher.name, programs, strict)
     write_archive(module, Path(path), description, key)
 
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tvmify.dispatch.dispatcher import TargetOption
 from tvmify.dispatch.recording import Recorded, read
+from tvmify.dispatch.request import TargetOption
 from tvmify.errors import WarmUpError
 from tvmify.signature import example_arguments
 

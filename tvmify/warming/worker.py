@@ -19,7 +19,7 @@ from torch import nn
 from tvmify.decorate import decorator
 from tvmify.dispatch import on_miss, recording
 from tvmify.dispatch.dispatcher import Dispatcher
-from tvmify.dispatch.entry import Entry
+from tvmify.dispatch.outcome import Choice, Compiled, Eager
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.recording import Recorded
 from tvmify.dispatch.recording.modes import entered
@@ -148,22 +148,21 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
 
 
 def _warm(dispatcher: Dispatcher, args: Any, kwargs: Any, target: Any) -> dict[str, Any]:
-    before = dispatcher.cache_info()
+    before, reason, size = dispatcher.cache_info(), "", 0
     if target is not None:
-        artifact = dispatcher.compiled(args, kwargs, target)
-        entry = Entry("")
-        size = len(artifact.library)
+        size = len(dispatcher.compiled(args, kwargs, target).library)
     else:
-        entry = dispatcher.warm_up(args, kwargs)
-        if entry.reason is not None:
-            return {"source": EAGER, "reason": entry.reason.reason}
-        if entry.driven is not None:
+        outcome = dispatcher.warm_up(args, kwargs)
+        if isinstance(outcome, Eager):
+            why = outcome.why
+            reason = why.value if isinstance(why, Choice) else why.reason
+            return {"source": EAGER, "reason": reason}
+        if isinstance(outcome, Compiled):
+            size = len(outcome.executor.artifact.library)
+        else:
             dispatcher(args, kwargs)  # its regions are compiled when they are called
-        elif entry.executor is None:
-            return {"source": EAGER, "reason": "TVMIFY_DISABLE is set"}
-        size = len(entry.executor.artifact.library) if entry.executor is not None else 0
+            reason = outcome.parts.how
     is_built = dispatcher.cache_info().builds > before.builds
-    reason = "" if entry.driven is None else entry.driven.how
     return {"source": BUILT if is_built else LOADED, "reason": reason, "bytes": size}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from tvmify import TvmifyWarning
 from tvmify import tvmify as decorate
-from tvmify.dispatch import dispatcher
+from tvmify.dispatch import miss
 
 
 class Exported(nn.Module):
@@ -32,13 +32,13 @@ def rows(count: int) -> torch.Tensor:
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of rows of each call that was captured."""
     found: list[int] = []
-    capture = dispatcher.capture
+    capture = miss.capture
 
     def counted(callable_: Any, args: Any, kwargs: Any) -> Any:
         found.append(len(args[0]))
         return capture(callable_, args, kwargs)
 
-    monkeypatch.setattr(dispatcher, "capture", counted)
+    monkeypatch.setattr(miss, "capture", counted)
     return found
 
 

@@ -1,0 +1,151 @@
+"""One outcome for several signatures: it is made once, and found by each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tvmify import tvmify as decorate
+from tvmify.artifact import Artifact
+from tvmify.decorate.decorator import dispatcher_of
+from tvmify.dispatch.generalizing import Generalizing, Kept
+from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome, Run
+from tvmify.dispatch.request import Request
+from tvmify.errors import CaptureError, NotCompiled, NumberNeeded, TracedElsewhere
+from tvmify.options import CompileOptions
+from tvmify.runtime import flatten
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+COMPILES = Eager(Facts(), Choice.FASTER)
+
+
+@dataclass(frozen=True)
+class AnyLabel:
+    """The arguments of a call, with one label in place of any other."""
+
+    signature: Hashable
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def adapted(
+        self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
+    ) -> Run:
+        return run
+
+
+class Labels:
+    """The argument ``label`` is left open."""
+
+    def __init__(self, *, keeps_exact: bool = True) -> None:
+        self.keeps_exact = keeps_exact
+        self.accepted: set[Hashable] = set()
+        self.refused: list[AnyLabel] = []
+        self.narrowed: list[NotCompiled] = []
+
+    def serves_any(self) -> bool:
+        return bool(self.accepted)
+
+    def served(self, request: Request) -> Hashable | None:
+        general = self.general(request)
+        return general.signature if general and general.signature in self.accepted else None
+
+    def general(self, request: Request) -> AnyLabel | None:
+        args, kwargs = request.call
+        if "label" not in kwargs:
+            return None
+        kwargs = kwargs | {"label": "any"}
+        return AnyLabel(("any label", flatten(args, kwargs)[1]), args, kwargs)
+
+    def narrower(self, request: Request, general: AnyLabel, reason: NotCompiled) -> None:
+        self.narrowed.append(reason)
+
+    def accept(self, general: AnyLabel) -> None:
+        self.accepted.add(general.signature)
+
+    def refuse(self, request: Request, general: AnyLabel) -> None:
+        self.refused.append(general)
+
+    def forget(self) -> None:
+        self.accepted.clear()
+
+
+def request(**kwargs: Any) -> Request:
+    return Request.of((X,), kwargs, CompileOptions.of({}))
+
+
+def test_the_general_outcome_is_kept_under_the_general_signature() -> None:
+    labels, asked = Labels(), []
+
+    def make(request: Request) -> Outcome:
+        asked.append(request.kwargs["label"])
+        return COMPILES
+
+    call = request(label="a")
+    kept = Generalizing([labels]).make(call, make)
+    (general,) = labels.accepted
+    assert (kept, asked) == (Kept(general, COMPILES, alias=call.exact), ["any"])
+    kept = Generalizing([Labels(keeps_exact=False)]).make(call, make)
+    assert kept == Kept(general, COMPILES, alias=None)
+
+
+def test_an_exact_outcome_where_nothing_is_open() -> None:
+    kept = Generalizing([Labels()]).make(request(other="a"), lambda _: COMPILES)
+    assert kept == Kept(request(other="a").exact, COMPILES)
+
+
+@pytest.mark.parametrize("exact", [COMPILES, Eager(Facts(), CaptureError("neither", "Nothing."))])
+def test_what_the_general_call_cannot_the_exact_one_is_asked_for(exact: Eager) -> None:
+    labels, reason = Labels(), NumberNeeded()
+
+    def make(request: Request) -> Outcome:
+        return exact if request.general is None else Eager(Facts(), reason)
+
+    kept = Generalizing([labels]).make(request(label="a"), make)
+    assert kept == Kept(request(label="a").exact, exact)
+    assert labels.narrowed == [reason]
+    assert not labels.accepted
+    # That the exact call fails, too, says nothing about the label.
+    assert len(labels.refused) == (exact is COMPILES)
+
+
+def test_what_passes_decides_nothing() -> None:
+    labels, busy = Labels(), Eager(Facts(), TracedElsewhere("busy", "Wait."))
+    kept = Generalizing([labels]).make(request(label="a"), lambda _: busy)
+    assert kept == Kept(request(label="a").exact, busy)
+    assert not labels.accepted
+    assert not labels.refused
+
+
+def test_who_serves_a_call_already_is_asked_for_the_outcome_in_memory() -> None:
+    labels = Labels()
+    generalizing = Generalizing([labels])
+    call = request(label="b")
+    assert generalizing.served(call, lambda _: COMPILES) is None
+    assert not generalizing.serves_any()
+    generalizing.make(request(label="a"), lambda _: COMPILES)
+    assert generalizing.serves_any()
+    (general,) = labels.accepted
+    assert generalizing.served(call, {general: COMPILES}.get) == Kept(
+        general, COMPILES, alias=call.exact
+    )
+    assert generalizing.served(call, lambda _: None) is None  # it had to leave memory
+    generalizing.forget()
+    assert generalizing.served(call, lambda _: COMPILES) is None
+
+
+def test_exact_signatures_share_one_program_and_are_remembered(inference: None) -> None:
+    fast: Any = decorate(lambda x, label: x * 2, strict=True, cache_size=2)
+    dispatcher_of(fast)._general._kinds = [Labels()]
+    for label in ("a", "b", "c", "d", "a", "b"):
+        assert torch.equal(fast(X, label=label), X * 2)
+    info = fast.cache_info()
+    assert (info.builds, info.entries, info.evictions) == (1, 1, 0)
+    assert (info.misses, info.hits) == (4, 2)  # the first of each label, and what came again
+    assert fast.explain().count("runs compiled") == 1
+    fast.refresh()
+    assert torch.equal(fast(X, label="a"), X * 2)
+    assert fast.cache_info().builds == 1

@@ -1,0 +1,145 @@
+"""Whether compiled code is used for a call: if it computes, draws and costs what eager does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tvmify.dispatch.agreement import check_draws, computes_the_same, refuse_unseen_draws
+from tvmify.dispatch.outcome import Choice, Compiled, Eager
+from tvmify.dispatch.verdict import judge
+from tvmify.errors import BuildError, GradientsNeeded
+from tvmify.runtime import GraphedCall
+
+
+def check_results(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]) -> None:
+    """Refuse code for a GPU, if no machine has compared it yet, that computes something else.
+
+    Parameters
+    ----------
+    leaves
+        Of the arguments of the call.
+    eager
+        Computes the call.
+
+    Raises
+    ------
+    BuildError
+        It does not compute this call as eager PyTorch does, or that cannot be seen.
+    """
+    run, artifact, gpu = compiled.run, compiled.executor.artifact, compiled.gpu_of(leaves)
+    if gpu is None or artifact.verdicts:
+        return
+    if artifact.writes or run.obstacle(leaves):
+        return  # nothing may be written twice
+    calls = 3 if isinstance(run, GraphedCall) else 1  # the last replays what the second was
+    try:
+        repeat = lambda: [_result(compiled, leaves) for _ in range(calls)][-1]  # noqa: E731
+        agrees = computes_the_same(repeat, eager, gpu)
+    except torch.OutOfMemoryError as error:
+        raise BuildError(
+            "the GPU has not enough memory to compare compiled code with eager",
+            "Free some, and call refresh().",
+        ) from error
+    if not agrees:
+        raise BuildError(
+            "code that was built for the GPU does not compute what eager PyTorch does",
+            "Please report it, with the module and the shapes of its arguments.",
+        )
+
+
+def check_random(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]) -> None:
+    """Refuse code that does not draw random numbers exactly as eager PyTorch does.
+
+    Parameters
+    ----------
+    leaves, eager
+        As for `check_results`.
+
+    Raises
+    ------
+    GradientsNeeded, NotCompiled
+        The backward, which runs forward again, would draw others, or already the call does.
+    """
+    artifact, captured = compiled.executor.artifact, compiled.facts.captured
+    if captured is None or not captured.may_draw:
+        return
+    if written := artifact.written_names():  # nothing may be written twice
+        refuse_unseen_draws(artifact.draws, written)
+    elif not compiled.run.obstacle(leaves):
+        gpu = compiled.gpu_of(leaves)
+        check_draws(lambda: _result(compiled, leaves), eager, gpu, compiled.differentiable)
+
+
+def faster(
+    compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]
+) -> tuple[Compiled | Eager, bool]:
+    """Leave a call to eager PyTorch if that computes it faster.
+
+    Parameters
+    ----------
+    leaves, eager
+        As for `check_results`.
+
+    Returns
+    -------
+    outcome
+        The same with the verdict, or eager.
+    is_new
+        Whether the artifact has a verdict that it had not.
+    """
+    run, artifact = compiled.run, compiled.executor.artifact
+    # Nothing may be written twice, nor measured what is not for compiled code.
+    if artifact.writes or run.obstacle(leaves):
+        return compiled, False
+    how = "with CUDA graphs" if isinstance(run, GraphedCall) else ""
+    gpu = compiled.gpu_of(leaves)
+    verdict, is_new = judge(artifact.verdicts, lambda: _result(compiled, leaves), eager, gpu, how)
+    facts = dataclasses.replace(compiled.facts, verdict=verdict)
+    if verdict is None or verdict.is_for_compiled:
+        return dataclasses.replace(compiled, facts=facts), is_new
+    return Eager(facts, Choice.FASTER), is_new
+
+
+def with_followed(
+    compiled: Compiled,
+    leaves: tuple[Any, ...],
+    eager: Callable[[], Any],
+    *,
+    has_constants: bool,
+) -> Compiled:
+    """Note which leaves of the result have gradients, if any may be asked for.
+
+    Parameters
+    ----------
+    leaves, eager
+        As for `check_results`.
+    has_constants
+        Whether the program holds tensors of closures or globals by value.
+
+    Raises
+    ------
+    GradientsNeeded
+        Gradients lead to these tensors.
+    """
+    if not (compiled.differentiable or (has_constants and torch.is_grad_enabled())):
+        return compiled
+    followed = compiled.follow(leaves, eager)
+    if followed is not None and any(followed) and not compiled.differentiable:
+        raise GradientsNeeded(
+            "a tensor of a closure, or a global one, requires a gradient",
+            "Call under torch.no_grad() or torch.inference_mode(), or decorate the module that "
+            "it belongs to.",
+        )
+    return dataclasses.replace(compiled, followed=followed)
+
+
+def _result(compiled: Compiled, leaves: tuple[Any, ...]) -> Any:
+    """Return the result of a call of compiled code, or raise where it leaves that to eager."""
+    result = compiled.run(leaves)
+    if result is NotImplemented:
+        raise RuntimeError("compiled code failed")
+    return result

@@ -1,0 +1,140 @@
+"""One outcome for several signatures: which signature a call is served under, and how it is made.
+
+An exact signature describes one call. A general one leaves something open that the program takes
+any value of, as `numbers.py` does with numbers among the arguments. What may be left open is a
+`Generality`; this module asks each of them, and makes an exact outcome where none applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from tvmify.dispatch.on_miss import is_awaited
+from tvmify.dispatch.outcome import Outcome
+from tvmify.dispatch.request import General, Request
+from tvmify.errors import NotCompiled, TracedElsewhere
+
+SomeGeneral = TypeVar("SomeGeneral", bound="General")
+
+
+class Generality(Protocol[SomeGeneral]):
+    """One kind of what may be left open, and what was learnt of it.
+
+    Attributes
+    ----------
+    keeps_exact
+        Whether memory remembers which exact signatures a general one serves. If not, the
+        dispatcher asks at every call, before it looks into memory.
+    """
+
+    keeps_exact: bool
+
+    def serves_any(self) -> bool:
+        """Whether anything was accepted so far."""
+        ...
+
+    def served(self, request: Request) -> Hashable | None:
+        """Return the general signature that serves a call already; None if there is none."""
+
+    def general(self, request: Request) -> SomeGeneral | None:
+        """Leave as much of a call open as may be; None if that is nothing."""
+
+    def narrower(
+        self, request: Request, general: SomeGeneral, reason: NotCompiled
+    ) -> SomeGeneral | None:
+        """Leave less open, after ``general`` was not compiled; None if that cannot help."""
+
+    def accept(self, general: SomeGeneral) -> None:
+        """Learn that one program serves all such calls."""
+
+    def refuse(self, request: Request, general: SomeGeneral) -> None:
+        """Learn that the exact call compiles, and the general one does not."""
+
+    def forget(self) -> None:
+        """Forget all that was learnt: the module may be another."""
+
+
+class Kept(NamedTuple):
+    """An outcome, and how later calls find it.
+
+    Attributes
+    ----------
+    found_by
+        The signature that it is kept under.
+    outcome
+        As said.
+    alias
+        Another signature that leads to it, if there is one: the exact one of a call that a general
+        one serves.
+    """
+
+    found_by: Hashable
+    outcome: Outcome
+    alias: Hashable | None = None
+
+
+class Generalizing:
+    """Makes outcomes that are as general as can be.
+
+    Parameters
+    ----------
+    kinds
+        What may be left open, the first first.
+    """
+
+    def __init__(self, kinds: Sequence[Generality[Any]]) -> None:
+        self._kinds = kinds
+
+    def serves_any(self) -> bool:
+        """Whether there is a general signature that may serve a call."""
+        return any(kind.serves_any() for kind in self._kinds)
+
+    def served(self, request: Request, known: Callable[[Hashable], Outcome | None]) -> Kept | None:
+        """Return the outcome that serves a call already; None if there is none.
+
+        Parameters
+        ----------
+        known
+            Returns the outcome that is kept under a signature.
+        """
+        for kind in self._kinds:
+            signature = kind.served(request)
+            outcome = None if signature is None else known(signature)
+            if outcome is not None:
+                return Kept(signature, outcome, request.exact if kind.keeps_exact else None)
+        return None
+
+    def forget(self) -> None:
+        """Forget what was learnt."""
+        for kind in self._kinds:
+            kind.forget()
+
+    def make(self, request: Request, make: Callable[[Request], Outcome]) -> Kept:
+        """Make an outcome for a call, and for as many others as can be.
+
+        Parameters
+        ----------
+        make
+            Makes the outcome of a request, be it general or exact.
+        """
+        refused: list[tuple[Generality[Any], General]] = []
+        for kind in self._kinds:
+            general = kind.general(request)
+            while general is not None:
+                outcome = make(request.generalized(general))
+                if outcome.reason is None:
+                    kind.accept(general)
+                    alias = request.exact if kind.keeps_exact else None
+                    return Kept(general.signature, outcome, alias)
+                if is_awaited(outcome.reason) or isinstance(outcome.reason, TracedElsewhere):
+                    # whether it serves all such calls is known when it is built
+                    return Kept(request.exact, outcome)
+                last, general = general, kind.narrower(request, general, outcome.reason)
+                if general is None:
+                    refused.append((kind, last))
+        outcome = make(request)
+        if outcome.reason is None:  # else it was for another reason
+            for kind, general in refused:
+                kind.refuse(request, general)
+        return Kept(request.exact, outcome)

@@ -1,0 +1,303 @@
+"""What happens when nothing is known of a call: from its request to an outcome, station by station.
+
+    request → what was made before
+            └ capture → fingerprint → key → load or build → bind → prove → compare → outcome
+
+Whatever cannot be compiled raises `NotCompiled` at its station. Then the call is run by its parts,
+if these can be compiled, and in eager PyTorch otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from tvmify.cache import Key
+from tvmify.capture import Program, capture, may_ask_for_identity
+from tvmify.dispatch import acceptance, keys, on_miss
+from tvmify.dispatch.counts import Counts
+from tvmify.dispatch.found import Source
+from tvmify.dispatch.load_or_build import (
+    Wanted,
+    check_toolchain,
+    keep,
+    load_again,
+    obtain,
+    reject,
+)
+from tvmify.dispatch.module_state import Bound, ModuleState
+from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
+from tvmify.dispatch.outcomes import Outcomes
+from tvmify.dispatch.parts import MakePart
+from tvmify.dispatch.programs import Captured, Made, Place, Programs
+from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.proof import Prove, runs, unusable
+from tvmify.dispatch.regions import check_parts, parts_instead
+from tvmify.dispatch.request import Request
+from tvmify.dispatch.subject import Subject
+from tvmify.errors import (
+    CacheMiss,
+    GradientsNeeded,
+    NotCompiled,
+    TracedElsewhere,
+    UnsupportedTarget,
+)
+from tvmify.runtime import (
+    Call,
+    Executor,
+    GraphedCall,
+    Graphs,
+    PackedWeights,
+    check_modes,
+    graph_obstacle,
+)
+from tvmify.system import forks
+from tvmify.system.faults import environment_fault, explained
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all misses of one dispatcher share."""
+
+    subject: Subject
+    module: ModuleState
+    outcomes: Outcomes
+    programs: Programs
+    counts: Counts
+    graphs: Graphs
+    make_part: MakePart
+
+    @classmethod
+    def of(cls, subject: Subject, make_part: MakePart) -> Shared:
+        """Return what a new dispatcher has."""
+        size = subject.options.cache_size
+        outcomes, programs = Outcomes(size), Programs(size)
+        module, counts = ModuleState(subject), Counts()
+        return cls(subject, module, outcomes, programs, counts, Graphs(), make_part)
+
+
+class Miss:
+    """One miss; the lock of the dispatcher is held from its beginning to its end.
+
+    Parameters
+    ----------
+    shared
+        What the dispatcher has.
+    request
+        What is missing.
+    stages
+        Told the name of each stage as it begins.
+    """
+
+    def __init__(self, shared: Shared, request: Request, stages: Stages) -> None:
+        self._shared = shared
+        self._subject, self._module = shared.subject, shared.module
+        self._request = request
+        self._stages = stages
+        # What the stations that were passed have found out; the value of the next replaces it.
+        self._facts = Facts()
+        self._differentiable = False
+
+    def outcome(self) -> Outcome:
+        """Return what later calls of the same signature find."""
+        outcome = self._compiled_or_less()
+        how = type(outcome).__name__.lower()
+        why = outcome.why if isinstance(outcome, Eager) else ""
+        _LOG.debug("%s: %s: %s %s", self._subject.name, outcome.facts.title, how, why)
+        return outcome
+
+    def _compiled_or_less(self) -> Outcome:
+        try:
+            return self._compiled()
+        except NotCompiled as reason:
+            self._stages.end()  # regions count their own
+            if self._request.general is not None:
+                return Eager(self._facts, reason)
+            return self._partitioned(reason)
+
+    # ----------------------------------------------------------- … → key → executor → compared
+
+    def _compiled(self) -> Outcome:
+        request = self._request
+        keys.check_place(request.target, request.signature)
+        with explained("compiling it"):
+            key, executor = self.obtain(self._module.weights)
+        artifact = executor.artifact
+        self._admit(executor)
+        self._stages.begin("bind")
+        try:
+            bound = self._module.bind(executor)
+            run = self._start(executor)
+        except (RuntimeError, ValueError, TypeError) as error:
+            if fault := environment_fault(error, "binding the weights"):
+                raise fault from error
+            reject(key, artifact, error, request.options)
+            self._shared.programs.made.clear()
+            if self._facts.source is Source.LOADED:
+                return Miss(self._shared, request, self._stages).outcome()
+            raise unusable(error) from error
+        self._stages.begin("compare")
+        eager = self._subject.call(*request.call)
+        if request.general is not None:
+            run = request.general.adapted(run, artifact, request, eager)
+        compiled = Compiled(
+            self._facts, executor, run, bound, request.specs(), self._differentiable
+        )
+        return self._accepted(compiled, key, eager)
+
+    def obtain(self, store: PackedWeights) -> tuple[Key, Executor]:
+        """Return the program, whether or not it can run here.
+
+        Parameters
+        ----------
+        store
+            Keeps the weights that are packed when a program is tried.
+
+        Raises
+        ------
+        NotCompiled
+            There is none.
+        """
+        forks.refuse_if_torn()
+        request, module, programs = self._request, self._module, self._shared.programs
+        self._note(title=request.title)
+        assert module.watched is not None
+        self._differentiable = check_modes(module.watched, *request.call)
+        if module.current.parts is not None:
+            raise module.current.parts.reason  # that of an earlier signature
+        repeated = request.repeated
+        if repeated and not may_ask_for_identity(self._subject.captured()):
+            repeated = {}
+        modes = *request.modes, str(repeated)
+        place = module.current.number, request.signature, *modes, str(request.target)
+        made = programs.made.peek(place)
+        if isinstance(made, NotCompiled):
+            raise made
+        if made is not None:
+            self._note(captured=made.captured, key=made.key, source=Source.KEPT)
+            return made.key, load_again(made.key, made.artifact)
+        check_toolchain(request.options)
+        self._stages.begin("capture")
+        try:
+            program = self._capture(place)
+        except CacheMiss:
+            raise
+        except NotCompiled as reason:
+            if not isinstance(reason, TracedElsewhere):  # which passes
+                programs.made.store(place, reason)
+            raise
+        captured = Captured.of(program)
+        self._note(captured=captured)
+        wanted = self._wanted(program, repeated)
+        key, (executor, source) = obtain(wanted, self._stages, self._proof(store))
+        self._shared.counts.found(source)
+        self._note(key=key, source=source)
+        programs.awaited.discard(place)
+        programs.made.store(place, Made(key, executor.artifact, captured))
+        return key, executor
+
+    def _capture(self, place: Place) -> Program:
+        args, kwargs = self._request.args, self._request.kwargs
+        options, state = self._request.options, self._module.current
+        awaited = self._shared.programs.awaited
+        program = state.scripted
+        if program is None or not program.accepts(args, kwargs):
+            program = awaited.peek(place)
+        if program is None or not program.accepts(args, kwargs):
+            with on_miss.capturing(options):
+                program = capture(self._subject.captured(), args, kwargs)
+            if on_miss.in_background(options):
+                awaited.store(place, program)
+            if program.method == "torchscript":
+                state.scripted = program  # it serves every signature
+            self._module.hold_constants(program)
+        return program
+
+    def _wanted(self, program: Program, repeated: Any) -> Wanted:
+        request, module = self._request, self._module
+        weights = dict(zip(program.weights, module.tensors(program.weights), strict=True))
+        target = keys.target_of_call(request.signature, weights, request.target)
+        written = {id(tensor) for tensor in module.written()}
+        volatile = {name for name, weight in weights.items() if id(weight) in written}
+        fingerprint = program.fingerprint
+        if repeated and program.asks_for_identity:
+            fingerprint += f"\narguments that are one tensor: {repeated}"
+        return Wanted(request, program, fingerprint, target, weights, volatile)
+
+    def _proof(self, store: PackedWeights) -> Prove:
+        eager = self._subject.call(*self._request.call)
+        return functools.partial(runs, self._module, store, self._request, eager)
+
+    def _admit(self, executor: Executor) -> None:
+        """Let a program run here, and write to what it writes to.
+
+        Raises
+        ------
+        UnsupportedTarget
+            It cannot run here.
+        GradientsNeeded
+            The program writes to tensors, which autograd would have to know of.
+        """
+        if executor.refusal:
+            raise UnsupportedTarget(
+                f"code for this target cannot run here: {executor.refusal}",
+                "Leave target= out, or save() the module for a machine of that kind.",
+            )
+        if writes := executor.artifact.written_names():
+            self._note(writes=writes)
+            if self._differentiable:
+                raise GradientsNeeded(
+                    f"forward writes to {writes}, and weights require gradients",
+                    "Call under torch.no_grad() or torch.inference_mode().",
+                )
+        if self._module.admit_writes(executor.artifact):
+            # of programs that may have packed what now changes
+            self._shared.outcomes.clear()
+            self._shared.programs.made.clear()
+
+    def _start(self, executor: Executor) -> Call | GraphedCall:
+        """Return what runs calls from now on, as CUDA graphs if there is a place for them."""
+        graphs = self._shared.graphs if self._request.options.cuda_graph else None
+        if graphs is not None and (obstacle := graph_obstacle(executor.artifact)):
+            self._note(no_graph=obstacle)
+        captured = self._facts.captured
+        return executor.call(graphs, contiguous=captured is not None and captured.asks_for_layout)
+
+    def _accepted(self, compiled: Compiled, key: Key, eager: Any) -> Compiled | Eager:
+        leaves, options = self._request.leaves, self._request.options
+        acceptance.check_results(compiled, leaves, eager)
+        acceptance.check_random(compiled, leaves, eager)
+        outcome: Compiled | Eager = compiled
+        if options.compares():
+            outcome, is_new = acceptance.faster(compiled, leaves, eager)
+            self._facts = outcome.facts
+            if is_new:
+                self._stages.begin("store")
+                keep(key, compiled.executor.artifact, options)
+        if isinstance(outcome, Eager):
+            return outcome
+        has_constants = self._module.has_constants
+        return acceptance.with_followed(outcome, leaves, eager, has_constants=has_constants)
+
+    # ------------------------------------------------------------------ … → parts, or eager
+
+    def _partitioned(self, reason: NotCompiled) -> Partitioned | Eager:
+        subject, module, request = self._subject, self._module, self._request
+        try:
+            parts = parts_instead(subject, module.current, reason, self._shared.make_part)
+            if parts is None:
+                return Eager(self._facts, reason)
+            bound: Bound = module.bind_parts(parts)
+            eager = subject.call(*request.call)
+            check_parts(parts, eager, *request.call, differentiable=self._differentiable)
+        except NotCompiled as other:
+            return Eager(self._facts, other)
+        return Partitioned(self._facts, parts, bound, request.specs(), self._differentiable)
+
+    def _note(self, **facts: Any) -> None:
+        self._facts = dataclasses.replace(self._facts, **facts)

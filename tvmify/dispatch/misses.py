@@ -1,0 +1,92 @@
+"""Outcomes for signatures that memory has none for: made, or shared with other signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from tvmify import options
+from tvmify.dispatch import recording
+from tvmify.dispatch.generalizing import Generalizing, Kept
+from tvmify.dispatch.miss import Miss, Shared
+from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome
+from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.regions import TOO_MANY
+from tvmify.dispatch.reporting import Reports
+from tvmify.dispatch.request import Args, Kwargs, Request
+from tvmify.errors import NotCompiled
+from tvmify.runtime import LatestCall
+
+
+class Misses:
+    """Makes outcomes, and keeps them in memory.
+
+    Parameters
+    ----------
+    shared
+        What the dispatcher has.
+    general
+        Says which signatures one outcome may serve.
+    latest
+        Told to forget the latest call whenever another one may have had to leave memory.
+    reports
+        Told of that, too.
+    """
+
+    def __init__(
+        self, shared: Shared, general: Generalizing, latest: LatestCall, reports: Reports
+    ) -> None:
+        self._shared = shared
+        self._subject, self._memory = shared.subject, shared.outcomes
+        self._general = general
+        self._latest = latest
+        self._reports = reports
+
+    def outcome(self, signature: Hashable, args: Args, kwargs: Kwargs, stages: Stages) -> Outcome:
+        """Return the outcome of a call; the lock of the dispatcher is held.
+
+        Parameters
+        ----------
+        signature
+            What it was looked up by.
+        args, kwargs
+            Of the call.
+        stages
+            Told the name of each stage as it begins.
+        """
+        subject, memory = self._subject, self._memory
+        if not subject.is_part:  # else nobody calls it by itself
+            recording.record(subject.options, subject.name, subject.module(), args, kwargs)
+        is_full = memory.is_full(subject.options, is_part=subject.is_part)
+        if is_full and not self._general.serves_any():
+            return Eager.because(TOO_MANY, "others")
+        place = self._shared.module.current.number, signature
+        kept = self._without_program(signature, args, kwargs)
+        if isinstance(kept, Request):
+            if is_full:
+                return Eager.because(TOO_MANY, "others")
+            miss = lambda request: Miss(self._shared, request, stages).outcome()  # noqa: E731
+            kept = self._general.make(kept, miss)
+        self._keep(place, kept)
+        stages.end()
+        self._shared.counts.seconds.update(stages.seconds)  # which adds them up
+        return kept.outcome
+
+    def _without_program(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Kept | Request:
+        """Return an outcome that needs no new program, or the request for one."""
+        if options.disabled():
+            return Kept(signature, Eager(Facts(), Choice.DISABLED))
+        try:
+            request = Request.of(args, kwargs, self._subject.options, unusual=signature)
+        except NotCompiled as reason:
+            return Kept(signature, Eager(Facts(), reason))
+        number = self._shared.module.current.number
+        known = lambda general: self._memory.known((number, general))  # noqa: E731
+        return self._general.served(request, known) or request
+
+    def _keep(self, place: tuple[int, Hashable], kept: Kept) -> None:
+        number = self._shared.module.current.number  # another one, if constants were written
+        self._memory.keep(place, (number, kept.found_by), kept.outcome)
+        if kept.alias is not None:
+            self._memory.alias((number, kept.alias), (number, kept.found_by))
+        self._latest.forget()
+        self._reports.evictions(self._memory.evictions)

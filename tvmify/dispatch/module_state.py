@@ -1,0 +1,174 @@
+"""The module of a dispatcher as its calls last saw it: its state, its weights, and their guard."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from tvmify.artifact import Artifact
+from tvmify.capture import Program, present, resolve
+from tvmify.dispatch.parts import Parts
+from tvmify.dispatch.replay import replay
+from tvmify.dispatch.subject import Subject
+from tvmify.errors import NotCompiled
+from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
+
+#: A module that was seen in more states than this changes itself from call to call.
+_MOST_STATES = 32
+
+
+class Bound(NamedTuple):
+    """The tensors of a module that an outcome reads, as they were when it was bound to them."""
+
+    weights: PackedWeights
+    names: tuple[str, ...] = ()
+    tensors: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass
+class State:
+    """One state of the module (see `tvmify.runtime.watch`), and what it was captured as."""
+
+    number: int
+    scripted: Program | None = None
+    #: Runs it by its parts, where it cannot be one program.
+    parts: Parts | None = None
+
+
+class ModuleState:
+    """What is known of a module, or of what a function reads besides its arguments.
+
+    Attributes
+    ----------
+    watched
+        What calls last saw, with the guard that notices changes; None if all is to be looked at.
+    current
+        The state that the module is in.
+    weights
+        Those of its weights that are packed; another object whenever one of them has changed.
+    unsettled
+        Why no call compiles any more, if the module never settles.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self.watched: Watched | None = None
+        self.current = State(0)
+        self.weights = PackedWeights()
+        self.unsettled: NotCompiled | None = None
+        self._states: dict[Hashable, State] = {}
+        # Names of tensors of the module that its calls write to.
+        self._written: set[str] = set()
+        # Tensors of closures and globals that captured programs hold by value.
+        self._constants: list[torch.Tensor] = []
+        self._constants_guard: Guard | None = None
+
+    def is_as_seen(self) -> bool:
+        """Whether the module is as calls last saw it."""
+        return self.watched is not None and not self.watched.guard.changed()
+
+    def constants_changed(self) -> bool:
+        """Whether programs are stale because tensors changed whose elements are part of them."""
+        return self._constants_guard is not None and bool(self._constants_guard.changed())
+
+    def look_again(self) -> None:
+        """See the module as it is now."""
+        watched = self._watch()
+        state = self._states.get(watched.state)
+        if state is None:
+            if len(self._states) >= _MOST_STATES and self.watched is not None:
+                self.unsettled = _unsettled(watched.changes_since(self.watched))
+            # Never a number of before, which outcomes in memory may still carry.
+            state = self._states[watched.state] = State(self.current.number + 1)
+        # The guard comes last: a thread that sees it clean must see the weights as stale.
+        self.weights = PackedWeights()
+        self.current = state
+        self.watched = watched
+
+    def replay(
+        self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """Return what computes a call in eager PyTorch later, whatever becomes of the module.
+
+        Parameters
+        ----------
+        bound
+            What the call read of the module.
+        """
+        subject, module, watched = self._subject, self._subject.module(), self.watched
+        if module is None or watched is None:  # None if another thread refreshes
+            return subject.call(args, kwargs)
+
+        def call(module: Any) -> Any:
+            return subject.eager(module, *args, **kwargs)
+
+        return functools.partial(replay, call, module, watched, bound.names, bound.tensors)
+
+    def forget(self) -> None:
+        """Forget all that is known of the module."""
+        self.watched = None
+        self.unsettled = None
+        self._states.clear()
+        self._written.clear()
+        self.current = State(self.current.number + 1)
+        self._constants.clear()
+        self._constants_guard = None
+
+    def tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
+        """Return the tensors of the module of these names."""
+        module = self._subject.module()
+        return [resolve(module, name) for name in names]
+
+    def bind(self, executor: Executor) -> Bound:
+        """Let an executor run with the present weights."""
+        weights, artifact = self.weights, executor.artifact
+        tensors, state = self.tensors(artifact.weights), self.tensors(artifact.state)
+        executor.bind(tensors, weights, state)
+        return Bound(weights, artifact.weights + artifact.state, (*tensors, *state))
+
+    def bind_parts(self, parts: Parts) -> Bound:
+        """Let the parts of the module run with the present weights."""
+        weights = self.weights
+        names, tensors = parts.bind(self._subject.module())
+        return Bound(weights, names, tuple(tensors))
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether programs hold tensors of closures or globals by value."""
+        return bool(self._constants)
+
+    def hold_constants(self, program: Program) -> None:
+        """Watch the tensors that a program holds by value."""
+        if program.constants:
+            self._constants += program.constants
+            self._constants_guard = Guard([], [], self._constants)
+            self.watched = self._watch()
+
+    def written(self) -> list[torch.Tensor]:
+        """Return the tensors of the module that its calls write to."""
+        return present(self._subject.module(), self._written)
+
+    def admit_writes(self, artifact: Artifact) -> bool:
+        """Let the guard overlook what the module's own calls write to; return whether it is new."""
+        written = artifact.written_state()
+        if written <= self._written:
+            return False
+        self._written |= written
+        self.watched = self._watch()
+        return True
+
+    def _watch(self) -> Watched:
+        own_hooks = self._subject.calls_itself
+        module = self._subject.module()
+        return watch(module, self._constants, self.written(), own_hooks=own_hooks)
+
+
+def _unsettled(names: list[str]) -> NotCompiled:
+    return NotCompiled(
+        f"the module changes from call to call ({', '.join(names)})",
+        "Keep what changes in a buffer; refresh() makes tvmify try again.",
+    )

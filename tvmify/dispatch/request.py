@@ -1,0 +1,171 @@
+"""One call for which there is no outcome yet, and what a miss asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.artifact import Artifact
+from tvmify.dispatch import keys
+from tvmify.dispatch.outcome import Run
+from tvmify.options import CompileOptions
+from tvmify.runtime import autocast_text, flatten, gradients_text
+from tvmify.signature import Signature, TensorSpec, map_only, repeat, repetitions
+
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+TargetOption: TypeAlias = str | Mapping[str, Any] | None
+
+
+class General(Protocol):
+    """The arguments of a call without what a program may take any value of."""
+
+    @property
+    def signature(self) -> Hashable:
+        """Equal for all calls that such a program serves, and for no others."""
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments, with stand-ins for what is left open."""
+        ...
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """As ``args``."""
+        ...
+
+    def adapted(
+        self,
+        run: Run,
+        artifact: Artifact,
+        request: Request,
+        eager: Callable[[], Any],
+    ) -> Run:
+        """Return what runs the program for the leaves of a call.
+
+        Parameters
+        ----------
+        run, artifact
+            Of the program.
+        request, eager
+            The call that it was made for, on which it is tried, and what computes that in eager.
+
+        Raises
+        ------
+        NotCompiled
+            It does not serve this call.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments and the surroundings of a call.
+
+    Attributes
+    ----------
+    args, kwargs
+        What a program is captured for: the arguments of the call, with stand-ins for what a
+        general program takes any value of.
+    call
+        The arguments themselves.
+    exact
+        The signature of this call alone, as `flatten` writes it.
+    signature
+        Describes ``args`` and ``kwargs``.
+    modes
+        Of torch: those that are part of a key, and those that concern gradients.
+    autocast
+        Which dtypes autocast casts to, as text; empty if it is off.
+    repeated
+        Which of the arguments are one tensor, see `repetitions`.
+    options
+        Of the decorator.
+    target
+        What to build for, as the option of that name.
+    general
+        Whose stand-ins the arguments hold, if they hold some.
+    """
+
+    args: Args
+    kwargs: Kwargs
+    call: tuple[Args, Kwargs]
+    exact: Hashable
+    signature: Signature
+    modes: tuple[str, str]
+    autocast: str
+    repeated: Mapping[int, int]
+    options: CompileOptions
+    target: TargetOption
+    general: General | None = None
+
+    @classmethod
+    def of(
+        cls,
+        args: Args,
+        kwargs: Kwargs,
+        options: CompileOptions,
+        target: TargetOption = None,
+        unusual: Hashable = None,
+    ) -> Request:
+        """Describe a call.
+
+        Parameters
+        ----------
+        target
+            None for that of the options.
+        unusual
+            The signature of a call that `flatten` cannot describe.
+
+        Raises
+        ------
+        UnsupportedInput
+            An argument is of a kind that compiled code does not take.
+        """
+        signature = Signature.of(args, kwargs)
+        return cls(
+            args,
+            kwargs,
+            call=(args, kwargs),
+            exact=flatten(args, kwargs)[1] or unusual,
+            signature=signature,
+            modes=(keys.modes_text(), gradients_text(args, kwargs)),
+            autocast=autocast_text(),
+            repeated=repetitions((args, kwargs)),
+            options=options,
+            target=target or options.target,
+        )
+
+    @property
+    def title(self) -> str:
+        """What `explain` calls it."""
+        return f"{self.signature} {self.autocast}".rstrip()
+
+    @property
+    def leaves(self) -> tuple[Any, ...]:
+        """The leaves of the call's arguments."""
+        return tuple(pytree.tree_leaves(self.call))
+
+    def generalized(self, general: General) -> Request:
+        """Ask for a program that serves more than this call."""
+        args, kwargs = general.args, general.kwargs
+        signature = Signature.of(args, kwargs)
+        return dataclasses.replace(
+            self, args=args, kwargs=kwargs, signature=signature, general=general
+        )
+
+    def without_tensors(self) -> Request:
+        """Return a request of the same signature that holds none of the caller's tensors."""
+        call = self.args, self.kwargs
+        zeros = map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), call)
+        args, kwargs = repeat(zeros, repetitions(call))
+        return dataclasses.replace(self, args=args, kwargs=kwargs, call=(args, kwargs))
+
+    def specs(self) -> tuple[Args, Kwargs]:
+        """Return the arguments of the call, with a `TensorSpec` for each tensor."""
+        return map_only(torch.Tensor, TensorSpec.of, self.call)
