@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import tvm
-from tvm import relax, tirx
+from tvm import relax, s_tir, tirx
 
+from tvmify.compiler.kernels.common.bounds import has_symbols
 from tvmify.compiler.kernels.common.guards import STORES_TWICE
 from tvmify.compiler.kernels.common.rewriting import rewrite_body
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
@@ -146,12 +147,19 @@ def _is_mergeable(function: tirx.PrimFunc) -> bool:
     It may be given no number. Nor may it store twice: in one function with others, its result could
     take an operand's memory.
     """
-    if STORES_TWICE in function.attrs:
+    if STORES_TWICE in function.attrs or _is_slow_to_merge(function):
         return False
     if not all(hasattr(parameter.ty, "shape") for parameter in function.params):
         return False
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
+
+
+def _is_slow_to_merge(function: tirx.PrimFunc) -> bool:
+    """Whether TVM would take seconds to find out how much of a tensor of symbolic size is alive."""
+    root = function.body
+    allocates = isinstance(root, s_tir.SBlockRealize) and len(root.block.alloc_buffers) > 0
+    return allocates and has_symbols(function)
 
 
 def _forks(function: tirx.PrimFunc) -> bool:

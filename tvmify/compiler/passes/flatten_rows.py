@@ -21,6 +21,11 @@ _MATMUL = tvm.ir.Op.get("relax.matmul")
 class FlattenRows(PyExprMutator):
     """``matmul(x, w)`` becomes ``reshape(matmul(reshape(x), w))``, with two axes inside."""
 
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        #: What has been flattened: products of one input keep one input.
+        self.flat: dict[relax.Expr, relax.Var] = {}
+
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         """Flatten one product."""
         call = super().visit_call_(op)
@@ -31,6 +36,7 @@ class FlattenRows(PyExprMutator):
         rows = [size for size in lead if not sizes.is_one(size)]
         if sizes.is_static(*lead) or len(rows) < 2 or len(shape_of(weight)) != 2:
             return call
-        flat = self.builder_.emit(relax.op.reshape(x, [sizes.product(rows), depth]))
-        product = self.builder_.emit(relax.op.matmul(flat, weight, str(call.ty.dtype)))
-        return relax.op.reshape(product, shape_of(call))
+        if x not in self.flat:
+            self.flat[x] = self.builder_.emit(relax.op.reshape(x, [sizes.product(rows), depth]))
+        product = relax.op.matmul(self.flat[x], weight, str(call.ty.dtype))
+        return relax.op.reshape(self.builder_.emit(product), shape_of(call))

@@ -13,12 +13,41 @@ from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, substitute, uses
+from tvmify.compiler.sizes import Size
 
 
 def has_symbols(function: tirx.PrimFunc) -> bool:
     """Whether an argument of a function has a symbol in its shape."""
     shapes = (p.ty.shape for p in function.params if hasattr(p.ty, "shape"))
     return not all(sizes.is_static(*shape) for shape in shapes)
+
+
+def written(size: Size) -> int | str:
+    """Write a size down as an annotation, which may hold no symbols: its factors by name.
+
+    Raises
+    ------
+    ValueError
+        It is not a product of numbers and symbols.
+    """
+    if sizes.is_static(size):
+        return int(size)
+    if isinstance(size, tirx.Mul):
+        return f"{written(size.a)}*{written(size.b)}"
+    if not isinstance(size, tirx.Var):
+        raise ValueError(f"the size {size} is no product of symbols")
+    return str(size.name)
+
+
+def size_of(annotation: object, function: tirx.PrimFunc) -> Size:
+    """Return the size that `written` wrote down in a function."""
+    if isinstance(annotation, (int, tirx.IntImm)):
+        return int(annotation)
+    shapes = (p.ty.shape for p in function.params if hasattr(p.ty, "shape"))
+    symbols = {v.name: v for shape in shapes for size in shape for v in sizes.variables_of(size)}
+    symbols |= {p.name: p for p in function.params if not hasattr(p.ty, "shape")}
+    names = str(annotation).split("*")
+    return sizes.product(int(name) if name.isdigit() else symbols[name] for name in names)
 
 
 def bound_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:

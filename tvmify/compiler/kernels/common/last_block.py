@@ -11,14 +11,16 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.axes import Axes
+from tvmify.compiler.kernels.common.bounds import size_of, written
 from tvmify.compiler.kernels.common.rewriting import rewrite_body
+from tvmify.compiler.sizes import Size
 
 #: Annotation of the loop along a block: the length of the whole reduction, and which iteration
 #: variable numbers the blocks.
 _LENGTH = "tvmify.length"
 
 
-def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: int, blocks: str) -> None:
+def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: Size, blocks: str) -> None:
     """Ask `shorten_last_blocks` to end this loop, along a block, with the whole reduction.
 
     Parameters
@@ -32,8 +34,9 @@ def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: int, bl
     blocks
         The axis of the tile that numbers the blocks of the reduction.
     """
-    if length % int(sch.get(loop).extent):
-        sch.annotate(loop, _LENGTH, [length, Axes.of(sch.get(block)).position(blocks)])
+    if not isinstance(length, int) or length % int(sch.get(loop).extent):
+        position = Axes.of(sch.get(block)).position(blocks)
+        sch.annotate(loop, _LENGTH, [written(length), position])
 
 
 def shorten_last_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -43,7 +46,8 @@ def shorten_last_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
         if not isinstance(stmt, tirx.For) or _LENGTH not in stmt.annotations:
             return None
         annotations = dict(stmt.annotations)
-        length, number = (int(value) for value in annotations.pop(_LENGTH))  # type: ignore[attr-defined]
+        length, number = annotations.pop(_LENGTH)  # type: ignore[misc]
+        length, number = size_of(length, function), int(number)
         tile = stmt.body
         while isinstance(tile, tirx.For):
             tile = tile.body

@@ -13,6 +13,7 @@ from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.last_block import end_with
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 _loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
 
@@ -120,7 +121,7 @@ def keep_in_registers(
     machine: Microarchitecture,
     rows: int = 1,
     reductions: int = 1,
-    whole: tuple[int, str] | None = None,
+    whole: tuple[Size, str] | None = None,
 ) -> LoopRV:
     """Turn a tile of sums into registers: the heart of every kernel.
 
@@ -150,6 +151,8 @@ def keep_in_registers(
         steps = length
     else:
         lengths = [length] if whole is None else [length, whole[0]]
+        if not all(isinstance(one, int) for one in lengths):
+            lengths = [1]  # where the last block ends is not known
         steps = tiles.steps(tiles.Tile(prod(heights), columns), machine, bits, *lengths)
     along, step = sch.split(along, [None, steps])
     sch.unroll(step)
@@ -169,5 +172,5 @@ def keep_in_registers(
         sch.unroll(row)
     vectorize(sch, column, lanes)
     if whole is not None:
-        end_with(sch, anchor, along, whole[0] // steps, whole[1])
+        end_with(sch, anchor, along, whole[0] if steps == 1 else whole[0] // steps, whole[1])
     return along

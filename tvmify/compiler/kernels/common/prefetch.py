@@ -23,6 +23,7 @@ from tvm.ir import Expr, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, uses
@@ -142,7 +143,7 @@ def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:
     if not uses(left.region[-1].min, [variable.var for variable, _ in tile.reduced]):
         return  # a transposed operand: its rows are not in one piece
     position = tile.step * rows
-    rest = int(left.source.shape[-1]) - tile.steps
+    rest = sizes.number_or_expression(left.source.shape[-1]) - tile.steps
     distance = position + position // tile.steps * rest
     start = tile.start(left, tile.following(numbers))
     yield from prefetches(left.source, _after(start, distance), rows * tile.taken)

@@ -81,6 +81,11 @@ def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = Non
         return with_loop_body(nest, with_new_variables(nest.body, new), variable)
     if isinstance(nest, tirx.BufferStore):
         return tirx.BufferStore(nest.buffer, renamed(nest.value), [*map(renamed, nest.indices)])
+    if isinstance(nest, tirx.SeqStmt):
+        return tirx.SeqStmt([with_new_variables(part, new) for part in nest.seq])
+    if isinstance(nest, tirx.IfThenElse) and nest.else_case is None:
+        body = with_new_variables(nest.then_case, new)
+        return tirx.IfThenElse(renamed(nest.condition), body, None)
     if not isinstance(nest, s_tir.SBlockRealize):
         raise TypeError(f"no nest of loops around a block: {type(nest).__name__}")
     values, predicate = [*map(renamed, nest.iter_values)], renamed(nest.predicate)

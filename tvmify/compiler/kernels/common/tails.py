@@ -12,36 +12,52 @@ from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import rewrite_body, with_loop_body
+from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.bounds import has_symbols, size_of, written
+from tvmify.compiler.kernels.common.rewriting import (
+    rewrite_body,
+    with_loop_body,
+    with_new_variables,
+)
+from tvmify.compiler.sizes import Size
 
 #: Annotation of a block of partial sums: how long the row is.
 _BOUND = "tvmify.row_length"
 
 
-def remember_bound(sch: s_tir.Schedule, partial: SBlockRV, length: int) -> None:
+def remember_bound(sch: s_tir.Schedule, partial: SBlockRV, length: Size) -> None:
     """Note the length of a row on a block of partial sums that `rfactor` has just made.
 
     TVM's ``compute_at`` drops a block's predicate, here "this lane is still in the row", and the
     sums would run past the end. `split_tails` puts it back.
     """
-    sch.annotate(partial, _BOUND, length)
+    sch.annotate(partial, _BOUND, written(length))
 
 
 def split_tails(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the function with the tail of every vectorised loop split off."""
+    is_symbolic = has_symbols(function)
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.VECTORIZED:
             return None
-        return _split(stmt, stmt.body) if isinstance(stmt.body, s_tir.SBlockRealize) else None
+        if not isinstance(stmt.body, s_tir.SBlockRealize):
+            return None
+        split = _split(stmt, stmt.body, function)
+        if is_symbolic and isinstance(split, tirx.IfThenElse) and split.else_case is not None:
+            # `ConvertSSA` does not find all that both define.
+            return tirx.IfThenElse(
+                split.condition, split.then_case, with_new_variables(split.else_case)
+            )
+        return split
 
     return rewrite_body(function, visit)
 
 
-def _split(loop: tirx.For, realize: s_tir.SBlockRealize) -> Stmt:
+def _split(loop: tirx.For, realize: s_tir.SBlockRealize, function: tirx.PrimFunc) -> Stmt:
     lane, lanes = loop.loop_var, int(loop.extent)
     of_lane, of_others = [], []
-    predicate = _with_bound(realize)
+    predicate = _with_bound(realize, function)
     # Predicates come from splits: once false for a lane they are false for all that follow.
     for condition in _conjuncts(predicate):
         first = _at(condition, lane, 0)
@@ -86,7 +102,7 @@ def _split(loop: tirx.For, realize: s_tir.SBlockRealize) -> Stmt:
     return tirx.IfThenElse(full, vector, tail)
 
 
-def _with_bound(realize: s_tir.SBlockRealize) -> Expr:
+def _with_bound(realize: s_tir.SBlockRealize, function: tirx.PrimFunc) -> Expr:
     block = realize.block
     kinds = [int(variable.iter_type) for variable in block.iter_vars]
     if _BOUND not in block.annotations or tirx.IterVar.CommReduce not in kinds:
@@ -97,9 +113,9 @@ def _with_bound(realize: s_tir.SBlockRealize) -> Expr:
     (step,) = (
         value
         for value, variable, kind in zip(realize.iter_values, block.iter_vars, kinds, strict=True)
-        if kind == tirx.IterVar.CommReduce and int(variable.dom.extent) > 1
+        if kind == tirx.IterVar.CommReduce and not sizes.is_one(variable.dom.extent)
     )
-    within = step * width + realize.iter_values[0] < block.annotations[_BOUND]
+    within = step * width + realize.iter_values[0] < size_of(block.annotations[_BOUND], function)
     return _conjunction([*_conjuncts(realize.predicate), within])
 
 

@@ -16,6 +16,7 @@ from tvmify.compiler.kernels.common.loops import (
     extent,
     fuse,
     is_injective,
+    is_symbolic,
     output_bits,
     parallel_if_worth,
 )
@@ -40,6 +41,8 @@ def turn_operands(
     axis, reads = found
     loops = sch.get_loops(block)
     column, row = loops[-1], loops[axis]
+    if is_symbolic(sch, column, row):  # a tile on the stack has one size
+        return False
     if min(2 * extent(sch, column), 2 * extent(sch, row)) < lanes:
         return False
     row_tile, row = sch.split(row, [None, min(lanes, extent(sch, row))])

@@ -48,6 +48,7 @@ from tvmify.compiler.kernels.matmul.template import (
     stacked,
 )
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -191,10 +192,19 @@ def add_up_blocks(
     *nest, row, column = loops[: len(loops) - len(blocks)]
     sch.reorder(*blocks, *nest, row, column)
     sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
-    whole = (int(sch.get(partial).annotations[DEPTH]), "block") if blocks else None
+    whole = (_depth(sch.get(partial)), "block") if blocks else None
     along = keep_in_registers(sch, partial, anchor, machine, whole=whole)
     for step in blocks:
         initial = sch.get_loops(sch.decompose_reduction(anchor, step))
         sch.vectorize(initial[-1])
     vectorize(sch, sch.get_loops(store)[-1], machine.lanes(output_bits(sch, anchor)))
     return along
+
+
+def _depth(partial: s_tir.SBlock) -> Size:
+    """Return the length of the whole reduction of which a block adds up a part."""
+    if DEPTH in partial.annotations:
+        return int(partial.annotations[DEPTH])
+    lane = Axes.of(partial)[LANE].var
+    panel = next(read for read in partial.reads if read.region[-1].min.same_as(lane))
+    return sizes.number_or_expression(panel.source.ty.shape[-2])

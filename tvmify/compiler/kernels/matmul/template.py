@@ -194,7 +194,8 @@ class Product:
         else:
             # Each block is added up in registers, then added to the sums: the panel's block stays
             # in the nearest cache, and sums of sums are more exact than one long sum.
-            whole = {DEPTH: self.depth} | named("block", *nest, "k")
+            known = {DEPTH: self.depth} if isinstance(self.depth, int) else {}
+            whole = known | named("block", *nest, "k")
             parts = te.compute((blocks, *shape), part, name=PARTIAL, attrs=whole)
             step = te.reduce_axis((0, blocks), "step")
             sums = te.compute(

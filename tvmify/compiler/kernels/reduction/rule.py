@@ -13,6 +13,7 @@ from tvmify.compiler.kernels.common.loops import (
     fuse,
     is_output,
     is_reduction_loop,
+    is_symbolic,
     kinds,
     output_bits,
     parallel_if_worth,
@@ -155,11 +156,11 @@ def _split_into_partials(
         width //= 2
     while width < _WIDEST and extent(sch, whole) > LONGEST * width:
         width *= 2
-    while width >= _STEP and extent(sch, whole) > width:
-        length = extent(sch, whole)
+    while width >= _STEP and (extent(sch, whole) > width or is_symbolic(sch, whole)):
+        length = sch.get(whole).extent
         _, inner = sch.split(whole, [None, width])
         partial = sch.rfactor(inner, rows)
-        if length % width:
+        if not sizes.is_static(length) or int(length) % width:
             remember_bound(sch, partial, length)
         whole = sch.get_loops(sch.get_sblock(name))[-1]
         width //= _STEP

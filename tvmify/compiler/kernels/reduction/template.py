@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.kernels.common.loops import element_count
@@ -46,45 +47,49 @@ def legalize_whole(builder: relax.BlockBuilder, call: Call) -> Expr:
 def _cascaded(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower a sum across memory as sums of sums, none of them longer than `LONGEST`."""
     x = call.args[0]
-    shape = [int(size) for size in x.ty.shape]
+    shape = sizes.sizes_of(x.ty.shape)
     given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
     axes = sorted(int(axis) % len(shape) for axis in given)
-    along = [axis for axis, size in enumerate(shape) if size > 1][-1:]
+    along = [axis for axis, size in enumerate(shape) if not sizes.is_one(size)][-1:]
     if not axes or along == axes[-1:] or element_count(shape[axis] for axis in axes) <= LONGEST:
         return plain(builder, call)
-    count = element_count(shape[axis] for axis in axes)
+    count = sizes.product(shape[axis] for axis in axes)
     while element_count(shape[axis] for axis in axes) > LONGEST:
         whole, length = [], 1
         for axis in reversed(axes):
-            if length * shape[axis] > LONGEST:
+            if length * sizes.hint(shape[axis]) > LONGEST:
                 break
             whole.append(axis)
-            length *= shape[axis]
+            length *= sizes.hint(shape[axis])
         if length == 1:  # the axis alone is too long
-            longest = next(axis for axis in reversed(axes) if shape[axis] > 1)
+            longest = next(axis for axis in reversed(axes) if not sizes.is_one(shape[axis]))
             x = builder.emit(builder.call_te(_in_blocks, x, longest, primfunc_name_hint="sum"))
         else:
             x = builder.emit(builder.call_te(topi.sum, x, whole, True, primfunc_name_hint="sum"))
-        shape = [int(size) for size in x.ty.shape]
+        shape = sizes.sizes_of(x.ty.shape)
 
     def last(x: te.Tensor) -> te.Tensor:
         total = topi.sum(x, axes, bool(call.attrs.keepdims))
         is_mean = call.op.name == "relax.mean"
-        return topi.divide(total, tirx.const(float(count), "float32")) if is_mean else total
+        if not is_mean:
+            return total
+        if isinstance(count, int):
+            return topi.divide(total, tirx.const(float(count), "float32"))
+        return te.compute(total.shape, lambda *i: total(*i) / tirx.Cast("float32", count))
 
     return builder.call_te(last, x, primfunc_name_hint=call.op.name.partition(".")[2])
 
 
 def _in_blocks(x: te.Tensor, axis: int) -> te.Tensor:
     """Return the sums of blocks along an axis; the last block may be shorter."""
-    shape = [int(size) for size in x.shape]
-    size, length = shape[axis], split_evenly(shape[axis], LONGEST)
-    shape[axis] = -(-size // length)
+    shape = sizes.sizes_of(x.shape)
+    size, length = shape[axis], split_evenly(sizes.hint(shape[axis]), LONGEST)
+    shape[axis] = sizes.ceil_div(size, length)
     along = te.reduce_axis((0, length), "k")
 
     def element(*i: Expr) -> Expr:
         at = i[axis] * length + along
-        if size % length == 0:
+        if isinstance(size, int) and size % length == 0:
             return te.sum(x(*i[:axis], at, *i[axis + 1 :]), axis=along)
         value = x(*i[:axis], tirx.min(at, size - 1), *i[axis + 1 :])
         return te.sum(tirx.if_then_else(at < size, value, tirx.const(0, x.dtype)), axis=along)
