@@ -1,0 +1,34 @@
+"""The documentation names files by paths that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+#: What paths are relative to. The package's name is left out where nothing else can be meant.
+BASES = [ROOT / base for base in ("", "tvmify", "tvmify/compiler", "tvmify/compiler/kernels")]
+PATH = re.compile(r"(?<![\w./<-])(?:\w+/)+\w+\.(?:py|cpp|h|toml)\b")
+#: Headers of others, and the files that the page about rules tells its reader to write.
+OTHERS = {
+    "torch/script.h",
+    "tvm/support/io.h",
+    "tvmify/compiler/kernels/reduction/product.py",
+    "tests/compiler/kernels/reduction/test_product.py",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    code = re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8"))
+    named = {path for text in code for path in PATH.findall(text)} - OTHERS
+    missing = {path for path in named if not any((base / path).exists() for base in BASES)}
+    assert not missing
+
+
+def test_pages_name_files() -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
+    assert len(PATH.findall(text)) > 50
