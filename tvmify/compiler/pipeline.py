@@ -19,6 +19,7 @@ from tvmify.compiler.kernels.common.rule import Outcome, apply_in_turn
 from tvmify.compiler.kernels.conv.gate_convolutions import GateConvolutions
 from tvmify.compiler.kernels.conv.join_depthwise import JoinDepthwise
 from tvmify.compiler.kernels.conv.planar_images import PlanarImages
+from tvmify.compiler.kernels.conv.windows import refuse_unknown_images
 from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
 from tvmify.compiler.kernels.finish.join_sums import JoinSums
 from tvmify.compiler.kernels.matmul.call_libraries import CallLibraries
@@ -104,7 +105,13 @@ def lower(
     tvm.IRModule
         With the Relax functions ``main(*inputs, *packed)`` and, if there are weights,
         ``pack(*weights) -> packed``.
+
+    Raises
+    ------
+    UnsupportedOperator
+        Of images more is symbolic than how many there are.
     """
+    refuse_unknown_images(ir_mod)
     backend = backend_of(target)
     passes = [
         AlignRanks(),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tvm import s_tir, te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.loops import (
@@ -25,6 +27,7 @@ from tvmify.compiler.kernels.conv.windows import Window, continued, pad
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.sizes import Size
 
 #: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
 WINDOW, ROWS = "tvmify.window", "tvmify.rows"
@@ -51,16 +54,17 @@ class Cut:
 
 def choose(
     operator: str,
-    image: Sequence[int],
-    out: Sequence[int],
+    image: Sequence[Size],
+    out: Sequence[Any],
     window: Window,
     dtype: str,
     registers: int,
     bordered: bool = True,
 ) -> Cut:
     """Choose how the work is cut, with so many registers for results."""
-    workload = f"{operator} {list(image)} {list(out)} {window} {dtype}"
-    return choice.choose(workload, cuts(out[1], out[2], registers, bordered))
+    likely = f"{sizes.hints(image)} {sizes.hints(out)}"
+    workload = f"{operator} {likely} {window} {dtype}"
+    return choice.choose(workload, cuts(*out[1:3], registers, bordered))
 
 
 def cuts(height: int, width: int, registers: int, bordered: bool = True) -> list[Cut]:
@@ -85,7 +89,7 @@ def ranked_pixels(width: int, registers: int) -> list[int]:
 def slide(
     image: te.Tensor,
     window: Window,
-    out: tuple[int, ...],
+    out: tuple[Any, ...],
     names: tuple[str, str, str],
     machine: Microarchitecture,
     *,
@@ -110,7 +114,8 @@ def slide(
     cut
         See `choose`.
     """
-    n, height, width, channels = out
+    # Of the image that is given: a function has variables of its own.
+    n, (height, width, channels) = sizes.number_or_expression(image.shape[0]), out[1:]
     lanes = tiles.lanes_for(channels, machine, element_bits)
     blocks = -(-channels // lanes)
     across = cut.pixels
@@ -135,7 +140,7 @@ def slide(
     def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
         return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
 
-    return te.compute(out, store, name=names[2])
+    return te.compute((n, *out[1:]), store, name=names[2])
 
 
 class Channelwise(Rule):
@@ -154,9 +159,9 @@ class Channelwise(Rule):
         inline_producers(sch, anchor_name, keep=(pad_name,))
         store, rest = fuse_epilogue(sch, store_name)
         anchor = sch.get_sblock(anchor_name)
-        sizes = [int(variable.dom.extent) for variable in sch.get(anchor).iter_vars]
-        across, lanes, rows = sizes[4], sizes[5], int(sch.get(anchor).annotations[ROWS])
-        work = float(prod(sizes))
+        extents = sizes.hints(variable.dom.extent for variable in sch.get(anchor).iter_vars)
+        across, lanes, rows = extents[4], extents[5], int(sch.get(anchor).annotations[ROWS])
+        work = float(prod(extents))
         b, y, x, c = sch.get_loops(store)
         xo, xi = sch.split(x, [None, across])
         co, ci = sch.split(c, [None, lanes])
@@ -170,7 +175,7 @@ class Channelwise(Rule):
             outermost = fuse(sch, [b, *row])
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, xo if rows else co, preserve_unit_loops=True)
-        if sizes[6] * sizes[7] <= CONVOLUTION.unrolled_window:
+        if extents[6] * extents[7] <= CONVOLUTION.unrolled_window:
             for loop in sch.get_loops(anchor)[-2:]:
                 sch.unroll(loop)
         keep_in_registers(sch, anchor, store, machine, reductions=2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import accumulator
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.microarchitecture import bits_of
@@ -16,20 +18,27 @@ class Convolution:
     Attributes
     ----------
     image, out
-        Shapes of the input and of the result, ``[n, height, width, channels]``.
+        Shapes of the input and of the result, ``[n, height, width, channels]``; the number of
+        images alone may be symbolic.
     kernel
         Shape of the weights, ``[channels, height, width, channels of a group of the input]``.
     planar
         Whether the image lies in memory as NCHW; `image` is its NHWC shape all the same.
     """
 
-    image: tuple[int, ...]
+    image: tuple[Any, ...]
     kernel: tuple[int, ...]
-    out: tuple[int, ...]
+    out: tuple[Any, ...]
     window: Window
     groups: int
     dtype: str
     planar: bool = False
+
+    @property
+    def likely(self) -> Convolution:
+        """With a number for that of images: estimates are made with it."""
+        image, out = (tuple(sizes.hints(shape)) for shape in (self.image, self.out))
+        return replace(self, image=image, out=out)
 
     @property
     def workload(self) -> str:

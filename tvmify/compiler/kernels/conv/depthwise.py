@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -12,6 +13,7 @@ from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.conv.channelwise import Channelwise, choose, slide
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 #: Name of the block that adds up.
 TILE = "depthwise_tile"
@@ -21,8 +23,8 @@ Template = tuple[Callable[[te.Tensor, te.Tensor], te.Tensor], Callable[[te.Tenso
 
 
 def template(
-    image: Sequence[int],
-    out: tuple[int, ...],
+    image: Sequence[Size],
+    out: tuple[Any, ...],
     window: Window,
     dtype: str,
     machine: Microarchitecture,

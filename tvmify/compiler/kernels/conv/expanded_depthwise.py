@@ -18,17 +18,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import anchor, block, registers, scratch, tasks
 from tvmify.compiler.kernels.common.guards import names_of
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, accumulator
+from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.kernels.common.prefetch import prefetches
 from tvmify.compiler.kernels.conv import depthwise
 from tvmify.compiler.kernels.conv.channelwise import WINDOW, ranked_pixels
@@ -96,9 +99,9 @@ class ExpandedDepthwise:
     first: Stage
     second: Stage
     window: Window
-    image: tuple[int, ...]
-    middle: tuple[int, ...]
-    out: tuple[int, ...]
+    image: tuple[Any, ...]
+    middle: tuple[Any, ...]
+    out: tuple[Any, ...]
     panel: int
     rows: int
     dtype: str
@@ -127,11 +130,18 @@ class ExpandedDepthwise:
             return None
         tensors = *widened.tensors, *filtered.tensors
         dtypes = {str(tensor.ty.dtype) for tensor in tensors}
-        shapes = [tuple(int(size) for size in tensor.ty.shape) for tensor in tensors]
+        shapes = [tuple(sizes.sizes_of(tensor.ty.shape)) for tensor in tensors]
+        if not all(sizes.is_static(*shape[1:]) for shape in shapes):
+            return None
         image, panels, middle, _, _, out = shapes
         panel, dtype = panels[-1], dtypes.pop()
         lanes = machine.lanes(bits_of(dtype))
-        if dtypes or accumulator(dtype) != dtype or image[:-1] != middle[:-1] or len(out) != 4:
+        if (
+            dtypes
+            or accumulator(dtype) != dtype
+            or not sizes.same_shape(image[:-1], middle[:-1])
+            or len(out) != 4
+        ):
             return None
         # The filter's weights have a vector of channels too: where there are fewer, less.
         if middle[3] % panel or panel % lanes or shapes[4][-1] != lanes:
@@ -171,18 +181,24 @@ class ExpandedDepthwise:
     def _emit(self, arguments: Arguments) -> None:
         panels = self.middle[3] // self.panel
         count = self.out[0] * self.bands * panels
-        work = float(prod(self.middle) * self.image[3] + prod(self.out) * prod(self.window.size))
-        traffic = (prod(self.image) + prod(self.out)) * bits_of(self.dtype) // 8
+        image, middle, out = map(element_count, (self.image, self.middle, self.out))
+        work = float(middle * self.image[3] + out * prod(self.window.size))
+        traffic = (image + out) * bits_of(self.dtype) // 8
         # Panels of one band follow one another: a core writes whole pixels, which it reads next.
-        with tasks(_const(count), work, traffic, self.machine) as task, block("task"):
+        with (
+            tasks(
+                count if isinstance(count, Expr) else _const(count), work, traffic, self.machine
+            ) as task,
+            block("task"),
+        ):
             batch, band = task // panels // self.bands, task // panels % self.bands
             _Task(self, arguments, batch, band, task % panels).emit()
 
 
 def _rows(
     window: Window,
-    middle: tuple[int, ...],
-    out: tuple[int, ...],
+    middle: tuple[Any, ...],
+    out: tuple[Any, ...],
     panel: int,
     bits: int,
     machine: Microarchitecture,
@@ -198,7 +214,7 @@ def _rows(
         return -(-out[1] // rows) * window.reach((rows, out[2]))[0] - border
 
     def cost(rows: int) -> float:
-        return computed(rows) * _unevenness(out[0] * -(-out[1] // rows) * panels)
+        return computed(rows) * _unevenness(sizes.hint(out[0]) * -(-out[1] // rows) * panels)
 
     fitting = [
         rows

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 from tvm import relax, te
 from tvm.ir import Call, Expr
 
-from tvmify.compiler.kernels.conv.windows import Window
+from tvmify.compiler import sizes
+from tvmify.compiler.kernels.conv.windows import Window, shapes_of
 from tvmify.compiler.kernels.matmul.rule import Product
 from tvmify.compiler.microarchitecture import Microarchitecture
 
@@ -19,21 +19,27 @@ def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: E
     So does squeeze-and-excitation end. To multiply rows that are in the first cache costs next to
     nothing; to multiply the image, a pass over it.
     """
-    attributes, kernel = call.attrs, [int(size) for size in call.args[1].ty.shape]
+    attributes, kernel = call.attrs, sizes.sizes_of(call.args[1].ty.shape)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    shape, dtype = [int(size) for size in image.ty.shape], str(call.ty.dtype)
+    shape, dtype = sizes.sizes_of(image.ty.shape), str(call.ty.dtype)
     if len(shape) != 4:  # a number, which is no gate either
         return None
     n, _, _, channels = shape
-    alike = [int(size) for size in gate.ty.shape] == [n, 1, 1, channels] and not any(
+    alike = sizes.same_shape(gate.ty.shape, [n, 1, 1, channels]) and not any(
         str(x.ty.dtype) != dtype for x in (image, gate)
     )
     window = Window.of(attributes, kernel[1:3])
     pointwise = window.is_pointwise and window.strides == (1, 1) and int(attributes.groups) == 1
-    if layouts != ("NHWC", "OHWI", "NHWC") or not alike or not pointwise or 0 in shape + kernel:
+    if (
+        layouts != ("NHWC", "OHWI", "NHWC")
+        or not alike
+        or not pointwise
+        or 0 in sizes.hints(shape + kernel)
+    ):
         return None
-    out = tuple(int(size) for size in call.ty.shape)
-    left = (prod(out[:-1]), channels)
+    _, _, result = shapes_of(call, *call.args)
+    out = tuple(result)
+    left = (sizes.product(out[:-1]), channels)
     product = Product.of(left, (channels, kernel[0]), out, dtype, Microarchitecture.current())
     packed = builder.call_te(
         product.pack_pointwise, call.args[1], primfunc_name_hint="pack_conv2d_1x1"
@@ -55,8 +61,9 @@ def strided(product: Product, window: Window) -> Callable[[te.Tensor, te.Tensor]
     down, across = window.strides
 
     def template(image: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        left = (image.shape[0], *product.left[1:])
         pixels = te.compute(
-            product.left, lambda b, y, x, c: image[b, y * down, x * across, c], name="strided"
+            left, lambda b, y, x, c: image[b, y * down, x * across, c], name="strided"
         )
         return product.with_packed(pixels, packed)
 

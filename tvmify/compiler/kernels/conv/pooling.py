@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.legalizing import accumulator, plain
@@ -17,7 +19,7 @@ from tvmify.compiler.kernels.conv.channelwise import (
     choose,
     slide,
 )
-from tvmify.compiler.kernels.conv.windows import Window
+from tvmify.compiler.kernels.conv.windows import Window, shapes_of
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 _BLOCKS = ("pool_pad", "pool_tile", "pool_store")
@@ -58,7 +60,7 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.nn.avg_pool2d``."""
     dtype = str(call.ty.dtype)
     sums = accumulator(dtype)
-    image = [int(size) for size in call.args[0].ty.shape]
+    (image, _) = shapes_of(call, call.args[0])
 
     def describe(
         window: Window, cut: Cut, machine: Microarchitecture
@@ -94,13 +96,15 @@ def _legalize(
 ) -> Expr:
     attributes = call.attrs
     image = call.args[0]
-    if (attributes.layout, attributes.out_layout) != ("NHWC", "NHWC") or 0 in _out(call):
+    if (attributes.layout, attributes.out_layout) != ("NHWC", "NHWC") or 0 in sizes.hints(
+        _out(call)
+    ):
         return plain(builder, call)
     dtype, machine = str(call.ty.dtype), Microarchitecture.current()
     if not dtype.startswith(("float", "bfloat")):
         return plain(builder, call)
     window = Window.of(attributes, [int(size) for size in attributes.pool_size])
-    shape = [int(size) for size in image.ty.shape]
+    (shape, _) = shapes_of(call, image)
     whole = " with padding" if bool(attributes.count_include_pad) else ""
     registers = min(most or machine.accumulators, machine.accumulators)
     lanes = tiles.lanes_for(shape[-1], machine, bits_of(accumulator(dtype)))
@@ -117,8 +121,8 @@ def _legalize(
     )
 
 
-def _out(call: Call) -> tuple[int, ...]:
-    return tuple(int(size) for size in call.ty.shape)
+def _out(call: Call) -> tuple[Any, ...]:
+    return tuple(sizes.sizes_of(call.ty.shape))
 
 
 def _greater(a: Expr, b: Expr) -> Expr:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.kernels.common.loops import (
+    element_count,
     extent,
     find,
     fuse,
@@ -38,7 +41,7 @@ from tvmify.compiler.kernels.conv.template import (
     SUMS,
     Direct,
 )
-from tvmify.compiler.kernels.conv.windows import PLANAR, Window
+from tvmify.compiler.kernels.conv.windows import PLANAR, Window, shapes_of
 from tvmify.compiler.kernels.conv.winograd import template as winograd
 from tvmify.compiler.kernels.conv.winograd.template import Winograd
 from tvmify.compiler.kernels.elementwise.pieces import mark_pieces
@@ -56,11 +59,11 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """
     attributes = call.attrs
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
-    out = tuple(int(size) for size in call.ty.shape)
+    image, kernel, result = shapes_of(call, *call.args)
+    out = tuple(result)
     planar = layouts == ("NCHW", "OHWI", "NHWC")
     known = planar or layouts == ("NHWC", "OHWI", "NHWC")
-    if not known or min(*image, *kernel, *out) == 0:
+    if not known or 0 in sizes.hints([*image, *kernel, *out]):
         return plain(builder, call)
     if planar:
         image = [image[axis] for axis in PLANAR]
@@ -83,7 +86,8 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         pixels = [*out[:3], image[3]]
         # One channel by itself is no product where it is measured.
         several = kernel[0] > 1
-        narrow = pairs.rows_of(builder, data, [weight], prod(out[:3]), machine) if several else None
+        rows = element_count(out[:3])
+        narrow = pairs.rows_of(builder, data, [weight], rows, machine) if several else None
         data = data if narrow is None else narrow
         weights = (kernel[3], kernel[0])
         paired = narrow is not None
@@ -91,7 +95,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         product = Product.of(pixels, weights, out, dtype, machine, paired=paired, apart=apart)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
-        chosen = choice.choose(convolution.workload, algorithms(convolution, machine))
+        likely = convolution.likely
+        chosen = choice.choose(likely.workload, algorithms(convolution, machine))
+        chosen = replace(chosen, image=convolution.image, out=out)
         template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
     packed = [
         builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
@@ -110,10 +116,11 @@ def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Dir
     many weights; at stride 2, F2 seven tenths as often, and almost three times as many. Where
     accuracy is to be strict, there is the direct kernel alone.
     """
-    first, *others = direct.candidates(convolution, machine)
+    first, *others = direct.candidates(convolution.likely, machine)
     found: list[Direct | Winograd] = [first]
     if not choice.is_strict():
-        found += winograd.candidates(convolution, machine)
+        of_any_batch = not sizes.is_static(convolution.out[0])
+        found += winograd.candidates(convolution.likely, machine, of_any_batch)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
     return [*found, *others]
 

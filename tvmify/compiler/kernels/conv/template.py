@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd, prod
+from typing import Any
 
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
@@ -88,8 +90,8 @@ class Direct:
         Whether the image is NCHW; `image` is its NHWC shape all the same.
     """
 
-    image: tuple[int, ...]
-    out: tuple[int, ...]
+    image: tuple[Any, ...]
+    out: tuple[Any, ...]
     window: Window
     groups: int
     side: int
@@ -203,7 +205,8 @@ class Direct:
 
     def kernel(self, image: te.Tensor, packed: te.Tensor) -> te.Tensor:
         """The convolution of an image with packed weights."""
-        n, height, width, _ = self.out
+        # Of the image that is given: a function has variables of its own.
+        n, (height, width) = sizes.number_or_expression(image.shape[0]), self.out[1:3]
         window, dtype = self.window, accumulator(self.dtype)
         down, across, channels, flat = self.tile
         tiled = self.tile.counts(height, width)
@@ -268,7 +271,7 @@ class Direct:
             channel = (c // self.out_channels, c % self.out_channels) if grouped else (c,)
             return stored(b, *pixel, *channel)
 
-        return te.compute(self.out, whole, name="conv_whole")
+        return te.compute((n, *self.out[1:]), whole, name="conv_whole")
 
 
 def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:

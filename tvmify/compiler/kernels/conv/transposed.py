@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.kernels.conv import rule as conv2d
+from tvmify.compiler.kernels.conv.windows import shapes_of
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -26,12 +28,11 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     attributes = call.attrs
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
     data, weight = call.args
-    image, kernel = ([int(size) for size in argument.ty.shape] for argument in call.args)
-    out = [int(size) for size in call.ty.shape]
+    image, kernel, out = shapes_of(call, *call.args)
     dilation = [int(step) for step in attributes.dilation]
     if layouts != ("NHWC", "IOHW", "NHWC") or int(attributes.groups) != 1 or max(dilation) > 1:
         return plain(builder, call)
-    if min(*image, *kernel, *out) == 0:
+    if 0 in sizes.hints([*image, *kernel, *out]):
         return plain(builder, call)
     vertical, horizontal = axes = [
         Axis(*sizes)
@@ -50,7 +51,11 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
             size - max(-cut, 0)
             for size, cut in zip(image, [0, *(axis.after for axis in axes), 0], strict=True)
         ]
-        data = builder.emit(builder.call_te(topi.strided_slice, data, begin, end))
+        if sizes.is_static(image[0]):
+            cut: tuple[list[int], ...] = (begin, end)
+        else:
+            cut = (begin[1:], end[1:], [1, 1, 1], [1, 2, 3])
+        data = builder.emit(builder.call_te(topi.strided_slice, data, *cut))
 
     def arrange(kernel: te.Tensor) -> te.Tensor:
         return _arrange(kernel, vertical, horizontal)
@@ -134,4 +139,5 @@ def _place(blocks: te.Tensor, out: list[int], vertical: Axis, horizontal: Axis) 
         column, right = horizontal.at(x)
         return blocks[b, row, column, (down * horizontal.stride + right) * out[3] + c]
 
-    return te.compute(out, element, name="place")
+    n = sizes.number_or_expression(blocks.shape[0])
+    return te.compute((n, *out[1:]), element, name="place")

@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import te, tirx
-from tvm.ir import Expr
+import tvm
+from tvm import relax, te, tirx
+from tvm.ir import Call, Expr
+
+from tvmify.compiler import sizes
+from tvmify.errors import UnsupportedOperator
 
 #: Where an NCHW image has the axes of an NHWC one.
 PLANAR = (0, 2, 3, 1)
 #: And the other way round.
 NCHW = (0, 3, 1, 2)
+#: In the names of operators that slide a window over images.
+_SLIDING = ("conv", "pool")
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,37 @@ class Window:
         )
 
 
+def shapes_of(call: Call, *operands: Expr) -> tuple[list[Any], ...]:
+    """Return the shapes of some operands and of the result of an operator on images.
+
+    The number of images alone, which comes first, may be symbolic: see `refuse_unknown_images`.
+    """
+    return tuple(sizes.sizes_of(x.ty.shape) for x in (*operands, call))
+
+
+def refuse_unknown_images(ir_mod: tvm.IRModule) -> None:
+    """Refuse a program that slides windows over images of symbolic height, width or channels.
+
+    Raises
+    ------
+    UnsupportedOperator
+        There are such.
+    """
+    for _, function in ir_mod.functions_items():
+        if not isinstance(function, relax.Function):
+            continue
+        for binding in (b for block in function.body.blocks for b in block.bindings):
+            call = binding.value
+            name = call.op.name if isinstance(call, Call) and hasattr(call.op, "name") else ""
+            if not name.startswith("relax.nn.") or not any(k in name for k in _SLIDING):
+                continue
+            shapes = shapes_of(call, *call.args)
+            if not all(sizes.is_static(*shape[1:]) for shape in shapes):
+                raise UnsupportedOperator(
+                    [name], "height, width and channels of images have to be known"
+                )
+
+
 def pad(
     image: te.Tensor,
     window: Window,
@@ -121,7 +158,8 @@ def pad(
     padded
         The image itself when nothing needs to be added.
     """
-    n, height, width, own = (int(image.shape[axis]) for axis in (PLANAR if planar else range(4)))
+    shape: list[Any] = sizes.sizes_of(image.shape)
+    n, height, width, own = (shape[axis] for axis in (PLANAR if planar else range(4)))
     channels = channels or own
     top, left = window.padding[:2]
     tall, wide = window.reach(pixels)
@@ -138,8 +176,8 @@ def pad(
         pixel = (b, c, y - top, x - left) if planar else (b, y - top, x - left, c)
         return tirx.if_then_else(tirx.all(*inside), image(*pixel), border)
 
-    shape = (n, channels, tall, wide) if planar else (n, tall, wide, channels)
-    return te.compute(shape, element, name=name)
+    whole = (n, channels, tall, wide) if planar else (n, tall, wide, channels)
+    return te.compute(whole, element, name=name)
 
 
 def continued(image: te.Tensor, window: Window, pixels: tuple[int, int]) -> te.Tensor:
@@ -148,7 +186,7 @@ def continued(image: te.Tensor, window: Window, pixels: tuple[int, int]) -> te.T
     It has as many rows and columns as what `pad` returns, but is no copy: reading it is reading the
     image.
     """
-    n, height, width, channels = (int(size) for size in image.shape)
+    n, height, width, channels = sizes.sizes_of(image.shape)
     top, left = window.padding[:2]
 
     def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import WINOGRAD
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.conv.windows import Window
@@ -51,8 +52,8 @@ class Cut:
         Whether the image is NCHW, of few channels; `image` is its NHWC shape all the same.
     """
 
-    image: tuple[int, ...]
-    out: tuple[int, ...]
+    image: tuple[Any, ...]
+    out: tuple[Any, ...]
     window: Window
     height: int
     width: int
@@ -74,9 +75,11 @@ class Cut:
         shared: bool,
         machine: Microarchitecture,
         planar: bool = False,
+        of_any_batch: bool = False,
     ) -> Self:
         """Choose chunks and tile."""
-        rows, columns = out[0] * -(-out[1] // height), -(-out[2] // width)
+        tall, columns = -(-out[1] // height), -(-out[2] // width)
+        rows = out[0] * tall
         lanes = machine.lanes()
         points = _points(window, height, width)
         if planar:
@@ -92,7 +95,8 @@ class Cut:
             tile_bytes = points * 4 * lanes * 4
             room = max(1, machine.l2_bytes // tile_bytes)
             across = _even(columns, room)
-            down = _even(rows, max(1, room // across))
+            most = max(1, room // across)
+            down = _whole(tall, most) if of_any_batch else _even(rows, most)
             tile = _tile(down * across, out[3], machine, narrow=False)
         else:
             # Inputs, and sums for two registers of channels.
@@ -100,7 +104,7 @@ class Cut:
             room = max(1, machine.l2_bytes // tile_bytes)
             across = _even(columns, room)
             most = max(1, min(room // across, rows * -(-columns // across) // WINOGRAD.few_chunks))
-            down = _even(rows, most)
+            down = _whole(tall, most) if of_any_batch else _even(rows, most)
             tile = _tile(down * across, out[3], machine, narrow=True)
         size = height, width, down, across
         return cls(tuple(image), tuple(out), window, *size, shared, tile, lanes, planar)
@@ -130,15 +134,24 @@ class Cut:
         return self.window.size[0] if self.height == 1 else 1
 
     @property
-    def grid(self) -> tuple[int, int]:
-        """Rows of tiles, of all images, and tiles in a row."""
-        return self.out[0] * -(-self.out[1] // self.height), -(-self.out[2] // self.width)
+    def tall(self) -> int:
+        """Rows of tiles of one image."""
+        return -(-self.out[1] // self.height)
 
     @property
-    def chunks(self) -> tuple[int, int]:
-        """Chunks in both directions."""
+    def grid(self) -> tuple[Any, int]:
+        """Rows of tiles, of all images, and tiles in a row."""
+        return self.out[0] * self.tall, -(-self.out[2] // self.width)
+
+    @property
+    def chunks(self) -> tuple[Any, int]:
+        """Chunks in both directions; of an unknown number of images whole ones of each."""
         rows, columns = self.grid
-        return -(-rows // self.down), -(-columns // self.across)
+        if sizes.is_static(rows):
+            high = -(-rows // self.down)
+        else:
+            high = self.out[0] * (self.tall // self.down)
+        return high, -(-columns // self.across)
 
     @property
     def in_row(self) -> int:
@@ -226,10 +239,15 @@ def _points(window: Window, height: int, width: int) -> int:
     return Filtering(height, window.size[0], window.strides[0]).points * across
 
 
+def _whole(count: int, most: int) -> int:
+    """Length of equal pieces of at most so many, of which none is cut."""
+    return max(length for length in range(1, min(count, most) + 1) if count % length == 0)
+
+
 def _even(count: int, most: int) -> int:
     """Length of equal pieces of at most so many; a little shorter if then no piece is cut."""
     most = min(count, most)
-    whole = max(length for length in range(1, most + 1) if count % length == 0)
+    whole = _whole(count, most)
     return whole if 2 * whole > most else -(-count // -(-count // most))
 
 

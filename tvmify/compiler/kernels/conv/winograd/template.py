@@ -7,12 +7,14 @@ pixels that see it do. So a tile whose results are not all finite is computed ag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 from tvm import te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.legalizing import or_zero
 from tvmify.compiler.kernels.conv.convolution import Convolution
@@ -40,8 +42,16 @@ _DTYPE = "float32"
 _LARGEST = float(np.finfo(_DTYPE).max)
 
 
-def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Winograd]:
-    """Return the kernels there are for a convolution."""
+def candidates(
+    convolution: Convolution, machine: Microarchitecture, of_any_batch: bool = False
+) -> list[Winograd]:
+    """Return the kernels there are for a convolution.
+
+    Parameters
+    ----------
+    of_any_batch
+        Whether they are to serve any number of images: then no chunk is of several.
+    """
     image, out, window = convolution.image, convolution.out, convolution.window
     (height, width), (stride, apart) = window.size, window.strides
     square = height == width and stride == apart and window.dilation == (1, 1)
@@ -58,10 +68,12 @@ def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Win
     if stride == 1:
         # At stride 2 they save a fifth of the products of 2×2 and read thrice the weights.
         sizes.append((4, 4))
-        if out[0] == 1:  # of several images there are rows enough to read weights for
+        if (
+            out[0] == 1 and not of_any_batch
+        ):  # of several images there are rows enough to read weights for
             sizes.append((1, 2))
     return [
-        Winograd.of(image, out, window, *size, shared, machine)
+        Winograd.of(image, out, window, *size, shared, machine, of_any_batch=of_any_batch)
         for size in sizes
         for shared in (False, True)
     ]
@@ -125,8 +137,14 @@ class Winograd(Cut):
 
     def kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
         """The convolution of an image with weights in both packings."""
+        if not sizes.is_static(self.out[0]):  # a function has variables of its own
+            given = tuple((image.shape[0], *shape[1:]) for shape in (self.image, self.out))
+            return replace(self, image=given[0], out=given[1])._kernel(image, packed, exact)
+        return self._kernel(image, packed, exact)
+
+    def _kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
         height, width, rows = self.height, self.width, self.grid[0]
-        tall, (stride, apart) = rows // self.out[0], self.window.strides
+        tall, (stride, apart) = self.tall, self.window.strides
         # With rows of the filter in the reduction, the rows of whole chunks.
         high = -(-tall // self.down) * self.down if self.taps > 1 else tall
         # Of planes whole vectors of tiles, which see a little of the next.
@@ -142,7 +160,9 @@ class Winograd(Cut):
                 b, row = first // tall, first % tall + down
             else:
                 row = first + down
-                if rows % self.down:  # rows of the last chunk that are not there: the last again
+                if (
+                    sizes.is_static(rows) and rows % self.down
+                ):  # rows of the last chunk that are not there: the last again
                     row = tirx.min(row, rows - 1)
                 b, row = row // tall, row % tall
             index = (b, row * height * stride + y, column + x, channel)
@@ -212,7 +232,7 @@ class Winograd(Cut):
         Tiles that are neighbours see pixels that are some apart, and the same of them are first
         brought together. Vectors of tiles are a dimension, since TVM would else cut the last.
         """
-        n, channels, tall, wide = (int(size) for size in padded.shape)
+        n, channels, tall, wide = sizes.sizes_of(padded.shape)
         stride, step = self.window.strides[0], self.width * self.window.strides[1]
         lines, columns = self.stretches
         split = te.compute(
@@ -306,7 +326,7 @@ class Winograd(Cut):
 
     def _spoilt(self, result: te.Tensor) -> te.Tensor:
         """For each tile, and register of channels, whether a result is not finite."""
-        *shape, height, width, lanes = (int(size) for size in result.shape)
+        *shape, height, width, lanes = sizes.sizes_of(result.shape)
         total = te.compute(
             (*shape, lanes),
             lambda *i: _tree(
