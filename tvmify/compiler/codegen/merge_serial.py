@@ -13,7 +13,7 @@ from tvm import relax, s_tir, tirx
 
 from tvmify.compiler.kernels.common.bounds import has_symbols
 from tvmify.compiler.kernels.common.guards import STORES_TWICE
-from tvmify.compiler.kernels.common.rewriting import rewrite_body
+from tvmify.compiler.kernels.common.rewriting import rewrite_body, with_new_variables
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.kernels.matmul.pairs import PAIRS
 from tvmify.compiler.passes.bind_sizes import Bindings
@@ -34,11 +34,14 @@ class MergeSerial:
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``, and let FuseTIR put the loops one after the other."""
         main = ir_mod["main"]
-        kernels = {
-            variable: function
-            for variable, function in ir_mod.functions_items()
-            if isinstance(function, tirx.PrimFunc) and _is_mergeable(function)
-        }
+        kernels = {}
+        for variable, function in ir_mod.functions_items():
+            if not isinstance(function, tirx.PrimFunc) or not _is_mergeable(function):
+                continue
+            own = _with_own_variables(function) if has_symbols(function) else function
+            if own is not None:
+                kernels[variable] = own
+                ir_mod.update_func(variable, own)
         builder = relax.BlockBuilder(ir_mod)
         merging = _Merging(builder, kernels, main)
         blocks = [type(block)(merging.rewritten(block)) for block in main.body.blocks]
@@ -153,6 +156,28 @@ def _is_mergeable(function: tirx.PrimFunc) -> bool:
         return False
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
+
+
+def _with_own_variables(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Return a function no two blocks of which share a variable; None if that is hard to reach.
+
+    A vector and its tail share them, and FuseTIR, which puts a variable for a symbol, minds.
+    """
+    seen: set[tirx.Var] = set()
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:
+        if not isinstance(stmt, s_tir.SBlockRealize):
+            return None
+        own = {variable.var for variable in stmt.block.iter_vars}
+        if own & seen:
+            return with_new_variables(stmt)
+        seen.update(own)
+        return None
+
+    try:
+        return rewrite_body(function, visit)
+    except TypeError:
+        return None
 
 
 def _is_slow_to_merge(function: tirx.PrimFunc) -> bool:
