@@ -1,7 +1,7 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests
 # make sanitize         tests/runtime with address and undefined-behaviour sanitizers in the native part
-# make fuzz             damaged and forged saved files, MUTANTS=100000 of them
+# make fuzz             damaged and forged saved files and shapes, MUTANTS=100000 of them
 # make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
@@ -75,6 +75,7 @@ sanitize: install
 
 fuzz: install
 	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file
+	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_shape_guard.py
 
 soak: install
 	TVMIFY_SOAK=1 $(BIN)/python -m pytest tests/cache/behaviour/test_soak.py

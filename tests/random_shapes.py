@@ -55,12 +55,14 @@ def random_shapes(rng: random.Random) -> Shapes:
 def random_call(rng: random.Random, shapes: Shapes) -> list[list[int] | None]:
     """Return the sizes of the leaves of a call that fits these shapes or nearly does."""
     values = {s.name: rng.randint(s.lower, min(s.upper, s.lower + 9)) for s in shapes.symbols}
-    call: list[list[int] | None] = [None] * (max(shapes.leaves) + 1)
+    # A damaged description may name any leaf.
+    call: list[list[int] | None] = [None] * (min(max(shapes.leaves), 8) + 1)
     for leaf, sizes in shapes.leaves.items():
-        call[leaf] = shape = []
+        shape: list[int] = []
+        call[min(leaf, 8)] = shape
         for size in sizes:
             try:
-                shape.append(max(value_of(size, values), 0))
+                shape.append(min(max(value_of(size, values), 0), 1 << 20))
             except ArithmeticError:
                 shape.append(1)
     if rng.random() < 0.3:

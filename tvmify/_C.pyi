@@ -110,6 +110,22 @@ class LatestCall:
         """Forget the call."""
 
 @final
+class ShapeGuard:
+    """Decides which shapes a program serves.
+
+    Parameters
+    ----------
+    text
+        The JSON of `tvmify.artifact.shapes.Shapes`; a ValueError if it is something else.
+    """
+
+    def __new__(cls, text: str) -> ShapeGuard: ...
+    def serves(self, leaves: tuple[Any, ...], /) -> bool:
+        """Whether the program serves a call with these leaves."""
+    def solve(self, leaves: tuple[Any, ...], /) -> tuple[int, ...] | None:
+        """Return the values of the symbols in order, or None if the program does not serve it."""
+
+@final
 class Shortcut(property):
     """As ``_compiled_call_impl`` of a class of modules: leads a call to their `LatestCall`.
 

@@ -14,6 +14,8 @@ Native code reads the same (``native/shapes.cpp``).
 
 from __future__ import annotations
 
+import json
+import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +80,8 @@ class Shapes:
     symbols
         Named ``s0``, ``s1`` and so on, in the order in which they first stand alone as a size.
     leaves
-        The sizes of every tensor among the flattened arguments, by the index of its leaf.
+        The sizes of every tensor among the flattened arguments, by the index of its leaf. A call
+        with another tensor is not served.
     guards
         What must hold besides.
     hints
@@ -249,6 +252,15 @@ class Shapes:
             for symbol, hint in zip(self.symbols, self.hints, strict=True)
         ]
         return [*ranges, *map(str, self.guards)]
+
+    def distance(self, values: Mapping[str, int]) -> float:
+        """Return how far a call is from what the program was tuned for: 0 is the same."""
+        pairs = zip(self.symbols, self.hints, strict=True)
+        return sum(abs(math.log2((values[s.name] + 1) / (hint + 1))) for s, hint in pairs)
+
+    def to_text(self) -> str:
+        """Return `to_json` as text, for native code."""
+        return json.dumps(self.to_json(), sort_keys=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return values that JSON can hold."""

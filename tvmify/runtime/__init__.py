@@ -19,6 +19,7 @@ from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
 from tvmify.runtime.measuring_gpu import measure_on
+from tvmify.runtime.shape_guard import ShapeGuard
 from tvmify.runtime.surroundings import (
     autocast_text,
     casting,
@@ -41,6 +42,7 @@ __all__ = [
     "Guard",
     "LatestCall",
     "PackedWeights",
+    "ShapeGuard",
     "Shortcut",
     "Watched",
     "attach",
