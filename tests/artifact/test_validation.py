@@ -7,6 +7,7 @@ import pytest
 
 from tests.cache.programs import artifact_of
 from tvmify.artifact import Artifact
+from tvmify.artifact.shapes import Shapes, Symbol
 
 
 def read(**changes: Any) -> Artifact:
@@ -19,6 +20,18 @@ def test_what_was_described_is_read() -> None:
     read(outputs=[["computed", 0], ["repeated", 0], ["argument", 7], ["state", 0]])
     read(outputs=[["view", ["argument", 0], [2, 0], [3, 1], -4]])
     read(writes=[[["argument", 5], ["computed", 0]]])
+
+
+def test_shapes_are_read_and_left_out_where_there_are_none() -> None:
+    shapes = Shapes((Symbol("s0", 2, 512),), {0: (1, "s0")}, (), (48,))
+    artifact = read(shapes=shapes.to_json())
+    assert artifact.shapes == shapes
+    description = json.loads(artifact.metadata())
+    del description["format"]
+    again = Artifact.from_description(b"library", description)
+    assert again == artifact
+    assert "shapes" not in artifact_of(0).description()
+    assert read().shapes is None
 
 
 @pytest.mark.parametrize(
@@ -51,6 +64,9 @@ def test_what_was_described_is_read() -> None:
         {"writes": [[["state", 1], ["computed", 0]]]},
         {"writes": [[["computed", 0], ["computed", 0]]]},
         {"writes": 0},
+        {"shapes": None},
+        {"shapes": {}},
+        {"shapes": {"symbols": [], "leaves": [[0, ["s0"]]], "guards": [], "hints": []}},
     ],
 )
 def test_what_describes_no_program_is_refused(changes: dict[str, Any]) -> None:

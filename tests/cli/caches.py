@@ -37,7 +37,7 @@ REPORT = {
 
 def add(directory: Path, age: float = 0.0, library: bytes = b"code", **entries: Any) -> Key:
     """Store an entry that was built, and last used, so many seconds before the year 2020."""
-    report = entries.pop("report", REPORT)
+    report, shapes = entries.pop("report", REPORT), entries.pop("shapes", None)
     key = Key(ENTRIES | entries)
     artifact = Artifact(
         library=library,
@@ -47,6 +47,7 @@ def add(directory: Path, age: float = 0.0, library: bytes = b"code", **entries: 
         packed=(),
         outputs=(Computed(0),),
         output_structure="[1, null]",
+        shapes=shapes,
         verdicts={"2": Seconds(0.001, 0.002)},
         report=report,
     )

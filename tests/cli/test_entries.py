@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.caches import ENTRIES, add, run
+from tvmify.artifact.expressions import Condition, Term
+from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.cache.stored import LIBRARY, MANIFEST
 
 
@@ -58,6 +60,20 @@ def test_all_of_an_entry(tmp_path: Path) -> None:
     document = json.loads(run("show", key.digest, "--json", "--cache", tmp_path).output)
     assert document["key"] == key.entries
     assert document["artifact"]["report"]["kernels"] == {"fused_relu": "elementwise"}
+
+
+def test_the_shapes_that_an_entry_serves(tmp_path: Path) -> None:
+    even = Condition("==", (Term("%", ("s0", 2)), 0))
+    shapes = Shapes((Symbol("s0", 2, 512),), {0: (1, "s0")}, (even,), (48,))
+    key = add(tmp_path, inputs="0: float32[1, s0] cpu\nT", shapes=shapes)
+    lines = ["2 <= s0 <= 512, tuned for 48", "s0 % 2 == 0"]
+    listed, shown = run("list", "--cache", tmp_path), run("show", key.digest, "--cache", tmp_path)
+    assert f"float32[1, s0] cpu; {'; '.join(lines)}" in listed.output
+    assert "\n".join(lines) in shown.output
+    document = json.loads(run("show", key.digest, "--json", "--cache", tmp_path).output)
+    assert Shapes.from_json(document["artifact"]["shapes"]) == shapes
+    (entry,) = json.loads(run("list", "--json", "--cache", tmp_path).output)["entries"]
+    assert entry["shapes"] == lines
 
 
 def test_which_entry_is_meant(tmp_path: Path) -> None:

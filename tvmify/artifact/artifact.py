@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tvmify.artifact import validation
 from tvmify.artifact.results import Result, StateTensor, Write
+from tvmify.artifact.shapes import Shapes
 
 #: Increment when the meaning of a field or the calling convention of the library changes.
 FORMAT_VERSION = 7
@@ -57,6 +58,8 @@ class Artifact:
         Whether aliases and writes are described correctly only for contiguous arguments.
     draws
         The qualified names of its operators that draw random numbers.
+    shapes
+        The shapes that it serves; None if it serves one signature.
     verdicts
         Times of compiled code and eager PyTorch, by number of threads (as text), where the two were
         compared (see `tvmify.dispatch.verdict`).
@@ -76,6 +79,7 @@ class Artifact:
     writes: tuple[Write, ...] = ()
     needs_contiguous: bool = False
     draws: tuple[str, ...] = ()
+    shapes: Shapes | None = None
     verdicts: dict[str, Seconds] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -102,10 +106,13 @@ class Artifact:
 
     def description(self) -> dict[str, Any]:
         """Return every field but the library as values that JSON can hold."""
-        names = (f.name for f in dataclasses.fields(self) if f.name != "library")
+        # Without shapes it is what versions that know none read and write.
+        left_out = {"library", "shapes"}
+        names = (f.name for f in dataclasses.fields(self) if f.name not in left_out)
         return {name: getattr(self, name) for name in names} | {
             "outputs": [result.to_json() for result in self.outputs],
             "writes": [write.to_json() for write in self.writes],
+            **({} if self.shapes is None else {"shapes": self.shapes.to_json()}),
         }
 
     @classmethod
@@ -122,6 +129,8 @@ class Artifact:
             fields[name] = tuple(fields[name])
         fields["outputs"] = tuple(map(Result.from_json, fields["outputs"]))
         fields["writes"] = tuple(map(Write.from_json, fields["writes"]))
+        if "shapes" in fields:
+            fields["shapes"] = Shapes.from_json(fields["shapes"])
         verdicts = fields["verdicts"].items()
         fields["verdicts"] = {threads: Seconds(*seconds) for threads, seconds in verdicts}
         artifact = cls(library=library, **fields)

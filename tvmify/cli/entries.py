@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from tvmify.artifact.shapes import Shapes
 from tvmify.cache.differences import leaves_of
 from tvmify.cache.manifest import Manifest
 from tvmify.cache.program_differences import numbered
@@ -42,7 +43,8 @@ def list_entries(directory: CacheDirectory = None, as_json: AsJson = False) -> N
     for entry in entries:
         try:
             known = _overview(entry.manifest())
-            shown = known["inputs"], known["target"], known["verdict"]
+            inputs = "; ".join([known["inputs"], *known["shapes"]])
+            shown = inputs, known["target"], known["verdict"]
         except CacheError as error:
             known = {"damaged": str(error)}
             shown = f"damaged: {error}", "", ""
@@ -93,6 +95,7 @@ def show(
                 "writes to": artifact.get("writes") or "nothing",
             }
         ),
+        *(_titled("shapes", text("\n".join(shapes))) if (shapes := _shapes(artifact)) else []),
         *_titled("key", summary(key)),
         *_report(artifact.get("report")),
         *_titled("program", text(numbered(program))),
@@ -103,11 +106,22 @@ def _overview(manifest: Manifest) -> dict[str, Any]:
     entries = manifest.key.entries
     return {
         "inputs": ", ".join(leaves_of(manifest.key)),
+        "shapes": _shapes(manifest.artifact),
         "target": _target(entries.get("target", "")),
         "verdict": _verdict(manifest.artifact),
         "torch": entries.get("torch", ""),
         "tvm": entries.get("tvm", ""),
     }
+
+
+def _shapes(artifact: Mapping[str, Any]) -> list[str]:
+    """List the symbols, with their ranges, and the guards of a program; empty for a static one."""
+    if "shapes" not in artifact:
+        return []
+    try:
+        return Shapes.from_json(artifact["shapes"]).lines()
+    except ValueError as error:  # written by another version
+        return [f"shapes that cannot be read: {error}"]
 
 
 def _target(described: str) -> str:
