@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner, Result
 
+from tvmify.artifact.expressions import Condition, Term
+from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.cli import app
 from tvmify.runtime import archive
 
@@ -38,6 +40,21 @@ def saved(path: Path, key: Any = None, **changed: Any) -> Path:
 
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+
+
+def test_it_prints_the_shapes_that_a_program_serves(tmp_path):
+    even = Condition("==", (Term("%", ("s0", 2)), 0))
+    shapes = Shapes((Symbol("s0", 2, 512),), {0: ("s0", 8)}, (even,), (48,))
+    signature = DESCRIPTION["signatures"][0] | {"arguments": "(float32[_, _])"}
+    signature["shapes"] = shapes.to_json()
+    file = saved(tmp_path, signatures=[signature])
+    output = run(file).output
+    for text in ("leaf 0: [s0, 8]", "2 <= s0 <= 512, tuned for 48", "s0 % 2 == 0"):
+        assert text in output
+    (described,) = json.loads(run(file, "--json").output)["signatures"]
+    assert Shapes.from_json(described["shapes"]) == shapes
+    signature["shapes"] = {"symbols": 1}
+    assert "shapes that cannot be read" in run(saved(tmp_path, signatures=[signature])).output
 
 
 def test_it_prints_what_a_file_holds(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,13 +12,14 @@ from typing import Any
 
 import tvm
 from torch.utils import _pytree as pytree
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax import BlockBuilder, TensorType, Var
 from tvm.relax import op as R
 from tvm.script import tirx as T
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.results import Computed
+from tvmify.artifact.shapes import Shapes
 from tvmify.target import Target
 
 Shape = tuple[int, ...]
@@ -100,6 +102,13 @@ def squared(shape: Shape = (4, 16)) -> Artifact:
 def transposed(shape: Shape, dtype: str) -> Artifact:
     """x with its dimensions in reverse order, in memory of its own."""
     return artifact(library({"main": ([(shape, dtype)], R.permute_dims)}))
+
+
+def of_rows(body: Body, shapes: Shapes) -> Artifact:
+    """body(x) for x[s0, 16] with any number of rows."""
+    rows = tirx.Var("s0", "int64")
+    code = library({"main": ([((rows, 16), "float32")], body)})  # type: ignore[list-item]  # a symbol
+    return dataclasses.replace(artifact(code), shapes=shapes)
 
 
 @cache

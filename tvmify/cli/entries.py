@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from tvmify.artifact.shapes import Shapes
 from tvmify.cache.differences import leaves_of
 from tvmify.cache.manifest import Manifest
 from tvmify.cache.program_differences import numbered
@@ -24,6 +23,7 @@ from tvmify.cli.printing import (
     failures,
     print_all,
     print_json,
+    shape_lines,
     size,
     summary,
     text,
@@ -95,7 +95,7 @@ def show(
                 "writes to": artifact.get("writes") or "nothing",
             }
         ),
-        *(_titled("shapes", text("\n".join(shapes))) if (shapes := _shapes(artifact)) else []),
+        *(_titled("shapes", text("\n".join(shapes))) if (shapes := shape_lines(artifact)) else []),
         *_titled("key", summary(key)),
         *_report(artifact.get("report")),
         *_titled("program", text(numbered(program))),
@@ -106,22 +106,12 @@ def _overview(manifest: Manifest) -> dict[str, Any]:
     entries = manifest.key.entries
     return {
         "inputs": ", ".join(leaves_of(manifest.key)),
-        "shapes": _shapes(manifest.artifact),
+        "shapes": shape_lines(manifest.artifact),
         "target": _target(entries.get("target", "")),
         "verdict": _verdict(manifest.artifact),
         "torch": entries.get("torch", ""),
         "tvm": entries.get("tvm", ""),
     }
-
-
-def _shapes(artifact: Mapping[str, Any]) -> list[str]:
-    """List the symbols, with their ranges, and the guards of a program; empty for a static one."""
-    if "shapes" not in artifact:
-        return []
-    try:
-        return Shapes.from_json(artifact["shapes"]).lines()
-    except ValueError as error:  # written by another version
-        return [f"shapes that cannot be read: {error}"]
 
 
 def _target(described: str) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich import filesize
 from rich.table import Table
 
+from tvmify.artifact.shapes import Shapes
 from tvmify.cli.printing import (
     FAILED,
     USAGE,
@@ -16,6 +17,7 @@ from tvmify.cli.printing import (
     fail,
     print_all,
     print_json,
+    shape_lines,
     size,
     summary,
     text,
@@ -94,5 +96,10 @@ def _print(manifest: dict[str, Any], path: Path, checked: bool) -> None:
         target = signature.get("target")
         shown = target.get("mcpu", target.get("kind")) if isinstance(target, dict) else target
         needs = " ".join(signature["needs"])
-        code.add_row(*map(text, (signature["arguments"], shown, needs, size(signature["bytes"]))))
+        serves = "\n".join([signature["arguments"], *shape_lines(signature, _all_of)])
+        code.add_row(*map(text, (serves, shown, needs, size(signature["bytes"]))))
     print_all(summary(facts), code)
+
+
+def _all_of(shapes: Shapes) -> list[str]:
+    return shapes.key_text().splitlines()

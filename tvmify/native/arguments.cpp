@@ -57,7 +57,7 @@ const char* name_of(at::ScalarType dtype) {
   }
 }
 
-void append(std::string& text, const at::Tensor& tensor) {
+void append(std::string& text, const at::Tensor& tensor, Tensors mode) {
   if (!tensor.defined()) {
     text += "undefined";
     return;
@@ -71,7 +71,11 @@ void append(std::string& text, const at::Tensor& tensor) {
   const char* separator = "";
   for (const int64_t size : tensor.sizes()) {
     text += separator;
-    append(text, size);
+    if (mode == Tensors::kPattern) {
+      text += '_';
+    } else {
+      append(text, size);
+    }
     separator = ", ";
   }
   text += ']';
@@ -85,10 +89,10 @@ class Description {
   void add(const c10::IValue& value) {
     if (value.isTensor()) {
       tensors_.push_back(value.toTensor());
-      if (mode_ == Tensors::kDescribed) {
-        append(text_, tensors_.back());
-      } else {
+      if (mode_ == Tensors::kCollectedOnly) {
         text_ += '_';
+      } else {
+        append(text_, tensors_.back(), mode_);
       }
     } else if (value.isNone()) {
       text_ += "None";

@@ -29,6 +29,14 @@ std::tuple<std::string, Tensors> described(const c10::IValue& arguments) {
   return result;
 }
 
+// Returns the text of a call's arguments without sizes.
+std::string pattern(const c10::IValue& arguments) {
+  std::string text;
+  Tensors tensors;
+  describe(arguments, tvmify::Tensors::kPattern, text, tensors);
+  return text;
+}
+
 TORCH_LIBRARY(tvmify, library) {
   library.class_<CompiledModule>("CompiledModule")
       .def(torch::init<std::string, const at::Tensor&, const Texts&>())
@@ -51,12 +59,14 @@ TORCH_LIBRARY(tvmify, library) {
 
   library.class_<SavedModule>("SavedModule")
       .def(torch::init<std::string, Texts>())
-      .def("add",
-           [](const Saved& self, std::string arguments, Indices inputs, Indices weights,
-              Texts packings, Indices outputs, int64_t form, Compiled compiled) {
-             self->add({std::move(arguments), std::move(inputs), std::move(weights),
-                        std::move(packings), std::move(outputs), form, std::move(compiled)});
-           })
+      .def(
+          "add",
+          [](const Saved& self, std::string arguments, Indices inputs, Indices weights,
+             Texts packings, Indices outputs, int64_t form, Compiled compiled, std::string shapes) {
+            self->add({std::move(arguments), std::move(inputs), std::move(weights),
+                       std::move(packings), std::move(outputs), form, std::move(compiled),
+                       std::move(shapes)});
+          })
       .def("run", [](const Saved& self, const c10::IValue& arguments,
                      const c10::IValue& state) { return self->run(arguments, state); })
       .def("set_strict", [](const Saved& self, bool strict) { self->set_strict(strict); })
@@ -69,6 +79,7 @@ TORCH_LIBRARY(tvmify, library) {
           [](const SavedModule::State& state) { return c10::make_intrusive<SavedModule>(state); });
 
   library.def("cpu_features() -> str[]", [] { return cpu_features(); });
+  library.def("pattern", [](const c10::IValue& arguments) { return pattern(arguments); });
   library.def("describe", [](const c10::IValue& arguments) { return described(arguments); });
 }
 

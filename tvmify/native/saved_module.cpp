@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -166,11 +167,14 @@ SavedModule::SavedModule(const State& state) {
   const auto arguments = part(texts, "arguments", count);
   const auto inputs = part(numbers, "inputs", count), weights = part(numbers, "weights", count);
   const auto outputs = part(numbers, "outputs", count), forms = part(numbers, "forms", count);
+  // Files without programs for many shapes lack the part.
+  std::vector<std::string> shapes(count);
+  if (texts.contains("shapes")) shapes = part(texts, "shapes", count);
   for (size_t i = 0; i < count; ++i) {
     TORCH_CHECK(forms[i].size() == 1, "a saved module is damaged: program ", i, " has ",
                 forms[i].size(), " forms");
     add({arguments[i], inputs[i], weights[i], part(texts, "packings " + std::to_string(i)),
-         outputs[i], forms[i][0], compiled[i]});
+         outputs[i], forms[i][0], compiled[i], shapes[i]});
   }
 }
 
@@ -179,11 +183,12 @@ SavedModule::State SavedModule::state() const {
   c10::Dict<std::string, std::vector<std::string>> texts;
   c10::Dict<std::string, std::vector<std::vector<int64_t>>> numbers;
   std::vector<c10::intrusive_ptr<CompiledModule>> compiled;
-  std::vector<std::string> arguments;
+  std::vector<std::string> arguments, shapes;
   std::vector<std::vector<int64_t>> inputs, weights, outputs, forms;
   for (const Program& program : programs_) {
     texts.insert("packings " + std::to_string(arguments.size()), program.packings);
     arguments.push_back(program.arguments);
+    shapes.push_back(program.shapes);
     inputs.push_back(program.inputs);
     weights.push_back(program.weights);
     outputs.push_back(program.outputs);
@@ -194,6 +199,8 @@ SavedModule::State SavedModule::state() const {
   texts.insert("fallbacks", fallbacks_);
   texts.insert("strict", strict_ ? std::vector<std::string>{"strict"} : std::vector<std::string>());
   texts.insert("arguments", arguments);
+  // Without it, versions that know no shapes read the file; with it, they find no such arguments.
+  if (any_symbolic_) texts.insert("shapes", shapes);
   numbers.insert("inputs", inputs);
   numbers.insert("weights", weights);
   numbers.insert("outputs", outputs);
@@ -201,20 +208,53 @@ SavedModule::State SavedModule::state() const {
   return {kFormat, texts, numbers, compiled};
 }
 
-void SavedModule::add(Program program) { programs_.push_back(std::move(program)); }
+void SavedModule::add(Program program) {
+  if (!program.shapes.empty()) {
+    program.served = std::make_shared<const Shapes>(program.shapes);
+    any_symbolic_ = true;
+  }
+  programs_.push_back(std::move(program));
+}
 
-const SavedModule::Program* SavedModule::find(const std::string& arguments, c10::Device device,
+const SavedModule::Program* SavedModule::find(const Call& call, c10::Device device,
                                               std::string& reason) const {
   reason = refusal_.empty() ? "it holds no code for these arguments" : refusal_;
   std::string refusals;
+  const auto usable = [&](const Program& program) {
+    const std::string refusal = program.compiled->refusal_on(device);
+    if (!refusal.empty()) refusals += (refusals.empty() ? "" : "; ") + refusal;
+    return refusal.empty();
+  };
   for (const Program& program : programs_) {
-    if (program.arguments != arguments) continue;
-    std::string refusal = program.compiled->refusal_on(device);
-    if (refusal.empty()) return &program;
-    refusals += (refusals.empty() ? "" : "; ") + refusal;
+    if (program.served == nullptr && program.arguments == call.text && usable(program)) {
+      return &program;
+    }
   }
-  if (!refusals.empty()) reason = refusals;
-  return nullptr;
+  const Program* found = any_symbolic_ ? find_symbolic(call, usable) : nullptr;
+  if (found == nullptr && !refusals.empty()) reason = refusals;
+  return found;
+}
+
+template <typename Usable>
+const SavedModule::Program* SavedModule::find_symbolic(const Call& call, Usable usable) const {
+  std::string pattern;
+  std::vector<at::Tensor> tensors;
+  describe(call.arguments, Tensors::kPattern, pattern, tensors);
+  c10::SmallVector<const at::Tensor*, 8> leaves;
+  for (const at::Tensor& tensor : tensors) leaves.push_back(&tensor);
+  const Program* nearest = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Program& program : programs_) {
+    if (program.served == nullptr || program.arguments != pattern) continue;
+    const auto values = program.served->solve(leaves);
+    if (!values || !usable(program)) continue;
+    const double distance = program.served->distance(*values);
+    if (distance < least) {
+      nearest = &program;
+      least = distance;
+    }
+  }
+  return nearest;
 }
 
 void SavedModule::check_memory(const std::vector<at::Tensor>& tensors) const {
@@ -286,11 +326,12 @@ void SavedModule::fall_back(const std::string& arguments, const std::string& rea
 
 std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
     const c10::IValue& arguments, const c10::IValue& state) {
-  std::string text, reason;
-  std::vector<at::Tensor> tensors;
-  describe(arguments, Tensors::kDescribed, text, tensors);
+  Call call{arguments, {}, {}};
+  std::string reason;
+  const auto& [ignored, text, tensors] = call;
+  describe(arguments, Tensors::kDescribed, call.text, call.tensors);
   const auto device = tensors.empty() ? weights_of(state)->device() : common_device(tensors);
-  const Program* program = device ? find(text, *device, reason) : nullptr;
+  const Program* program = device ? find(call, *device, reason) : nullptr;
   if (!device) reason = "its tensors are on several devices";
   if (program == nullptr) {
     fall_back(text, reason);

@@ -15,6 +15,7 @@
 
 #include "compiled_module.h"
 #include "fork_safe_mutex.h"
+#include "shapes.h"
 
 namespace tvmify {
 
@@ -25,13 +26,15 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
  public:
   // One program for one signature and one target.
   struct Program {
-    std::string arguments;              // as `describe` writes them
+    std::string arguments;              // as `describe` writes them; a pattern if there are shapes
     std::vector<int64_t> inputs;        // tensors of the arguments that it reads
     std::vector<int64_t> weights;       // tensors of the module's state that it packs
     std::vector<std::string> packings;  // equal texts for equal packed weights
     std::vector<int64_t> outputs;       // i: its i-th tensor; ~i: the i-th tensor of the arguments
     int64_t form;                       // number of the result's structure
     c10::intrusive_ptr<CompiledModule> compiled;
+    std::string shapes;  // JSON of the shapes that it serves; empty if it serves `arguments` alone
+    std::shared_ptr<const Shapes> served = nullptr;  // the same, as `add` reads it
   };
 
   // Its serialized form: the version of this layout, lists of texts and numbers by name, and the
@@ -49,7 +52,8 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   State state() const;
 
   // If several programs have the same arguments, the first that can run on the tensors' device is
-  // used.
+  // used. Those with shapes come after those for one signature, and the one that was tuned for the
+  // nearest sizes first. Throws c10::ValueError if its shapes cannot be read.
   void add(Program program);
 
   // Runs the program for these arguments. Returns its form and the leaves of the result; nullopt if
@@ -77,7 +81,17 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
  private:
   class Weights;
 
-  const Program* find(const std::string& arguments, c10::Device device, std::string& reason) const;
+  // A call: its arguments, their text, and the tensors among them.
+  struct Call {
+    const c10::IValue& arguments;
+    std::string text;
+    std::vector<at::Tensor> tensors;
+  };
+
+  const Program* find(const Call& call, c10::Device device, std::string& reason) const;
+  // The program with shapes, of those that `usable` accepts.
+  template <typename Usable>
+  const Program* find_symbolic(const Call& call, Usable usable) const;
   // Throws if a weight that programs read has no memory.
   void check_memory(const std::vector<at::Tensor>& tensors) const;
   std::shared_ptr<const Weights> weights_of(const c10::IValue& state);
@@ -86,6 +100,7 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   std::string state_;  // including descriptions of its tensors
   std::vector<std::string> fallbacks_;
   std::vector<Program> programs_;
+  bool any_symbolic_ = false;
   std::string refusal_;  // why no program of the archive can be read
   std::atomic<bool> strict_{false};
   std::shared_ptr<Weights> weights_;  // read and replaced atomically

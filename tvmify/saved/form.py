@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact import Artifact
 from tvmify.artifact.objects import holds_objects
 from tvmify.artifact.results import Geometry, View, computed_count, materialize
+from tvmify.artifact.shapes import Shapes
 from tvmify.artifact.structure import structure_of
 from tvmify.errors import SaveError
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
@@ -40,14 +41,15 @@ def forward({parameters}) -> {returns}:
 """
 # What `run` sees of a call, and of the module's state.
 _PROBE = """
-def forward({parameters}) -> Tuple[str, List[Tensor], str]:
+def forward({parameters}) -> Tuple[str, str, List[Tensor], str]:
     _text, _tensors = torch.ops.tvmify.describe({arguments})
-    return _text, _tensors, torch.ops.tvmify.describe({state})[0]
+    _pattern = torch.ops.tvmify.pattern({arguments})
+    return _text, _pattern, _tensors, torch.ops.tvmify.describe({state})[0]
 """
 
 
 class Compiled(NamedTuple):
-    """Compiled code for one signature and target, and an example call of that signature."""
+    """Compiled code for one target, and an example call that it serves."""
 
     call: Call
     artifact: Artifact
@@ -68,8 +70,9 @@ def saved_form(
     name
         The name in the manifest.
     programs
-        Of several with the same arguments, the first that a machine can run is used there. All
-        tensors in an example call must be distinct objects.
+        Of several with the same arguments, the first that a machine can run is used there. One for
+        many shapes serves the calls that none of the others does; given again for another call, it
+        is saved once. All tensors in an example call must be distinct objects.
     strict
         Whether a call that no program serves is an error.
 
@@ -93,10 +96,12 @@ def saved_form(
     fallbacks = [s.arguments for s, agrees in zip(seen, agreed, strict=False) if agrees]
     native = torch.classes.tvmify.SavedModule(seen[0].state, fallbacks)
     native.set_strict(strict)
-    for program, (_, artifact) in zip(seen, programs, strict=True):
+    added = _distinct(seen, programs)
+    for program, artifact in added:
         number, code = results.index(program.result), compiled_module(artifact)
         places = (program.inputs, program.weights, list(artifact.packed), program.outputs)
-        native.add(program.arguments, *places, number, code)
+        shapes = program.shapes.to_text() if program.shapes else ""
+        native.add(program.served, *places, number, code, shapes)
     arguments = ", ".join(form.arguments)
     fallback = f"    return self.{ORIGINAL}({arguments})"
     if form.returns is None:
@@ -108,7 +113,16 @@ def saved_form(
         fallback=fallback,
     )
     module = _with_forward(form, written, native)
-    return module, _description(name, module, seen, programs)
+    return module, _description(name, module, added)
+
+
+def _distinct(seen: Sequence[_Seen], programs: Sequence[Compiled]) -> list[tuple[_Seen, Artifact]]:
+    """Leave out programs for many shapes that were there for an earlier call."""
+    found: dict[Any, tuple[_Seen, Artifact]] = {}
+    for number, (program, (_, artifact)) in enumerate(zip(seen, programs, strict=True)):
+        code = program.served, program.shapes, artifact.target, artifact.library
+        found.setdefault(number if program.shapes is None else code, (program, artifact))
+    return list(found.values())
 
 
 def _interpretable(
@@ -170,9 +184,21 @@ class _Result(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A program in the form that `SavedModule` takes (tvmify/native/saved_module.h)."""
+    """A program in the form that `SavedModule` takes (tvmify/native/saved_module.h).
+
+    Attributes
+    ----------
+    arguments
+        Those of the example.
+    served
+        The arguments that it serves: the same, or their pattern if it serves many shapes.
+    shapes
+        These shapes; its leaves are the tensors of the arguments.
+    """
 
     arguments: str
+    served: str
+    shapes: Shapes | None
     inputs: list[int]
     weights: list[int]
     outputs: list[int]
@@ -183,7 +209,7 @@ class _Seen(NamedTuple):
     def of(cls, program: Compiled, form: Interpretable, probe: Any) -> _Seen:
         artifact = program.artifact
         args, kwargs = form.bind(*program.call)
-        text, tensors, state = probe(*args, **kwargs)
+        text, pattern, tensors, state = probe(*args, **kwargs)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
         leaves = pytree.tree_leaves(program.call)
         known = {name: place for place, name in enumerate(form.tensor_names())}
@@ -196,12 +222,15 @@ class _Seen(NamedTuple):
         computed = [_Tensor(i) for i in range(computed_count(artifact.outputs))]
         arguments = [_Tensor(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves]
         made = materialize(artifact.outputs, computed, arguments, view=_Tensor.viewed)
+        shapes = artifact.shapes and _of_tensors(artifact.shapes, places, leaves)
         structure = structure_of(artifact.output_structure)
         if holds_objects(structure):
             raise SaveError("the result holds objects, and a file has no form for their classes")
         value = _plain(pytree.tree_unflatten(made, structure), form.names)
         return cls(
             arguments=text,
+            served=text if shapes is None else pattern,
+            shapes=shapes,
             inputs=[places[id(leaves[index])] for index in artifact.inputs],
             weights=[known[name] for name in artifact.weights],
             outputs=[leaf.source for leaf in made if isinstance(leaf, _Tensor)],
@@ -212,6 +241,17 @@ class _Seen(NamedTuple):
             ),
             state=state,
         )
+
+
+def _of_tensors(shapes: Shapes, places: Mapping[int, int], leaves: Sequence[Any]) -> Shapes:
+    """Return the shapes by the places of tensors, in place of the leaves that they are."""
+    at = {leaf: places[id(leaves[leaf])] for leaf in shapes.leaves}
+    return Shapes.canonical(
+        shapes.symbols,
+        {at[leaf]: sizes for leaf, sizes in shapes.leaves.items()},
+        shapes.guards,
+        {symbol.name: hint for symbol, hint in zip(shapes.symbols, shapes.hints, strict=True)},
+    )
 
 
 _SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "NoneType"}
@@ -343,7 +383,7 @@ def _attribute(name: str) -> str:
 
 
 def _description(
-    name: str, module: torch.jit.ScriptModule, seen: Sequence[_Seen], programs: Sequence[Compiled]
+    name: str, module: torch.jit.ScriptModule, programs: Sequence[tuple[_Seen, Artifact]]
 ) -> dict[str, Any]:
     state = module.state_dict()
     check_saved(state)
@@ -358,11 +398,12 @@ def _description(
         "tensors": {"number": len(tensors), "bytes": sum(t.nbytes for t in tensors)},
         "signatures": [
             {
-                "arguments": program.arguments,
+                "arguments": program.served,
+                **({} if program.shapes is None else {"shapes": program.shapes.to_json()}),
                 "target": json.loads(artifact.target),
                 "needs": Target.parse(artifact.target).requirements,
                 "bytes": len(artifact.library),
             }
-            for program, (_, artifact) in zip(seen, programs, strict=True)
+            for program, artifact in programs
         ],
     }
