@@ -1,6 +1,7 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests
 # make sanitize         tests/runtime with address and undefined-behaviour sanitizers in the native part
+# make tsan             tests that share modules between threads, with the thread sanitizer
 # make fuzz             damaged and forged saved files and shapes, MUTANTS=100000 of them
 # make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
@@ -23,7 +24,7 @@
 # TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
 # CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, THREADS="1 2" how
 # many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make test`,
-# `make sanitize` and `make opinfo`, JOBS=2 is how many processes run at a time; for the last,
+# `make sanitize`, `make tsan` and `make opinfo`, JOBS=2 is how many processes run at a time; for the last,
 # SAMPLES=2 is how many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others. For `make structure`,
 # BEFORE=path is the record to hold against, made by the first run.
 
@@ -52,6 +53,12 @@ DTYPE ?= float32
 THREADS ?= 2
 MUTANTS ?= 100000
 JOBS ?= 2
+# What calls our native code from several threads.
+THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behaviour/test_serving.py \
+    dispatch/test_dispatcher.py::test_threads_that_call_first_together_build_once \
+    dispatch/test_on_miss.py::test_threads_call_while_the_worker_builds \
+    torch_compat/test_tracing.py::test_threads_that_compile_different_modules_all_do \
+    behaviour/test_state.py::test_threads_of_one_stateful_module)
 SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000
@@ -59,7 +66,7 @@ SEED ?= 0
 BEFORE ?= build/structure/before.json
 QUICK ?=
 
-.PHONY: demo install test sanitize fuzz soak soak-serving opinfo models programs lint format \
+.PHONY: demo install test sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
 	bench bench-overhead bench-startup bench-heuristic structure gpu-check docs \
 	wheel clean
 
@@ -72,6 +79,9 @@ test: install
 
 sanitize: install
 	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/sanitize address,undefined $(or $(TESTS),tests/runtime)
+
+tsan: install
+	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/sanitize thread $(or $(TESTS),$(THREADED))
 
 fuzz: install
 	TVMIFY_MUTANTS=$(MUTANTS) $(BIN)/python -m pytest tests/runtime/test_archive.py -k no_change_of_a_file

@@ -194,6 +194,8 @@ def hunt(file: Path, kind: str, seeds: range) -> Counter[str]:
         at = int(last.partition(" ")[0])
         if child.returncode < 0:
             found[f"{signal.Signals(-child.returncode).name} at seed {at}"] += 1
+        elif "Sanitizer: out-of-memory" in child.stderr:
+            found["RuntimeError"] += 1  # a sanitizer's `new` ends the process instead of raising
         elif child.returncode > 0:
             found[f"seed {at}: {child.stderr[-2000:]}"] += 1
         first = at + 1

@@ -315,9 +315,11 @@ def test_without_memfd_code_lies_in_a_private_directory_for_a_moment(small, tmp_
         assert maps and all("(deleted)" in line for line in maps), maps
         print(y.sum().item())
     """
+    # After what is preloaded already, as a sanitizer has to be the first.
+    preloaded = f"{os.environ.get('LD_PRELOAD', '')} {tmp_path / 'shim.so'}"
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), small, places],
-        env=os.environ | {"LD_PRELOAD": str(tmp_path / "shim.so"), "TMPDIR": str(places)},
+        env=os.environ | {"LD_PRELOAD": preloaded, "TMPDIR": str(places)},
         check=True,
         capture_output=True,
         text=True,

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backoff.h"
+#include "happens_before.h"
 
 namespace tvmify {
 namespace {
@@ -152,9 +153,11 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
   }
   Clock::time_point begun, done;
   int own = 0;
+  happens_before(&loop);
   // OpenMP may give fewer threads than requested: these steal the shares of the others.
 #pragma omp parallel num_threads(threads)
   {
+    happens_after(&loop);
     const int thread = omp_get_thread_num();
     if (thread == 0) begun = Clock::now();
     int ran = 0;
@@ -166,7 +169,9 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
       done = Clock::now();
       own = ran;
     }
+    happens_before(&loop);
   }
+  happens_after(&loop);
   caller.backoff.add(forked, begun, done, Clock::now(), left, own);
   caller.shares = std::move(shares);
   return loop.result();
