@@ -114,14 +114,15 @@ class Dispatcher:
         if watched is None or watched.guard.changed():
             self._look_again()
         outcome = self._memory.load((state.current.number, signature))
-        if outcome is None or isinstance(outcome, Eager):
-            return outcome
-        if outcome.bound.weights is not state.weights:
-            return Eager.of_capture() or self._bind(outcome)
-        if isinstance(outcome, Compiled) and not self._numbers.arguments:
-            run, watched = outcome.plain_run, state.watched  # None if another thread refreshes
-            if run is not None and watched is not None:
+        if isinstance(outcome, Compiled):
+            if outcome.bound.weights is not state.weights:
+                return Eager.of_capture() or self._bind(outcome)
+            run = outcome.plain_run
+            # None if another thread refreshes
+            if run is not None and (watched := state.watched) and not self._numbers.arguments:
                 self.latest.keep(generation, watched.guard, signature, run)
+        elif isinstance(outcome, Partitioned) and outcome.bound.weights is not state.weights:
+            return Eager.of_capture() or self._bind(outcome)
         return outcome
 
     def _look_again(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,7 +21,8 @@ from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
 _MOST_STATES = 32
 
 
-class Bound(NamedTuple):
+@dataclass(frozen=True)
+class Bound:
     """The tensors of a module that an outcome reads, as they were when it was bound to them."""
 
     weights: PackedWeights
