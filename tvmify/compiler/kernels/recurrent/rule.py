@@ -222,7 +222,8 @@ def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
         with layer.kernel("lstm", [first_cell], states, *last):
             cell = last[0] if last else scratch((plan.batch, plan.padded), plan.dtype)
             layer.copy(first_cell, cell)
-            with layer.tiles() as tile:
+
+            def each(tile: _Tile) -> None:
                 sums = tile.sums_of(tile.projected)
 
                 def activate(row: Expr, i: Expr) -> None:
@@ -239,6 +240,8 @@ def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
 
                 tile.each(activate)
                 tile.each(store)
+
+            layer.each_tile(each)
     return builder.get()
 
 
@@ -249,25 +252,28 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
         layer = _Layer(plan, reverse)
         new_bias = layer.argument("new_bias", plan.padded)
         states = layer.argument("states", plan.steps, plan.batch, plan.padded)
-        with layer.kernel("gru", [new_bias], states), layer.tiles() as tile:
+        with layer.kernel("gru", [new_bias], states):
 
-            def first(row: Expr, gate: Expr, i: Expr) -> Expr:
-                # What is new has a bias of its own, for the reset gate comes before the sum.
-                own = new_bias[tile.unit(i)]
-                return tirx.Select(gate == 2, own, tile.projected(row, gate, i))
+            def each(tile: _Tile) -> None:
+                def first(row: Expr, gate: Expr, i: Expr) -> Expr:
+                    # What is new has a bias of its own, for the reset gate comes before the sum.
+                    own = new_bias[tile.unit(i)]
+                    return tirx.Select(gate == 2, own, tile.projected(row, gate, i))
 
-            sums = tile.sums_of(first)
+                sums = tile.sums_of(first)
 
-            def activate(row: Expr, i: Expr) -> None:
-                reset, update = (tirx.sigmoid(sums[row, gate, i]) for gate in (0, 1))
-                new = tile.projected(row, 2, i) + reset * sums[row, 2, i]
-                T.buffer_store(sums, tirx.tanh(new), [row, 2, i])
-                old = layer.previous[tile.step % 2, tile.place(row), tile.unit(i)]
-                state = sums[row, 2, i] + update * (old - sums[row, 2, i])
-                T.buffer_store(sums, state, [row, 2, i])
-                tile.store(states, sums[row, 2, i], row, i)
+                def activate(row: Expr, i: Expr) -> None:
+                    reset, update = (tirx.sigmoid(sums[row, gate, i]) for gate in (0, 1))
+                    new = tile.projected(row, 2, i) + reset * sums[row, 2, i]
+                    T.buffer_store(sums, tirx.tanh(new), [row, 2, i])
+                    old = layer.previous[tile.step % 2, tile.place(row), tile.unit(i)]
+                    state = sums[row, 2, i] + update * (old - sums[row, 2, i])
+                    T.buffer_store(sums, state, [row, 2, i])
+                    tile.store(states, sums[row, 2, i], row, i)
 
-            tile.each(activate)
+                tile.each(activate)
+
+            layer.each_tile(each)
     return builder.get()
 
 
@@ -300,19 +306,34 @@ class _Layer:
             self.copy(self.first_state, self.previous, 0)
             yield
 
-    @contextmanager
-    def tiles(self) -> Iterator[_Tile]:
-        """Open the loops over steps and over tiles of units and rows."""
-        shared = T.parallel if self.plan.fork else T.serial
-        with T.serial(self.plan.steps) as step, shared(self.plan.parts) as part, block("tile"):
-            yield _Tile(self, step, part)
+    def each_tile(self, body: Callable[[_Tile], None]) -> None:
+        """Emit the loops over steps and over tiles of units and rows.
+
+        Of an unknown batch the last rows may be few: they are a tile of as few as do.
+        """
+        plan = self.plan
+        shared = T.parallel if plan.fork else T.serial
+        with T.serial(plan.steps) as step, shared(plan.parts) as part:
+            if sizes.is_static(plan.batch):
+                with block("tile"):
+                    body(_Tile(self, step, part, plan.rows))
+                return
+            left = plan.batch - part % plan.blocks * plan.rows
+            before = 0
+            for rows in [*(1 << n for n in range((plan.rows - 1).bit_length())), plan.rows]:
+                inside = (
+                    left > before if rows == plan.rows else tirx.all(left > before, left <= rows)
+                )
+                with T.If(inside), T.Then(), block("tile"):
+                    body(_Tile(self, step, part, rows))
+                before = rows
 
 
 class _Tile:
     """Some hidden units of some rows in one step."""
 
-    def __init__(self, layer: _Layer, step: Expr, part: Expr) -> None:
-        self.layer, self.plan, self.step = layer, layer.plan, step
+    def __init__(self, layer: _Layer, step: Expr, part: Expr, rows: int) -> None:
+        self.layer, self.plan, self.step, self.rows = layer, layer.plan, step, rows
         self.number, self.block = part // layer.plan.blocks, part % layer.plan.blocks
         self.time = layer.plan.steps - 1 - step if layer.reverse else step
         self.lanes = vectors(layer.plan.tile, layer.plan.lanes)
@@ -331,7 +352,7 @@ class _Tile:
 
     def each(self, body: Callable[[Expr, Expr], None]) -> None:
         """Emit the body for each row and unit."""
-        with T.unroll(self.plan.rows) as row:
+        with T.unroll(self.rows) as row:
             lanewise(self.lanes, lambda i: body(row, i))
 
     def store(self, states: tirx.Buffer, state: Expr, row: Expr, i: Expr) -> None:
@@ -357,10 +378,10 @@ class _Tile:
         return sums
 
     def _gates(self) -> tirx.Buffer:
-        return registers((self.plan.rows, self.plan.gates, self.plan.tile), self.plan.dtype)
+        return registers((self.rows, self.plan.gates, self.plan.tile), self.plan.dtype)
 
     def _each_gate(self, body: Callable[[Expr, Expr, Expr], None]) -> None:
-        with T.unroll(self.plan.rows) as row, T.unroll(self.plan.gates) as gate:
+        with T.unroll(self.rows) as row, T.unroll(self.plan.gates) as gate:
             lanewise(self.lanes, lambda i: body(row, gate, i))
 
     def _add_up(self, sums: tirx.Buffer, start: Expr | int, count: Expr | int) -> None:
