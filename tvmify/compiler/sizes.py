@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.ir import Expr
 
@@ -153,6 +154,12 @@ def hints(shape: Iterable[Any]) -> list[int]:
 def variables_of(size: Any) -> list[tirx.Var]:
     """Return the symbols of a size."""
     return [] if is_static(size) else list(tirx.analysis.undefined_vars(size, []))
+
+
+def with_variables(size: Any, variables: Mapping[str, tirx.Var]) -> Any:
+    """Return a size with other symbols in place of those of the same names."""
+    own = {v: variables[v.name] for v in variables_of(size) if v.name in variables}
+    return tvm_ffi.structural_map(size, [(tirx.Var, lambda v: own.get(v, v))]) if own else size
 
 
 def same(a: Any, b: Any) -> bool:

@@ -89,6 +89,46 @@ def _where(_, mask, x):
     return op.where(mask, x, relax.const(-1e9, _FLOAT))
 
 
+def _variance(builder, x):
+    centred = builder.emit(op.subtract(x, builder.emit(op.mean(x, -1, True))))
+    return op.mean(builder.emit(op.square(centred)), -1)
+
+
+def _pooled(builder, x, mask):
+    mask = builder.emit(op.abs(mask))
+    kept = builder.emit(op.multiply(x, builder.emit(op.expand_dims(mask, -1))))
+    total, count = builder.emit(op.sum(kept, 1)), builder.emit(op.sum(mask, 1, True))
+    return op.divide(total, count)
+
+
+def _pooled_reference(x, mask):
+    mask = np.abs(mask)
+    return (x * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+
+
+def _with_cache(builder, query, keys, key, values, value):
+    keys = builder.emit(op.concat([keys, key], 2))
+    values = builder.emit(op.concat([values, value], 2))
+    return relax.Tuple([keys, builder.emit(_attention(builder, query, keys, values))])
+
+
+def _with_cache_reference(query, keys, key, values, value):
+    keys, values = np.concatenate([keys, key], 2), np.concatenate([values, value], 2)
+    return keys, _attention_reference(query, keys, values)
+
+
+def _last_linear(builder, x, weight):
+    last = builder.emit(op.strided_slice(x, [1], [-1], [2**31 - 1]))
+    return _linear(builder, builder.emit(op.squeeze(last, [1])), weight)
+
+
+def _first_left_out(builder, x, weight):
+    rows, width = x.ty.shape.values
+    rest = builder.call_te(lambda t: te.compute([rows - 1, width], lambda i, j: t(i + 1, j)), x)
+    return _linear(builder, builder.emit(rest), weight)
+
+
+_ONE, _PAST = ((1, 2, 1, 16), _FLOAT), ((1, 2, "s0", 16), _FLOAT)
 _BATCH = ("s0", "s1", 64)
 _ELEMENTWISE, _REDUCTION, _MATMUL = {"elementwise"}, {"reduction"}, {"matmul"}
 CASES = {
@@ -203,6 +243,40 @@ CASES = {
         lambda mask, x: np.where(mask, x, np.float32(-1e9)),
         _ELEMENTWISE,
     ),
+    "variance": Case(_variance, [(_BATCH, _FLOAT)], lambda x: x.var(-1), _REDUCTION),
+    "variance along": Case(_variance, [((3, "s0"), _FLOAT)], lambda x: x.var(-1), _REDUCTION),
+    "similarity": Case(
+        lambda builder, x, y: op.sum(builder.emit(op.multiply(x, y)), -1),
+        [(_BATCH, _FLOAT)] * 2,
+        lambda x, y: (x * y).sum(-1),
+        _REDUCTION,
+    ),
+    "pooled": Case(
+        _pooled,
+        [(_BATCH, _FLOAT), (("s0", "s1"), _FLOAT)],
+        _pooled_reference,
+        {"elementwise", "reduction", "column reduction"},
+    ),
+    "growing cache": Case(
+        _with_cache,
+        [_ONE, _PAST, _ONE, _PAST, _ONE],
+        _with_cache_reference,
+        {"matmul", "reduction", "elementwise"},
+    ),
+    "the last of each": Case(
+        _last_linear,
+        [(_BATCH, _FLOAT)],
+        lambda x, w: x[:, -1] @ w.T,
+        {"matmul", "elementwise"},
+        _WEIGHTS[:1],
+    ),
+    "all but the first": Case(
+        _first_left_out,
+        [(("s0", 64), _FLOAT)],
+        lambda x, w: x[1:] @ w.T,
+        {"matmul", "elementwise"},
+        _WEIGHTS[:1],
+    ),
     "broadcast": Case(
         lambda _, x, y: op.add(x, y),
         [(("s0", "s1", 24), _FLOAT), (("s0", 1, 24), _FLOAT)],
@@ -235,6 +309,12 @@ def test_a_nan_stays_in_its_row(rows):
     x = random(rows, 64)
     x[-1] = np.nan
     check(program, lambda x, w: x @ w.T, [x], _WEIGHTS[:1])
+
+
+def test_a_long_mean_is_a_mean_of_the_present_length():
+    program = build(lambda _, x: op.mean(x, 1), [((2, "s0", 24), _FLOAT)], hint=300)
+    for rows in (2, 127, 129, 301):
+        check(program, lambda x: x.mean(1), [random(2, rows, 24)])
 
 
 def test_programs_of_all_classes_pack_their_weights_alike():

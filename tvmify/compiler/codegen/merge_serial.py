@@ -155,6 +155,8 @@ def _is_mergeable(function: tirx.PrimFunc) -> bool:
     if not all(hasattr(parameter.ty, "shape") for parameter in function.params):
         return False
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
+    if not all(isinstance(extent, (tirx.IntImm, tirx.Var)) for extent in extents):
+        return False  # the next kernel has another name for it
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
 
 

@@ -16,7 +16,7 @@ from tvmify.compiler.kernels.common.tails import split_tails
 from tvmify.compiler.kernels.conv import depthwise, expanded_depthwise, pooling, transposed
 from tvmify.compiler.kernels.conv import rule as conv2d
 from tvmify.compiler.kernels.conv.winograd import rule as winograd_loops
-from tvmify.compiler.kernels.elementwise import reshape
+from tvmify.compiler.kernels.elementwise import reshape, slices
 from tvmify.compiler.kernels.elementwise.empty import Empty
 from tvmify.compiler.kernels.elementwise.pieces import split_pieces
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
@@ -44,6 +44,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.nn.max_pool2d": pooling.legalize_max,
     "relax.nn.avg_pool2d": pooling.legalize_average,
     "relax.reshape": reshape.legalize,
+    "relax.strided_slice": slices.legalize,
     "relax.sum": sums.legalize,
     "relax.mean": sums.legalize,
 }

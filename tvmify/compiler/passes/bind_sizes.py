@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
+from tvm import relax, s_tir, sym, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
@@ -37,7 +37,7 @@ class Bindings:
         Sizes that are more than a symbol, and what stands for each.
     """
 
-    variables: dict[tirx.Var, tirx.Var] = field(default_factory=dict)
+    variables: dict[tirx.Var, Expr] = field(default_factory=dict)
     compound: list[tuple[Expr, tirx.Var]] = field(default_factory=list)
 
     def of(self, shapes: Iterable[Iterable[Any]]) -> Bindings:
@@ -50,7 +50,16 @@ class Bindings:
             known = set(self.variables).issuperset(sizes.variables_of(size))
             if not known and not any(sizes.same(size, one) for one, _ in self.compound):
                 self.compound.append((size, sizes.symbol_for(size, _name(size))))
+        for size, symbol in self.compound:
+            self._solve(size, symbol)
         return self
+
+    def _solve(self, size: Expr, symbol: tirx.Var) -> None:
+        """Note what a symbol of the caller is, if a size is that symbol and a number."""
+        variable, *others = dict.fromkeys(sizes.variables_of(size))
+        more = sym.Analyzer().simplify(size - variable)
+        if not others and isinstance(more, tirx.IntImm) and variable not in self.variables:
+            self.variables[variable] = symbol - int(more)
 
     def apply(self, node: T) -> T:
         """Write down something of the caller's sizes in the function's symbols."""
@@ -64,7 +73,7 @@ class Bindings:
                     return found
             return part
 
-        def renamed(part: tirx.Var) -> tirx.Var:
+        def renamed(part: tirx.Var) -> Expr:
             return self.variables.get(part, part)
 
         if self.compound:
@@ -88,7 +97,13 @@ def symbols_in(node: Any) -> list[tirx.Var]:
         if str(getattr(variable.ty, "dtype", "")) == "int64" and not hasattr(variable.ty, "shape"):
             found[variable] = None
 
-    tvm_ffi.structural_walk(node, [(tirx.Var, note)])
+    def look_inside(block: s_tir.SBlock) -> None:
+        for buffer in block.alloc_buffers:  # whose shapes are no part of the walk
+            for size in buffer.shape:
+                for variable in sizes.variables_of(size):
+                    note(variable)
+
+    tvm_ffi.structural_walk(node, [(tirx.Var, note), (s_tir.SBlock, look_inside)])
     return list(found)
 
 

@@ -1,4 +1,4 @@
-"""Drop the virtual machine's own check of every argument in every call.
+"""Drop the virtual machine's own check of every argument in every call, and shapes made twice.
 
 The executor has compared dtype and shape of each with the key that the program was compiled for;
 the checks would cost more than a small kernel does. Those that note what a symbol is stay.
@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-_MATCH_SHAPE = "vm.builtin.match_shape"
+_MATCH_SHAPE, _MAKE_SHAPE = "vm.builtin.match_shape", "vm.builtin.make_shape"
 CHECKS = ("vm.builtin.check_tensor_info", _MATCH_SHAPE)
 #: In the virtual machine, what to do with an axis: to store its extent.
 _STORE = 1
@@ -25,8 +25,11 @@ class TrustArguments:
         """Rewrite every Relax function."""
         for variable, function in ir_mod.functions_items():
             if isinstance(function, relax.Function):
+                shapes: dict[str, relax.Var] = {}
                 blocks = [
-                    relax.BindingBlock([b for b in block.bindings if not _is_check(b)])
+                    relax.BindingBlock(
+                        [_once(b, shapes) for b in block.bindings if not _is_check(b)]
+                    )
                     for block in function.body.blocks
                 ]
                 body = relax.SeqExpr(blocks, function.body.body)
@@ -34,6 +37,15 @@ class TrustArguments:
                     function.params, body, function.ret_ty, function.is_pure, function.attrs
                 )
         return ir_mod
+
+
+def _once(binding: relax.Binding, shapes: dict[str, relax.Var]) -> relax.Binding:
+    """Let the variable of a shape that has been made before be another name of it."""
+    operator = getattr(binding.value, "op", None)
+    if not isinstance(operator, relax.ExternFunc) or operator.global_symbol != _MAKE_SHAPE:
+        return binding
+    made = shapes.setdefault(str(list(binding.value.args[1:])), binding.var)
+    return binding if made.same_as(binding.var) else relax.VarBinding(binding.var, made)
 
 
 def _is_check(binding: relax.Binding) -> bool:

@@ -17,6 +17,7 @@ from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.common import choice
+from tvmify.compiler.kernels.common.bounds import has_symbols
 from tvmify.compiler.kernels.common.inlining import inline_cheap, total_work
 from tvmify.compiler.kernels.common.loops import traffic
 from tvmify.compiler.kernels.common.rule import Rule
@@ -83,6 +84,8 @@ class Several(Rule):
         threads = dict.fromkeys(machine.worth_threads(work * e, moved * e) for e in errors)
         ways = [replace(way, threads=forks) for forks in threads for way in self.ways]
         way, time = ways[0], machine.streaming(work, moved)
+        if has_symbols(function):  # there is no one size to measure
+            return self.nest(sch, machine, way)
         if time > NEST.worth_measuring and choice.is_asking():
             ways = self._unlike(sch, machine, ways)
             sample = _sample(function, time / machine.nanoseconds(1))

@@ -8,6 +8,7 @@ arg-extremum compares, would be written to memory by a kernel of their own and r
 from __future__ import annotations
 
 import tvm
+import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.ir import Expr
 
@@ -33,12 +34,17 @@ class JoinSums:
 
 
 def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimFunc | None:
+    if not all(hasattr(p.ty, "shape") for f in (first, second) for p in f.params):
+        return None
     if not _reads_each_once(second, place) or not _is_elementwise(first):
         return None
+    renamed = _with_symbols_of(first, second, place)
+    if renamed is None:
+        return None
     builder = relax.BlockBuilder()
-    functions = [builder.add_func(f, name) for f, name in ((first, "first"), (second, "second"))]
+    functions = [builder.add_func(f, name) for f, name in ((first, "first"), (renamed, "second"))]
     *inputs, elements = (_type(parameter) for parameter in first.params)
-    *operands, result = (_type(parameter) for parameter in second.params)
+    *operands, result = (_type(parameter) for parameter in renamed.params)
     del operands[place]
 
     def parameters() -> list[relax.Var]:
@@ -56,6 +62,22 @@ def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimF
     with builder.function("main", given):  # what nobody calls is not kept
         builder.emit_func_output(builder.emit(relax.Call(joined, given)))
     return relax.transform.FuseTIR()(builder.get())["joined"]
+
+
+def _with_symbols_of(
+    first: tirx.PrimFunc, second: tirx.PrimFunc, place: int
+) -> tirx.PrimFunc | None:
+    """Return the second function with the symbols that the first has for what it computes.
+
+    None if the first has something else there: a function can take no size from ``n + 1``.
+    """
+    pairs = zip(second.params[place].ty.shape, first.params[-1].ty.shape, strict=True)
+    symbols = {own: size for own, size in pairs if isinstance(own, tirx.Var)}
+    if not symbols:
+        return second
+    if not all(isinstance(size, tirx.Var) for size in symbols.values()):
+        return None
+    return tvm_ffi.structural_map(second, [(tirx.Var, lambda v: symbols.get(v, v))])
 
 
 def _type(parameter: tirx.Var) -> relax.TensorType:

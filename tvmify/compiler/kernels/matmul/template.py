@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -88,7 +88,7 @@ class Product:
         columns, depth = out[-1], left[-1]
         work = workload(sizes.product(batch), rows, columns, depth, dtype, packed, paired, apart)
         sample = partial(pairs.sample_of, left, right, out) if paired else None
-        plan = plan_for(work, rows, machine, bits, is_compact, sample)
+        plan = plan_for(work, (*out, depth), machine, bits, is_compact, sample)
         steps = sizes.ceil_div(depth, 2) if paired else depth
         shapes = tuple(left), tuple(right), tuple(out)
         return cls(*shapes, batch, rows, columns, steps, plan, dtype, paired)
@@ -128,7 +128,8 @@ class Product:
 
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
         """The product of two activations; the copy into tiles is a part of the kernel."""
-        return self.with_packed(left, self.pack(right))
+        own = self._with_symbols_of(left, right)
+        return own.with_packed(left, own.pack(right))
 
     def with_gated(self, image: te.Tensor, gate: te.Tensor, packed: te.Tensor) -> te.Tensor:
         """The product whose rows, the pixels of an image, are first multiplied by a gate.
@@ -146,6 +147,38 @@ class Product:
         self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
     ) -> te.Tensor:
         """The product with a right-hand side in tiles, compact ones if they have scales."""
+        return self._with_symbols_of(left)._tiled(left, packed, scales)
+
+    def _with_symbols_of(self, *tensors: te.Tensor) -> Product:
+        """Return the same in the symbols of a function's tensors: TVM makes some of these names."""
+        mine = sizes.product((*self.left, *self.right, *self.out))
+        if sizes.is_static(mine):
+            return self
+        shapes = (size for tensor in tensors for size in tensor.shape)
+        known = {
+            variable.name: variable for size in shapes for variable in sizes.variables_of(size)
+        }
+
+        def own(size: Size) -> Size:
+            return size if isinstance(size, int) else sizes.with_variables(size, known)
+
+        shapes = (tuple(map(own, each)) for each in (self.left, self.right, self.out, self.batch))
+        left, right, out, batch = shapes
+        rows, columns, depth = map(own, (self.rows, self.columns, self.depth))
+        return replace(
+            self,
+            left=left,
+            right=right,
+            out=out,
+            batch=batch,
+            rows=rows,
+            columns=columns,
+            depth=depth,
+        )
+
+    def _tiled(
+        self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
+    ) -> te.Tensor:
         plan = self.plan
         rows, width = plan.rows, plan.columns
         blocks = sizes.ceil_div(self.depth, plan.depth)
@@ -241,7 +274,7 @@ def _not_one(axes: Iterable[int], extents: Iterable[Size]) -> list[int]:
 
 def plan_for(
     work: plans.Workload,
-    rows: Size,
+    extents: Iterable[Size],
     machine: Microarchitecture,
     bits: int,
     is_compact: bool,
@@ -250,9 +283,11 @@ def plan_for(
     """Choose how to cut products; panels have one width for whatever the rows may be."""
     if is_compact:
         return plans.lone(work, compact.VECTORS * machine.lanes(bits))
-    if sizes.is_static(rows) or not work.packed:
+    if sizes.is_static(*extents):
         return plans.choose(work, machine, bits, sample)
-    return plans.choose_for_any_rows(work, machine, bits)
+    if work.packed:
+        return plans.choose_for_any_rows(work, machine, bits)
+    return plans.candidates(work, machine, bits)[0]
 
 
 def workload(

@@ -10,6 +10,7 @@ from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.kernels.matmul.plan import split_evenly
+from tvmify.compiler.sizes import Size
 
 #: Of more elements than this, sums of sums are made. Where all are alike, as behind ReLU, each
 #: addition rounds the same way: the variance of 640 was off by 4e-6 of the largest, with sums of
@@ -68,7 +69,7 @@ def _cascaded(builder: relax.BlockBuilder, call: Call) -> Expr:
             x = builder.emit(builder.call_te(topi.sum, x, whole, True, primfunc_name_hint="sum"))
         shape = sizes.sizes_of(x.ty.shape)
 
-    def last(x: te.Tensor) -> te.Tensor:
+    def last(x: te.Tensor, count: Size = count) -> te.Tensor:
         total = topi.sum(x, axes, bool(call.attrs.keepdims))
         is_mean = call.op.name == "relax.mean"
         if not is_mean:
@@ -77,7 +78,8 @@ def _cascaded(builder: relax.BlockBuilder, call: Call) -> Expr:
             return topi.divide(total, tirx.const(float(count), "float32"))
         return te.compute(total.shape, lambda *i: total(*i) / tirx.Cast("float32", count))
 
-    return builder.call_te(last, x, primfunc_name_hint=call.op.name.partition(".")[2])
+    given = [] if isinstance(count, int) else [count]  # TVM gives functions symbols of their own
+    return builder.call_te(last, x, *given, primfunc_name_hint=call.op.name.partition(".")[2])
 
 
 def _in_blocks(x: te.Tensor, axis: int) -> te.Tensor:
