@@ -61,6 +61,11 @@ class CompileOptions:
         ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
         eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most twice eager's; this
         rules out Winograd convolutions and compact (24-bit) weights, and is somewhat slower.
+    dynamic
+        False: each shape gets a program of its own. None: the first shape does; when a second
+        differs in sizes alone, those that differ become symbols, and one program serves all such
+        calls (or a few, by size). True: all sizes from 2 on are symbols from the first call.
+        On the CPU only.
     tune
         None: a cost model chooses the kernels. ``"quick"``: candidates for each matrix product,
         convolution, attention, recurrent layer, pool, reduction and element-wise kernel are timed
@@ -108,6 +113,7 @@ class CompileOptions:
     # The key has a separate entry for the target, resolved for the device of the call.
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
+    dynamic: bool | None = field(default=False, metadata=_NOT_KEYED)
     tune: str | None = None
     compare: bool = field(default=True, metadata=_NOT_KEYED)
     cuda_graph: bool = field(default=False, metadata=_NOT_KEYED)
@@ -125,6 +131,12 @@ class CompileOptions:
             "accuracy",
             self.accuracy,
             "'default' or 'strict'",
+        )
+        _expect(
+            self.dynamic is None or isinstance(self.dynamic, bool),
+            "dynamic",
+            self.dynamic,
+            "True, False or None",
         )
         _expect(self.tune in (None, "quick"), "tune", self.tune, "None or 'quick'")
         _expect(isinstance(self.compare, bool), "compare", self.compare, "True or False")

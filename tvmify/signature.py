@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -91,6 +91,37 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class VaryingSpec(TensorSpec):
+    """A tensor some of whose sizes are symbols.
+
+    Attributes
+    ----------
+    shape
+        With 0 for the sizes that are symbols.
+    names
+        Of the symbols; None for each size that is a number.
+    """
+
+    names: tuple[str | None, ...] = ()
+
+    @classmethod
+    def of_spec(cls, spec: TensorSpec, names: tuple[str | None, ...]) -> VaryingSpec:
+        """Replace sizes by symbols."""
+        pairs = zip(spec.shape, names, strict=True)
+        shape = tuple(size if name is None else 0 for size, name in pairs)
+        return cls(shape, spec.dtype, spec.device, names)
+
+    def text(self, device: str) -> str:
+        """Describe the tensor as if it were on another device."""
+        pairs = zip(self.shape, self.names, strict=True)
+        sizes = ", ".join(str(size) if name is None else name for size, name in pairs)
+        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}] {device}"
+
+    def __str__(self) -> str:
+        return super().__str__()
+
+
+@dataclass(frozen=True)
 class Signature:
     """The leaves of a call's arguments, and their structure.
 
@@ -117,6 +148,16 @@ class Signature:
         paths, structure = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
         leaves = tuple(_describe(pytree.keystr(path), leaf) for path, leaf in paths)
         return cls(str(structure), leaves)
+
+    def with_symbols(self, axes: Mapping[int, tuple[str | None, ...]]) -> Signature:
+        """Replace sizes by symbols: of a leaf by its number, a name or None for each axis."""
+        leaves = tuple(
+            VaryingSpec.of_spec(leaf, axes[i])
+            if isinstance(leaf, TensorSpec) and i in axes
+            else leaf
+            for i, leaf in enumerate(self.leaves)
+        )
+        return replace(self, leaves=leaves)
 
     @property
     def devices(self) -> set[torch.device]:

@@ -30,6 +30,7 @@ class AnyLabel:
     signature: Hashable
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    varying: None = None
 
     def adapted(
         self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
@@ -63,10 +64,10 @@ class Labels:
     def narrower(self, request: Request, general: AnyLabel, reason: NotCompiled) -> None:
         self.narrowed.append(reason)
 
-    def accept(self, general: AnyLabel) -> None:
+    def accept(self, general: AnyLabel, outcome: Outcome) -> None:
         self.accepted.add(general.signature)
 
-    def refuse(self, request: Request, general: AnyLabel) -> None:
+    def refuse(self, request: Request, general: AnyLabel, reason: NotCompiled) -> None:
         self.refused.append(general)
 
     def forget(self) -> None:

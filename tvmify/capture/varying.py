@@ -9,11 +9,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-#: The largest size that a symbol stands for. Products of sizes have guards of their own.
-LARGEST = 2**31 - 1
-#: The least size: of 0 and 1, programs of their own know more.
-LEAST = 2
-
 
 @dataclass(frozen=True)
 class Varying:
@@ -26,11 +21,21 @@ class Varying:
         the name of a symbol, or None where the size stays as it is. Sizes of one name are equal in
         all calls.
     limits
-        The least and the greatest value of a symbol, where that is not `LEAST` and `LARGEST`.
+        The least and the greatest value of a symbol, where a program is to know them.
+    hints
+        What to tune for, by symbol.
+    variant
+        How many programs for the same symbols are to be passed over: those whose guards refuse
+        the sizes of the call.
     """
 
     axes: Mapping[int, tuple[str | None, ...]]
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    hints: Mapping[str, int] = field(default_factory=dict)
+    variant: int = 0
+
+    def __hash__(self) -> int:
+        return hash((self.key_text(), tuple(sorted(self.axes.items()))))
 
     def shape_text(self, leaf: int, shape: tuple[int, ...]) -> str:
         """Return a shape with symbols, as part of a key."""
@@ -41,10 +46,17 @@ class Varying:
         return f"[{', '.join(sizes)}]"
 
     def key_text(self) -> str:
-        """Return the limits of the symbols, as part of a key."""
-        return ", ".join(
+        """Return all but the places of the symbols, as part of a key."""
+        limits = (
             f"{least} <= {name} <= {most}" for name, (least, most) in sorted(self.limits.items())
         )
+        hints = (f"{name} is about {hint}" for name, hint in sorted(self.hints.items()))
+        return "\n".join([*limits, *hints, f"variant {self.variant}"])
+
+    def hints_by_place(self) -> dict[tuple[int, int], int]:
+        """Return the hints by tensor and axis."""
+        places = self.places()
+        return {place: hint for name, hint in self.hints.items() for place in places[name]}
 
     def places(self) -> dict[str, list[tuple[int, int]]]:
         """Return for each symbol the tensors and axes where it stands."""

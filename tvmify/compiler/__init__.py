@@ -13,11 +13,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from tvmify.artifact import Artifact
+from tvmify.artifact.recorded_shapes import with_later_guards
+from tvmify.artifact.shapes import Shapes
 from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.tune.tuning import Tuning
 from tvmify.compiler.tune.tuning import tune as tune_kernels
-from tvmify.errors import BuildError, NotCompiled
+from tvmify.errors import BuildError, NotCompiled, UnsupportedOperator
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault
 from tvmify.target import Target
@@ -26,6 +28,9 @@ from tvmify.torch_compat.tracing import tracing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+    from tvmify.compiler.frontend.decompositions import Decomposed
+    from tvmify.compiler.sizes import Range
 
 __all__ = ["Tuning", "compile"]
 
@@ -42,13 +47,14 @@ def compile(
     unpacked: Sequence[str] = (),
     threads: int | None = None,
     places: Sequence[Path] = (),
+    shapes: Shapes | None = None,
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
     Parameters
     ----------
     program
-        A ``torch.export.ExportedProgram``, not decomposed, with static shapes.
+        A ``torch.export.ExportedProgram``, not decomposed.
     target
         What to build for.
     on_stage
@@ -64,6 +70,9 @@ def compile(
         How many LLVM may use; None for as many as there are processors.
     places
         Directories for temporary files, should the usual one have no room.
+    shapes
+        What the program serves, as far as its recording says, if sizes are symbols. That of the
+        artifact has the guards of its translation, too.
 
     Raises
     ------
@@ -79,7 +88,8 @@ def compile(
     # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
-            return _compile(program, target, stages, accuracy, tuning, unpacked, threads, places)
+            how = accuracy, tuning, unpacked, threads, places, shapes
+            return _compile(program, target, stages, *how)
         except NotCompiled:
             raise
         except Exception as error:
@@ -101,6 +111,7 @@ def _compile(
     unpacked: Sequence[str],
     threads: int | None,
     places: Sequence[Path],
+    shapes: Shapes | None,
 ) -> Artifact:
     # Imported here: all this costs seconds, and a warm process must not load the compiler.
     with stages("decompose"):
@@ -109,8 +120,35 @@ def _compile(
         load_ahead()
         with tracing():
             decomposed = decompose(program)
-    with stages("import"):
         prepare_tvm()
+        from tvmify.compiler import sizes
+    ranges = {} if shapes is None else _ranges(shapes)
+    with sizes.symbols(ranges):
+        how = accuracy, None if ranges else tuning, unpacked, threads, places, shapes
+        return _translate(decomposed, target, stages, *how)
+
+
+def _ranges(shapes: Shapes) -> dict[str, Range]:
+    from tvmify.compiler.sizes import Range
+
+    return {
+        symbol.name: Range(hint, symbol.lower, symbol.upper)
+        for symbol, hint in zip(shapes.symbols, shapes.hints, strict=True)
+    }
+
+
+def _translate(
+    decomposed: Decomposed,
+    target: Target,
+    stages: _Stages,
+    accuracy: str,
+    tuning: Tuning | None,
+    unpacked: Sequence[str],
+    threads: int | None,
+    places: Sequence[Path],
+    shapes: Shapes | None,
+) -> Artifact:
+    with stages("import"):
         from tvmify.compiler import pipeline
         from tvmify.compiler.codegen import build
         from tvmify.compiler.codegen.packing import packed_keys
@@ -122,6 +160,8 @@ def _compile(
         choices = choice.Choices(accuracy)
         with tvm_target, choice.choosing(choices):
             imported = import_program(decomposed, unpacked)
+        if shapes is not None:
+            shapes = with_later_guards(shapes, decomposed.program)
     report: dict[str, object] = {}
     if tuning is not None:
         with stages("tune"):
@@ -134,6 +174,9 @@ def _compile(
         fused = pipeline.fuse(lowered, tvm_target)
     with stages("schedule"), choice.choosing(choices):
         scheduled, kernels = pipeline.schedule(fused, tvm_target)
+        loops = [name for name, outcome in kernels.items() if outcome.rule is None]
+        if shapes is not None and loops:
+            raise UnsupportedOperator(loops, "no rule schedules it for any sizes")
     with stages("build"):
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)
@@ -150,6 +193,7 @@ def _compile(
         outputs=imported.outputs,
         needs_contiguous=imported.needs_contiguous,
         draws=imported.draws,
+        shapes=shapes,
         output_structure=imported.output_structure,
         report=report
         | {

@@ -31,6 +31,7 @@ from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Args, Kwargs, Request, TargetOption
+from tvmify.dispatch.sizes import Sizes
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import Uninitialized
 from tvmify.runtime import LatestCall, PackedWeights, flatten, unusual_signature
@@ -64,7 +65,7 @@ class Dispatcher:
         self._state, self._memory, self._counts = shared.module, shared.outcomes, shared.counts
         self._reports = Reports(subject)
         self._numbers = Numbers()
-        self._general = Generalizing([self._numbers])
+        self._general = Generalizing([Sizes(self.options.dynamic), self._numbers])
         self._misses = Misses(shared, self._general, self.latest, self._reports)
 
     # ------------------------------------------------------------------------------- every call

@@ -103,9 +103,13 @@ def _notes(facts: Facts) -> list[str]:
         "code": source and source.value,
         "writes to": facts.writes,
         "no CUDA graph": facts.no_graph,
+        "for this shape alone": facts.one_shape and facts.one_shape.reason,
         "compared": facts.verdict and str(facts.verdict),
     }
-    return [f"    {title}: {text}" for title, text in notes.items() if text]
+    lines = [f"    {title}: {text}" for title, text in notes.items() if text]
+    if facts.shapes is not None:
+        lines += ["    serves sizes with", *(f"      {line}" for line in facts.shapes.lines())]
+    return lines
 
 
 def _parts_of(outcomes: Iterable[Outcome]) -> list[Parts]:

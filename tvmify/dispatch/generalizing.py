@@ -7,11 +7,12 @@ any value of, as `numbers.py` does with numbers among the arguments. What may be
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tvmify.dispatch.on_miss import is_awaited
-from tvmify.dispatch.outcome import Outcome
+from tvmify.dispatch.outcome import Compiled, Outcome
 from tvmify.dispatch.request import General, Request
 from tvmify.errors import NotCompiled, TracedElsewhere
 
@@ -45,11 +46,11 @@ class Generality(Protocol[SomeGeneral]):
     ) -> SomeGeneral | None:
         """Leave less open, after ``general`` was not compiled; None if that cannot help."""
 
-    def accept(self, general: SomeGeneral) -> None:
-        """Learn that one program serves all such calls."""
+    def accept(self, general: SomeGeneral, outcome: Outcome) -> None:
+        """Learn that one program serves all such calls, or all that it says."""
 
-    def refuse(self, request: Request, general: SomeGeneral) -> None:
-        """Learn that the exact call compiles, and the general one does not."""
+    def refuse(self, request: Request, general: SomeGeneral, reason: NotCompiled) -> None:
+        """Learn that the exact call compiles, and why the general one does not."""
 
     def forget(self) -> None:
         """Forget all that was learnt: the module may be another."""
@@ -118,13 +119,13 @@ class Generalizing:
         make
             Makes the outcome of a request, be it general or exact.
         """
-        refused: list[tuple[Generality[Any], General]] = []
+        refused: list[tuple[Generality[Any], General, NotCompiled]] = []
         for kind in self._kinds:
             general = kind.general(request)
             while general is not None:
                 outcome = make(request.generalized(general))
                 if outcome.reason is None:
-                    kind.accept(general)
+                    kind.accept(general, outcome)
                     alias = request.exact if kind.keeps_exact else None
                     return Kept(general.signature, outcome, alias)
                 if is_awaited(outcome.reason) or isinstance(outcome.reason, TracedElsewhere):
@@ -132,9 +133,11 @@ class Generalizing:
                     return Kept(request.exact, outcome)
                 last, general = general, kind.narrower(request, general, outcome.reason)
                 if general is None:
-                    refused.append((kind, last))
+                    refused.append((kind, last, outcome.reason))
         outcome = make(request)
         if outcome.reason is None:  # else it was for another reason
-            for kind, general in refused:
-                kind.refuse(request, general)
+            for kind, general, reason in refused:
+                kind.refuse(request, general, reason)
+                if general.varying is not None and isinstance(outcome, Compiled):
+                    outcome.facts = dataclasses.replace(outcome.facts, one_shape=reason)
         return Kept(request.exact, outcome)

@@ -36,8 +36,9 @@ def key(
     target: Target,
     options: CompileOptions,
     unpacked: Sequence[str] = (),
+    sizes: str = "",
 ) -> Key:
-    """Return the key of a program for one signature.
+    """Return the key of a program for one signature, or for one with symbols.
 
     Parameters
     ----------
@@ -54,6 +55,8 @@ def key(
         Those that can change the code count.
     unpacked
         Names of weights that calls write to, of which the program may not keep packed copies.
+    sizes
+        What is asked of the symbols among the sizes, if there are some.
     """
     # What a machine without a GPU has built is for all GPUs of that kind, whatever their numbers.
     device = target.device
@@ -64,6 +67,7 @@ def key(
         {
             "program": fingerprint,
             "inputs": signature.key_text(device),
+            **({"sizes": sizes} if sizes else {}),
             "weights": _weights_text(weights, device),
             "unpacked": "\n".join(unpacked),
             "target": str(target),

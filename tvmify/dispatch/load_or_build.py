@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
+from tvmify.artifact.shapes import Shapes
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.cache.directory import is_there
 from tvmify.cache.stored import has_entries
@@ -82,7 +83,9 @@ class Wanted:
         """Return the key of the program; see `tvmify.dispatch.keys.key`."""
         request = self.request
         signature, options = request.signature, request.options
-        return keys.key(self.fingerprint, signature, self.weights, self.target, options, unpacked)
+        sizes = "" if request.varying is None else request.varying.key_text()
+        named = self.fingerprint, signature, self.weights, self.target, options
+        return keys.key(*named, unpacked, sizes)
 
 
 @dataclass(frozen=True)
@@ -282,7 +285,8 @@ def _disk(options: CompileOptions) -> Disk | None:
 
 def _export(work: Work, stages: Stages) -> ExportedProgram:
     stages.begin("export")
-    return work.program.export(work.request.args, work.request.kwargs)
+    request = work.request
+    return work.program.export(request.args, request.kwargs, request.varying)
 
 
 def _build(work: Work, stages: Stages) -> Artifact:
@@ -297,10 +301,11 @@ def _build(work: Work, stages: Stages) -> Artifact:
         builder = background.builder_here()
         with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
             exported = _export(work, stages)
+            shapes = _shapes(work, exported)
         target = Target.parse(key.entries["target"])
         if builder and not key.entries["tuned for"] and building.can_cross(target):
             stages.begin("build")
-            chosen = options.accuracy, unpacked, _places(options)
+            chosen = options.accuracy, unpacked, _places(options), shapes
             artifact = builder.build(exported, target, *chosen)
             if artifact is not None:
                 return artifact
@@ -311,8 +316,17 @@ def _build(work: Work, stages: Stages) -> Artifact:
             tuning = Tuning(stopwatch, database, stages.advance)
         # The program casts what autocast would: what the compiler calls is not to cast again.
         around.enter_context(casting({}))
-        how = options.accuracy, tuning, unpacked, stages.threads, _places(options)
+        how = options.accuracy, tuning, unpacked, stages.threads, _places(options), shapes
         return compile(exported, target, stages.begin, *how)
+
+
+def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
+    """Return what an exported program serves, as far as that is known before it is translated."""
+    if work.request.varying is None:
+        return None
+    from tvmify.artifact.recorded_shapes import recorded_shapes
+
+    return recorded_shapes(exported, work.request.varying.hints_by_place())
 
 
 def _places(options: CompileOptions) -> list[Path]:

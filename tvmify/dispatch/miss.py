@@ -128,6 +128,7 @@ class Miss:
         with explained("compiling it"):
             key, executor = self.obtain(self._module.weights)
         artifact = executor.artifact
+        self._note(shapes=artifact.shapes)
         self._admit(executor)
         self._stages.begin("bind")
         try:
@@ -174,7 +175,8 @@ class Miss:
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}
         modes = *request.modes, str(repeated)
-        place = module.current.number, request.signature, *modes, str(request.target)
+        described = request.signature, request.varying, *modes, str(request.target)
+        place = module.current.number, *described
         made = programs.made.peek(place)
         if isinstance(made, NotCompiled):
             raise made
@@ -210,7 +212,7 @@ class Miss:
             program = awaited.peek(place)
         if program is None or not program.accepts(args, kwargs):
             with on_miss.capturing(options):
-                program = capture(self._subject.captured(), args, kwargs)
+                program = capture(self._subject.captured(), args, kwargs, self._request.varying)
             if on_miss.in_background(options):
                 awaited.store(place, program)
             if program.method == "torchscript":

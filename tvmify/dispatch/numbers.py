@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.dispatch.agreement import computes_the_same
-from tvmify.dispatch.outcome import Run
+from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled, NumberNeeded
 from tvmify.runtime import flatten
@@ -43,6 +43,7 @@ class AnyNumbers:
     signature: NumbersOpen
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    varying: None = None
 
     def adapted(
         self,
@@ -128,11 +129,11 @@ class Numbers:
         self._note(request, reason.places or general.signature.places)
         return self.general(request)
 
-    def accept(self, general: AnyNumbers) -> None:
+    def accept(self, general: AnyNumbers, outcome: Outcome) -> None:
         """Learn that one program serves all values."""
         self.arguments.add(general.signature)
 
-    def refuse(self, request: Request, general: AnyNumbers) -> None:
+    def refuse(self, request: Request, general: AnyNumbers, reason: NotCompiled) -> None:
         """Learn that the values of these numbers matter."""
         self.arguments.discard(general.signature)
         self._note(request, general.signature.places)

@@ -12,6 +12,7 @@ from torch import fx
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from tvmify.artifact.shapes import Shapes
 from tvmify.cache import Key
 from tvmify.dispatch.found import Source
 from tvmify.dispatch.module_state import Bound, ModuleState
@@ -70,6 +71,10 @@ class Facts:
         Why calls cannot be captured as CUDA graphs, if that was asked for.
     verdict
         How long compiled code and eager PyTorch take, if they were compared.
+    shapes
+        What sizes the program serves, if it serves several.
+    one_shape
+        Why it serves one shape only, where sizes were seen to vary.
     """
 
     title: str = "any arguments"
@@ -79,6 +84,8 @@ class Facts:
     writes: str = ""
     no_graph: str = ""
     verdict: Verdict | None = None
+    shapes: Shapes | None = None
+    one_shape: NotCompiled | None = None
 
 
 @dataclass(frozen=True, eq=False)

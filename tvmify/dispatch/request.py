@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
+from tvmify.capture import Varying
 from tvmify.dispatch import keys
 from tvmify.dispatch.outcome import Run
 from tvmify.options import CompileOptions
@@ -37,6 +38,11 @@ class General(Protocol):
     @property
     def kwargs(self) -> dict[str, Any]:
         """As ``args``."""
+        ...
+
+    @property
+    def varying(self) -> Varying | None:
+        """The sizes that are symbols; None if none is."""
         ...
 
     def adapted(
@@ -151,10 +157,17 @@ class Request:
         """The leaves of the call's arguments."""
         return tuple(pytree.tree_leaves(self.call))
 
+    @property
+    def varying(self) -> Varying | None:
+        """The sizes that are symbols in the program; None if none is."""
+        return None if self.general is None else self.general.varying
+
     def generalized(self, general: General) -> Request:
         """Ask for a program that serves more than this call."""
         args, kwargs = general.args, general.kwargs
         signature = Signature.of(args, kwargs)
+        if general.varying is not None:
+            signature = signature.with_symbols(general.varying.axes)
         return dataclasses.replace(
             self, args=args, kwargs=kwargs, signature=signature, general=general
         )

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from tvm import sym, tirx
 
 from tests.compiler.programs import check, check_each, compiled, executed, with_specials
-from tvmify.compiler.frontend.converters import places
+from tvmify.compiler.frontend import places
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
 

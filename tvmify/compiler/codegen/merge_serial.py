@@ -18,6 +18,7 @@ from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.kernels.matmul.pairs import PAIRS
 from tvmify.compiler.passes.bind_sizes import Bindings
 from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.sizes import variables_of
 
 #: Functions of more parts would keep LLVM busy for longer than they save.
 _MOST = 128
@@ -105,6 +106,12 @@ class _Merging:
         given = [x for x in dict.fromkeys(read) if x not in inside]
         results = [binding.var for binding in run if self._is_read_outside(binding.var, run)]
         sizes = Bindings().of(x.ty.shape.values for x in given)
+        # A function can return sizes that its arguments show, and no others.
+        shown = set(sizes.variables)
+        if not shown.issuperset(
+            v for x in inside for n in x.ty.shape.values for v in variables_of(n)
+        ):
+            return run
         places = {x: relax.Var(f"p{i}", sizes.apply_to_type(x.ty)) for i, x in enumerate(given)}
         builder = self.builder
         with builder.function("serial", list(places.values()), {"Primitive": True}, private=True):

@@ -15,6 +15,7 @@ from tvm import sym, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.aten.operators import arguments, short_name
+from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.sizes import analyzer_of, is_one, is_static, same
 
@@ -86,8 +87,7 @@ class Formulas:
             return None
         constant = constant_of(self._importer.program, node)
         if constant is not None:
-            is_uniform = constant.numel() > 0 and bool((constant == constant.flatten()[0]).all())
-            return _constant(constant.flatten()[0].item()) if is_uniform else None
+            return _known(constant, place)
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return None
         name = short_name(node).partition(".")[0]
@@ -222,6 +222,20 @@ class Formulas:
 
 
 _ZERO = tirx.const(0, "int64")
+
+
+def _known(constant: torch.Tensor, place: _Place) -> Expr | None:
+    """Return an element of a constant: all are equal, or on one axis and on few lines."""
+    if constant.numel() == 0:
+        return None
+    first = constant.flatten()[0]
+    if bool((constant == first).all()):
+        return _constant(first.item())
+    if constant.dtype is torch.bool or constant.numel() != max(constant.shape):
+        return None
+    found = places.formula(constant.flatten().tolist())
+    axis = constant.shape.index(constant.numel())
+    return None if found is None else found(place[axis])
 
 
 def _made(node: fx.Node, name: str, place: _Place) -> Expr | None:

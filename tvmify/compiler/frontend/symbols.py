@@ -16,6 +16,7 @@ from tvm import tirx
 
 from tvmify.compiler.sizes import Size
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.symbols import identities_of
 
 #: What TVM computes the same as torch for sizes, which are not negative.
 _FUNCTIONS: dict[type, Callable[..., Any]] = {
@@ -111,7 +112,7 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
 
 
 def torch_names(program: ExportedProgram) -> dict[str, str]:
-    """Return a canonical name for each of torch's, in the order of the program's arguments."""
+    """Return a canonical name for each of torch's, as `tvmify.artifact.shapes.Shapes` has them."""
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     names: dict[str, str] = {}
     for spec in program.graph_signature.input_specs:
@@ -120,8 +121,7 @@ def torch_names(program: ExportedProgram) -> dict[str, str]:
         value = (
             placeholders[spec.arg.name].meta.get("val") if spec.arg.name in placeholders else None
         )
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, torch.SymInt):
-                for symbol in sorted(size.node.expr.free_symbols, key=str):
-                    names.setdefault(str(symbol), f"s{len(names)}")
+        for size in identities_of(value.shape) if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, sympy.Symbol):
+                names.setdefault(str(size), f"s{len(names)}")
     return names

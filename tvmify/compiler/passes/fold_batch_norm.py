@@ -11,6 +11,7 @@ from math import prod
 
 import tvm
 from tvm import relax
+from tvm.ir import PrimType
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.passes.compiler_pass import compiler_pass
@@ -104,6 +105,8 @@ class FoldBatchNorm(PyExprMutator):
         """Whether a value depends on weights and constants alone."""
         if not isinstance(x, relax.Var):
             return all(self._is_weight(variable) for variable in relax.analysis.free_vars(x))
+        if isinstance(x.ty, PrimType):
+            return False  # a size of the call
         if x not in self.known:
             value = self.values[x] if x in self.values else self.lookup_binding(x)
             self.known[x] = self._is_weight(value)

@@ -19,6 +19,7 @@ import torch
 
 from tvmify import errors
 from tvmify.artifact import Artifact
+from tvmify.artifact.shapes import Shapes
 from tvmify.dispatch.building import crossing
 from tvmify.system import forks
 from tvmify.target import Target
@@ -65,6 +66,7 @@ class Builder:
         accuracy: str,
         unpacked: Sequence[str],
         places: Sequence[Path] = (),
+        shapes: Shapes | None = None,
     ) -> Artifact | None:
         """Compile a program, as `tvmify.compiler.compile` does.
 
@@ -90,6 +92,7 @@ class Builder:
             "accuracy": accuracy,
             "unpacked": list(unpacked),
             "places": list(map(str, places)),
+            "shapes": None if shapes is None else shapes.to_json(),
             "modes": crossing.modes(),
             "environment": dict(os.environ),
         }

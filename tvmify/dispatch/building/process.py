@@ -15,6 +15,7 @@ from typing import IO, Any
 import torch
 
 from tvmify import compiler
+from tvmify.artifact.shapes import Shapes
 from tvmify.dispatch.building import crossing
 from tvmify.errors import NotCompiled
 from tvmify.target import Target
@@ -72,7 +73,8 @@ def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], by
         program = crossing.unpack(content)
         target = Target.parse(request["target"])
         places = [Path(place) for place in request["places"]]
-        chosen = request["accuracy"], None, request["unpacked"], 1, places
+        shapes = None if request["shapes"] is None else Shapes.from_json(request["shapes"])
+        chosen = request["accuracy"], None, request["unpacked"], 1, places, shapes
         artifact = compiler.compile(program, target, lambda _: None, *chosen)
     except NotCompiled as reason:
         return {"refused": [type(reason).__name__, list(reason.__reduce__()[1])]}, b""

@@ -13,8 +13,9 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
-from tvmify.compiler.frontend.converters import loops, places
+from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
 from tvmify.compiler.sizes import is_one, is_static, product, variable_for
 from tvmify.errors import UnsupportedOperator

@@ -9,7 +9,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.costs import NEST
-from tvmify.compiler.frontend.converters import places
+from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of

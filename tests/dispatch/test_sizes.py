@@ -1,0 +1,181 @@
+"""Calls that differ in the sizes of tensors, and the programs that serve them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify as decorate
+
+#: Around the edges of tiles of eight rows, and one beyond the largest class.
+LENGTHS = (2, 7, 8, 9, 15, 16, 17, 31, 33, 65)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+class Recorded(Encoder):
+    """TorchScript does not know star arguments."""
+
+    def forward(self, *tensors: Any) -> torch.Tensor:
+        return super().forward(*tensors)
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+class Pair(Linear):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]
+        return self.linear(x), y + 1
+
+
+class Parity(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x.relu() if x.size(0) % 2 == 1 else x.tanh()
+
+
+def compiled(module: nn.Module, dynamic: bool | None = None, **options: Any) -> Any:
+    """Decorate a copy of a module, which calls count the programs of."""
+    options = {"cache": False, "strict": True} | options
+    return decorate(copy.deepcopy(module).eval(), dynamic=dynamic, **options)
+
+
+def check(fast: Any, module: nn.Module, *args: torch.Tensor) -> None:
+    with torch.no_grad():
+        assert_close_to_reference(fast(*args), module.eval(), args, {})
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("cls", [Encoder, Recorded])
+def test_a_few_programs_serve_all_lengths(cls: type[Encoder]) -> None:
+    torch.manual_seed(0)
+    module = cls()
+    fast = compiled(module)
+    for length in (5, *LENGTHS):
+        check(fast, module, drawn(1, length, 16))
+    # The first shape, and one for each class: up to 16, 64 and 256.
+    assert fast.cache_info().builds == 4
+    assert fast.cache_info().eager == 0
+
+
+def test_shapes_that_were_served_are_hits() -> None:
+    module = Linear()
+    fast = compiled(module)
+    for rows in (3, 5, 6):
+        check(fast, module, drawn(rows, 8))
+    before = fast.cache_info()
+    for rows in (3, 6, 5, 6):
+        check(fast, module, drawn(rows, 8))
+    after = fast.cache_info()
+    assert (after.misses, after.builds) == (before.misses, 2)
+    assert after.hits == before.hits + 4
+
+
+def test_false_makes_a_program_for_each_shape() -> None:
+    module = Linear()
+    fast = compiled(module, dynamic=False)
+    for rows in (3, 5, 6):
+        check(fast, module, drawn(rows, 8))
+    assert fast.cache_info().builds == 3
+
+
+def test_true_begins_with_symbols() -> None:
+    module = Linear()
+    fast = compiled(module, dynamic=True)
+    for rows in (3, 5, 6):
+        check(fast, module, drawn(rows, 8))
+    assert fast.cache_info().builds == 1
+
+
+def test_sizes_0_and_1_have_programs_of_their_own() -> None:
+    module = Linear()
+    fast = compiled(module, strict=False, compare=False)
+    for rows in (3, 5, 1, 0, 4):
+        check(fast, module, drawn(rows, 8))
+    info = fast.cache_info()
+    assert info.builds + info.eager == 4
+
+
+def test_a_branch_on_a_size_leads_to_two_programs() -> None:
+    module = Parity()
+    fast = compiled(module)
+    for rows in (3, 5, 7, 4, 6, 8, 9):
+        check(fast, module, drawn(rows, 8))
+    assert fast.cache_info().builds == 3  # one for 3, one for odd numbers, one for even ones
+
+
+def test_sizes_that_were_equal_by_chance_may_differ_later() -> None:
+    module = Pair()
+    fast = compiled(module)
+    for rows, others in ((3, 3), (5, 5), (6, 6), (4, 7), (7, 4)):
+        check(fast, module, drawn(rows, 8), drawn(others))
+    assert fast.cache_info().builds == 3
+
+
+def test_what_has_no_rule_for_any_sizes_stays_static_with_a_reason() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    fast = compiled(module)
+    for size in (8, 9, 10):
+        check(fast, module, drawn(1, 3, size, size))
+    assert fast.cache_info().builds == 3
+    assert fast.cache_info().eager == 0
+    assert "for this shape alone: " in fast.explain()
+
+
+def test_explain_shows_symbols_and_ranges() -> None:
+    module = Linear()
+    fast = compiled(module)
+    for rows in (3, 5):
+        check(fast, module, drawn(rows, 8))
+    text = fast.explain()
+    assert "float32[s0, 8]" in text
+    assert "2 <= s0" in text
+    assert "tuned for 16" in text
+
+
+def test_the_next_process_loads_what_serves_its_call(tmp_path: Path) -> None:
+    module = Parity()
+    first = compiled(module, cache=str(tmp_path))
+    for rows in (3, 5, 4):
+        check(first, module, drawn(rows, 8))
+    assert first.cache_info().builds == 3
+    del first
+    later = compiled(module, cache=str(tmp_path), dynamic=True)
+    for rows in (8, 7):
+        check(later, module, drawn(rows, 8))
+    info = later.cache_info()
+    assert info.builds <= 2
+
+
+def test_gradients_lead_to_the_weights_through_any_shape() -> None:
+    module = Linear()
+    fast = compiled(module)
+    for rows in (3, 5, 6):
+        x = drawn(rows, 8)
+        fast.zero_grad()
+        fast(x).sum().backward()
+        (expected,) = torch.autograd.grad(module(x).sum(), module.linear.weight)
+        torch.testing.assert_close(fast.linear.weight.grad, expected)

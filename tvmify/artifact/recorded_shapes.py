@@ -1,0 +1,204 @@
+"""Torch's symbols of a recorded program as the `Shapes` that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import sympy
+import torch
+from sympy.logic import boolalg
+from torch.export.graph_signature import InputKind
+from torch.utils._sympy import functions
+
+from tvmify.artifact.expressions import Condition, Size, Term
+from tvmify.artifact.shapes import Shapes, Symbol
+from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.symbols import identity_of
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+#: The largest size, and the largest number of elements: compiled code has 32-bit indices.
+LARGEST = 2**31 - 1
+
+_TERMS: dict[type, str] = {
+    sympy.Add: "+",
+    sympy.Mul: "*",
+    functions.FloorDiv: "//",
+    functions.CleanDiv: "//",
+    functions.Mod: "%",
+    functions.PythonMod: "%",
+    functions.Max: "max",
+    functions.Min: "min",
+    sympy.Max: "max",
+    sympy.Min: "min",
+}
+_CONDITIONS: dict[type, tuple[str, bool]] = {  # and whether the operands change places
+    sympy.Eq: ("==", False),
+    sympy.Ne: ("!=", False),
+    sympy.StrictLessThan: ("<", False),
+    sympy.LessThan: ("<=", False),
+    sympy.StrictGreaterThan: ("<", True),
+    sympy.GreaterThan: ("<=", True),
+}
+_JOINED: dict[type, str] = {boolalg.And: "and", boolalg.Or: "or", boolalg.Not: "not"}
+
+
+def recorded_shapes(
+    program: ExportedProgram, hints: Mapping[tuple[int, int], int]
+) -> Shapes | None:
+    """Return what a program serves, as far as its recording and its translation have found.
+
+    Parameters
+    ----------
+    program
+        What was found is asked of the environment of its symbols, so later calls may find more.
+    hints
+        The values to tune for, by leaf and axis; others are what the recorded call had.
+
+    Returns
+    -------
+    shapes
+        None if no size is symbolic.
+
+    Raises
+    ------
+    UnsupportedOperator
+        A size or a guard cannot be said.
+    """
+    environment = _environment(program)
+    if environment is None:
+        return None
+    leaves = _leaves(program)
+    sizes = {leaf: tuple(map(_size, shape)) for leaf, shape in leaves.items()}
+    alone = {size for shape in leaves.values() for size in shape if isinstance(size, sympy.Symbol)}
+    if not alone:
+        return None
+    symbols, chosen = [], {}
+    for symbol in alone:
+        lower, upper = _range(environment, symbol)
+        symbols.append(Symbol(str(symbol), lower, upper))
+        place = next(
+            (leaf, axis)
+            for leaf, shape in leaves.items()
+            for axis, size in enumerate(shape)
+            if size == symbol
+        )
+        hint = hints.get(place, int(environment.backed_var_to_val[symbol]))
+        chosen[str(symbol)] = min(max(hint, lower), upper)
+    guards = [*_guards(environment), *_element_counts(program)]
+    try:
+        return Shapes.canonical(symbols, sizes, guards, chosen)
+    except ValueError as error:
+        raise UnsupportedOperator(["aten.sym_size.int"], f"its sizes: {error}") from error
+
+
+def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:
+    """Return what a program serves after its translation, which may have asked for more.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The translation has made a symbol a number, or two of them one.
+    """
+    later = recorded_shapes(program, {})
+    if later is None or later.leaves != shapes.leaves:
+        raise UnsupportedOperator(["aten.sym_size.int"], "a size became a number on the way")
+    guards = {str(guard): guard for guard in (*shapes.guards, *later.guards)}
+    ordered = tuple(guard for _, guard in sorted(guards.items()))
+    return Shapes(shapes.symbols, shapes.leaves, ordered, shapes.hints)
+
+
+def _environment(program: ExportedProgram) -> Any:
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def _leaves(program: ExportedProgram) -> dict[int, tuple[Any, ...]]:
+    """Return the sizes of each tensor among the arguments, numbers and sympy's expressions."""
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    names = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+    tensors = ((leaf, values.get(name)) for leaf, name in enumerate(names))
+    return {
+        leaf: tuple(map(identity_of, value.shape))
+        for leaf, value in tensors
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def _range(environment: Any, symbol: sympy.Symbol) -> tuple[int, int]:
+    found = environment.var_to_range[symbol]
+    upper = int(found.upper) if found.upper.is_Integer else LARGEST
+    return max(int(found.lower), 2), min(upper, LARGEST)
+
+
+def _guards(environment: Any) -> list[Condition]:
+    found = (guard.expr.xreplace(environment.replacements) for guard in environment.guards)
+    return [_condition(each) for each in found if each is not sympy.true and each != sympy.true]
+
+
+def _element_counts(program: ExportedProgram) -> list[Condition]:
+    """Return that no tensor of the program has more elements than an index can count."""
+    counts: set[sympy.Expr] = set()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                count = sympy.Mul(*map(identity_of, tensor.shape))
+                if not count.is_Integer:
+                    counts.add(count)
+    return [Condition("<=", (_size(count), LARGEST)) for count in _largest(counts)]
+
+
+def _largest(counts: Iterable[sympy.Expr]) -> list[sympy.Expr]:
+    """Leave out what is never more than another: products of the same symbols, or of fewer."""
+    parts = {count: _factors(count) for count in counts}
+
+    def is_within(a: sympy.Expr, b: sympy.Expr) -> bool:
+        (factor, powers), (other, others) = parts[a], parts[b]
+        return factor <= other and all(powers[s] <= others.get(s, 0) for s in powers)
+
+    ordered = sorted(parts, key=str)
+    return [
+        a
+        for i, a in enumerate(ordered)
+        if not any(
+            is_within(a, b) and (not is_within(b, a) or j < i)
+            for j, b in enumerate(ordered)
+            if j != i
+        )
+    ]
+
+
+def _factors(count: sympy.Expr) -> tuple[int, dict[sympy.Expr, int]]:
+    factor, rest = count.as_coeff_Mul()
+    return int(factor), {base: int(power) for base, power in rest.as_powers_dict().items()}
+
+
+def _size(expression: Any) -> Size:
+    if isinstance(expression, int) or expression.is_Integer:
+        return int(expression)
+    if isinstance(expression, sympy.Symbol):
+        return str(expression)
+    if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 1:
+        return Term("*", (_size(expression.base),) * int(expression.exp))
+    operator = _TERMS.get(type(expression))
+    if operator is None:
+        raise UnsupportedOperator(["aten.sym_size.int"], f"the size {expression}")
+    return Term(operator, tuple(map(_size, expression.args)))
+
+
+def _condition(expression: Any) -> Condition:
+    if (joined := _JOINED.get(type(expression))) is not None:
+        return Condition(joined, tuple(map(_condition, expression.args)))
+    operator, is_turned = _CONDITIONS.get(type(expression), ("", False))
+    if not operator:
+        raise UnsupportedOperator(["aten.sym_size.int"], f"the condition {expression}")
+    operands: Callable[..., Any] = reversed if is_turned else iter
+    return Condition(operator, tuple(map(_size, operands(expression.args))))
