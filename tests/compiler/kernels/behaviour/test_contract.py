@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from tvmify.compiler import pipeline
 from tvmify.compiler.frontend.decompositions import Decomposed, decompose
 from tvmify.compiler.frontend.importer import import_program
 from tvmify.compiler.kernels import RULES
-from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure, apply_in_turn
+from tvmify.compiler.kernels.common.rule import STRICT, Outcome, Rule, RuleFailure, apply_in_turn
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "neon": NEON}
@@ -169,9 +169,8 @@ def unscheduled(rule: str, target: tvm.target.Target) -> Functions:
     return {v: f for v, f in fused.functions_items() if isinstance(f, tirx.PrimFunc)}
 
 
-def _hashes(functions: Functions, rules: dict[str, Rule]) -> Counter[str]:
+def _hashes(scheduled: tvm.IRModule, outcomes: Mapping[tvm.ir.GlobalVar, Outcome]) -> Counter[str]:
     """Count scheduled functions, each as the rule that it has and the hash of its structure."""
-    scheduled, outcomes = apply_in_turn(rules, functions, NATIVE)
     return Counter(f"{outcomes[v].rule} {digest(f)}" for v, f in scheduled.functions_items())
 
 
@@ -211,10 +210,11 @@ def test_where_it_raises_the_next_rule_is_tried(rule: str, monkeypatch: pytest.M
     with pytest.raises(RuleFailure, match=f"{rule} failed: ValueError: no such loop"):
         apply_in_turn(raising, functions, NATIVE)
     monkeypatch.delenv(STRICT)
-    _, outcomes = apply_in_turn(raising, functions, NATIVE)
+    scheduled, outcomes = apply_in_turn(raising, functions, NATIVE)
     assert rule in {failure.rule for each in outcomes.values() for failure in each.failures}
     without = {name: each for name, each in RULES.items() if name != rule}
-    assert _hashes(functions, raising) == _hashes(functions, without)
+    expected = _hashes(*apply_in_turn(without, functions, NATIVE))
+    assert _hashes(scheduled, outcomes) == expected
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # of recurrent layers, by torch
