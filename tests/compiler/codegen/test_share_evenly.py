@@ -62,6 +62,30 @@ def test_tasks_have_as_many_iterations_each(count: int):
     assert abs(sum(sizes[:8]) - sum(sizes[8:])) <= (1 if count < 1000 else share)
 
 
+def test_a_symbol_of_iterations_is_shared_too():
+    symbol, i = tirx.Var("n", "int64"), tirx.Var("i", "int64")
+    zero = tirx.const(0, "int64")
+    body = tirx.Evaluate(tirx.call_extern("int32", "work", i))
+    parallel = tirx.For(i, zero, symbol * 2, tirx.ForKind.PARALLEL, body)
+    function = tirx.PrimFunc([symbol], parallel)
+    bind, loop = ShareEvenly()(tvm.IRModule({"f": function}))["f"].body.seq
+    bound = sym.Analyzer().simplify(bind.value)
+    assert sym.Analyzer().can_prove_equal(bound, symbol * 2)
+    for count in (2, 8, 16, 34, 100):
+        found = []
+        known = sym.Analyzer()
+        known.bind(bind.var, tirx.const(count, "int64"))
+        slots = int(known.simplify(loop.extent))
+        assert slots % TASKS == 0
+        for slot in range(slots):
+            analyzer = sym.Analyzer()
+            analyzer.bind(bind.var, tirx.const(count, "int64"))
+            analyzer.bind(loop.loop_var, tirx.const(slot, "int64"))
+            if bool(analyzer.simplify(loop.body.condition)):
+                found.append(int(analyzer.simplify(loop.body.then_case.seq[0].value)))
+        assert found == list(range(count))
+
+
 @pytest.mark.parametrize("rows", [7, 50, 331])
 def test_nothing_is_lost(rows: int):
     x, y = torch.randn(rows, 33, 65), torch.randn(rows, 65, 40)

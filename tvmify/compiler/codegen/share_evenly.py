@@ -11,8 +11,10 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx import Stmt
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.rewriting import rewrite_body
 from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.sizes import Size
 
 #: As many tasks as two threads have (`native/thread_pool.cpp`); more threads have a multiple.
 _TASKS = 16
@@ -32,14 +34,23 @@ class ShareEvenly:
 def _visit(loop: Stmt) -> Stmt | None:
     if not isinstance(loop, tirx.For) or loop.kind != tirx.ForKind.PARALLEL:
         return None
-    if not isinstance(loop.extent, tirx.IntImm) or not 1 < int(loop.extent) < _MANY:
+    dtype = str(loop.extent.ty.dtype)
+    count = sizes.number_or_expression(loop.extent)
+    if not isinstance(count, int):
+        # In a variable of its own, not to be computed in every iteration.
+        number = tirx.Var("count", loop.extent.ty)
+        slots = tirx.truncdiv(number + (_TASKS - 1), tirx.const(_TASKS, dtype)) * _TASKS
+        return tirx.SeqStmt([tirx.Bind(number, count), _over_slots(loop, number, slots)])
+    if not 1 < count < _MANY:
         return None
-    count = int(loop.extent)
     slots = -(-count // _TASKS) * _TASKS
-    if slots == count:
-        return None
+    return None if slots == count else _over_slots(loop, count, slots)
+
+
+def _over_slots(loop: tirx.For, count: Size, slots: Size) -> Stmt:
     slot = tirx.Var("slot", loop.loop_var.ty)
     first, following = (tirx.truncdiv((slot + i) * count, slots) for i in range(2))
     body = tirx.SeqStmt([tirx.Bind(loop.loop_var, first), loop.body])
     taken = tirx.IfThenElse(first < following, body, None)
-    return tirx.For(slot, loop.min, tirx.const(slots, str(loop.extent.ty.dtype)), loop.kind, taken)
+    extent = tirx.const(slots, str(loop.extent.ty.dtype)) if isinstance(slots, int) else slots
+    return tirx.For(slot, loop.min, extent, loop.kind, taken)
