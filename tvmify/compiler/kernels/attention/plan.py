@@ -10,6 +10,7 @@ from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import vectors
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.attention.template import Attention
@@ -59,13 +60,16 @@ class Tiles:
 
 
 Plan = Rows | Tiles
+#: Of the likely length, those that tiles are chosen for where that is not known.
+_SHARES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 
 
-def candidates(about: Attention, machine: Microarchitecture) -> list[Plan]:
+def candidates(attention: Attention, machine: Microarchitecture) -> list[Plan]:
     """Return the plans worth trying, the one estimated fastest first."""
+    about = attention.likely
     if about.query.length == 1:
         return [Rows()]
-    own, *others = _tiled(about, machine)
+    own, *others = _tiled(about, machine, _ranked(attention, machine))
     if about.has_few_queries(machine):
         return [Rows(), own]
     one_vector = about.query.length <= machine.lanes(bits_of(about.dtype))
@@ -83,13 +87,38 @@ def for_all(plan: Plan, about: Attention, machine: Microarchitecture) -> Plan:
     return replace(plan, block=min(most, -(-sizes.bounds(about.key.length)[1] // plan.keys)))
 
 
-def _tiled(about: Attention, machine: Microarchitecture) -> list[Tiles]:
-    bits, places = bits_of(about.dtype), about.query.length
-    ranked = [
-        tile
-        for tile in tiles.ranked(about.key.length, places, machine, bits)
-        if tiles.leaves_register(tile, machine, bits, places)
-    ]
+def _ranked(attention: Attention, machine: Microarchitecture) -> list[tiles.Tile]:
+    """Return tiles of scores, keys × queries, the best first.
+
+    Where the numbers of keys and queries are not known, that is the one which is good for some
+    less and some more than the likely ones as well.
+    """
+    bits = bits_of(attention.dtype)
+    keys, queries = (_around(x.length) for x in (attention.key, attention.query))
+    most = max(queries)
+    if sizes.is_static(attention.key.length, attention.query.length):
+        ranked = tiles.ranked(keys[0], most, machine, bits)
+    else:
+
+        def cost(tile: tiles.Tile) -> float:
+            wasted = sum(
+                -(-few // tile.rows) * -(-across // tile.columns) / (few * across)
+                for few, across in zip(keys, queries, strict=True)
+            )
+            return wasted * tiles.cycles(tile, machine, bits, most)
+
+        ranked = sorted(tiles.candidates(machine, bits, most), key=cost)
+    return [tile for tile in ranked if tiles.leaves_register(tile, machine, bits, most)]
+
+
+def _around(length: Size) -> list[int]:
+    """Numbers around the likely one, which a size may be."""
+    likely, (least, most) = sizes.hint(length), sizes.bounds(length)
+    return [max(1, least, min(most, round(likely * share))) for share in _SHARES]
+
+
+def _tiled(about: Attention, machine: Microarchitecture, ranked: list[tiles.Tile]) -> list[Tiles]:
+    places = about.query.length
     first = ranked[0]
     own, *others = [
         _cut(about, tile, _groups(about, tile, machine), machine)

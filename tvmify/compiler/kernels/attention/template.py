@@ -229,7 +229,7 @@ def choose(attention: Attention, machine: Microarchitecture, sample: Callable[[]
         Returns what candidates are measured by.
     """
     likely = attention.likely
-    chosen = choice.choose(str(likely), attention_plans.candidates(likely, machine), sample)
+    chosen = choice.choose(str(likely), attention_plans.candidates(attention, machine), sample)
     return attention_plans.for_all(chosen, attention, machine)
 
 
