@@ -78,7 +78,9 @@ class Call:
         rebuild: Callable[[list[Any]], Any] | None,
         writes: Sequence[Write] = ...,
         needs_contiguous: bool = ...,
-    ) -> Call: ...
+        shapes: str | None = ...,
+    ) -> Call:
+        """Take what `tvmify.artifact.Artifact` has; ``shapes`` as text, for views that vary."""
     def __call__(self, leaves: tuple[Any, ...], /) -> Any:
         """Return the result, or ``NotImplemented`` if the call is for eager: nothing was done."""
     def bind(self, state: list[torch.Tensor], weights: list[torch.Tensor], /) -> None:

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvmify.artifact.expressions import Term
+from tvmify.artifact.geometry import Geometry
 from tvmify.artifact.results import (
     Argument,
     Computed,
     Constant,
-    Geometry,
     Repeated,
     Result,
     StateTensor,
@@ -29,13 +30,14 @@ from tvmify.artifact.results import (
 INDICES = st.integers(0, (1 << 62) - 1)
 PLACES = st.builds(Argument, INDICES) | st.builds(StateTensor, INDICES)
 BASES = PLACES | st.builds(Computed, INDICES)
+SIZES = st.sampled_from(["s0", Term("*", ("s0", 4)), Term("+", (Term("//", ("s1", 2)), -1))])
 VIEWS = st.builds(
     lambda base, axes, offset: View(
         base, Geometry(tuple(n for n, _ in axes), tuple(n for _, n in axes), offset)
     ),
     BASES,
-    st.lists(st.tuples(INDICES, INDICES), max_size=4),
-    st.integers(-(1 << 62) + 1, (1 << 62) - 1),
+    st.lists(st.tuples(INDICES | SIZES, INDICES | SIZES), max_size=4),
+    st.integers(-(1 << 62) + 1, (1 << 62) - 1) | SIZES,
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 RESULTS = BASES | VIEWS | st.builds(Repeated, INDICES) | st.builds(Constant, SCALARS)
@@ -207,3 +209,16 @@ def test_which_tensors_a_program_has_to_compute() -> None:
         1,
         None,
     ]
+
+
+def test_a_view_is_of_the_sizes_that_symbols_have() -> None:
+    geometry = Geometry(
+        ("s0", Term("//", ("s1", 2))), (Term("*", ("s1", 2)), 1), Term("-", ("s1", 1))
+    )
+    assert geometry.symbols() == {"s0", "s1"}
+    base = torch.arange(40.0)
+    view = geometry.of(base, {"s0": 3, "s1": 6})
+    torch.testing.assert_close(view, base.as_strided((3, 3), (12, 1), 5), rtol=0, atol=0)
+    assert view.data_ptr() == base[5:].data_ptr()
+    with pytest.raises(KeyError):
+        geometry.of(base)

@@ -30,6 +30,11 @@ def test_shapes_are_read_and_left_out_where_there_are_none() -> None:
     del description["format"]
     again = Artifact.from_description(b"library", description)
     assert again == artifact
+    outputs = [["view", ["argument", 0], ["s0"], [1], ["*", 2, "s0"]]]
+    viewed = read(shapes=shapes.to_json(), outputs=outputs)
+    assert viewed.description()["outputs"] == outputs
+    with pytest.raises(ValueError, match="symbol"):
+        read(shapes=shapes.to_json(), outputs=[["view", ["argument", 0], ["s1"], [1], 0]])
     assert "shapes" not in artifact_of(0).description()
     assert read().shapes is None
 
@@ -64,6 +69,9 @@ def test_shapes_are_read_and_left_out_where_there_are_none() -> None:
         {"writes": [[["state", 1], ["computed", 0]]]},
         {"writes": [[["computed", 0], ["computed", 0]]]},
         {"writes": 0},
+        {"outputs": [["view", ["argument", 0], ["s0"], [1], 0]]},
+        {"outputs": [["view", ["argument", 0], [1.5], [1], 0]]},
+        {"outputs": [["view", ["argument", 0], [["==", 1, 1]], [1], 0]]},
         {"shapes": None},
         {"shapes": {}},
         {"shapes": {"symbols": [], "leaves": [[0, ["s0"]]], "guards": [], "hints": []}},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from tvmify.artifact import Artifact, Seconds
-from tvmify.artifact.results import Argument, Computed, Constant, Geometry, StateTensor, View, Write
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Computed, Constant, StateTensor, View, Write
 from tvmify.cache import Key
 
 

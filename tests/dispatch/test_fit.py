@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
-from tvmify.artifact.results import Argument, Computed, Geometry, StateTensor, View, Write
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Computed, StateTensor, View, Write
 from tvmify.artifact.structure import structure_text
 from tvmify.cache import Key
 from tvmify.dispatch.fit import misfit

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _pytree as pytree
+from tvm import relax
 
 from tests.runtime import programs
 from tvmify.artifact import Artifact
-from tvmify.artifact.results import Argument, Computed, Constant, Repeated
+from tvmify.artifact.expressions import Condition, Term
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Computed, Constant, Repeated, View
+from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.runtime import Call, Executor
 
 
@@ -62,6 +66,39 @@ def test_leaves_can_be_arguments_and_constants():
     x, other = torch.randn(4, 16), object()
     first, second, third, fourth = call((other, x))
     assert first is other and torch.equal(second, x + x) and (third, fourth) == (None, "text")
+
+
+def test_views_have_the_sizes_of_the_call():
+    shapes = Shapes((Symbol("s0", 2, 8),), {0: ("s0", 16)}, (Condition("!=", ("s0", 5)),), (4,))
+    doubled = programs.of_rows(lambda x: relax.op.add(x, x), shapes)
+    half = Geometry((Term("//", ("s0", 2)), 16), (32, 1), 16)
+    last = Geometry((16,), (1,), Term("*", (Term("-", ("s0", 1)), 16)))
+    both = dataclasses.replace(
+        doubled,
+        outputs=(View(Computed(0), half), View(Argument(0), last), Computed(0)),
+        output_structure=pytree.treespec_dumps(pytree.tree_structure((0, 0, 0))),
+    )
+    call = Executor(both).call()
+    for count in (2, 3, 8):
+        x = torch.randn(count, 16)
+        odd, row, whole = call((x,))
+        assert torch.equal(whole, x + x)
+        assert torch.equal(odd, whole[1::2][: count // 2])
+        assert odd.data_ptr() == whole[1].data_ptr()
+        assert torch.equal(row, x[-1]) and row.data_ptr() == x[-1].data_ptr()
+    for count in (1, 5, 9):
+        assert call((torch.randn(count, 16),)) is NotImplemented
+    # Another call's leaves hold another tensor.
+    assert call((torch.randn(3, 16), torch.randn(1))) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    "shapes", [None, '{"symbols": [], "leaves": [], "guards": [], "hints": []}']
+)
+def test_a_view_with_an_unknown_symbol_is_refused(shapes):
+    view = Described(["view", ["argument", 0], ["s0"], [1], 0])
+    with pytest.raises(ValueError, match="symbol"):
+        Call(compiled(), (0,), [view], None, (), False, shapes)  # type: ignore[list-item]  # forged
 
 
 @pytest.mark.parametrize("result", [(), {"a": 0}])

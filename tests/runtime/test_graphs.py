@@ -13,7 +13,8 @@ import torch
 from tests.runtime import programs
 from tvmify import TvmifyWarning
 from tvmify.artifact import Artifact
-from tvmify.artifact.results import Argument, Computed, Constant, Geometry, Repeated, View, Write
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Computed, Constant, Repeated, View, Write
 from tvmify.runtime import Executor, PackedWeights, executor, graphs
 from tvmify.runtime.graphs import Graphs, obstacle
 

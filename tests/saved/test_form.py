@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from tvm.relax import op as R
 
 import tvmify
 from tests.runtime import programs
 from tvmify.artifact import Artifact
 from tvmify.artifact.expressions import Condition, Term
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Computed, View
 from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.runtime import archive
 from tvmify.saved.form import Compiled, saved_form
@@ -135,3 +138,26 @@ def test_forged_shapes_are_refused(text: str) -> None:
     code = torch.classes.tvmify.CompiledModule("", torch.zeros(1, dtype=torch.uint8), [])
     with pytest.raises(ValueError):
         module._tvmify.add("(float32[_, _])", [0], [], [], [0], 0, code, text)
+
+
+def test_views_have_the_sizes_of_the_call() -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, x
+
+    half = Term("max", (Term("//", ("s0", 2)), 1, Term("-", ("s0", 100))))
+    views = (
+        View(Computed(0), Geometry((half, 16), (32, 1), 16)),
+        View(Argument(0), Geometry((Term("*", ("s0", 4)), 4), (4, 1), 0)),
+    )
+    artifact = dataclasses.replace(
+        doubled(rows(2, 512, 48)),
+        outputs=views,
+        output_structure=pytree.treespec_dumps(pytree.tree_structure((0, 0))),
+    )
+    module, _ = saved_form(Both(), "Both", [Compiled(call(4), artifact)], True)
+    for count in (2, 4, 10):
+        (x,), _ = call(count)
+        odd, whole = module(x)
+        torch.testing.assert_close(odd, (x + x)[1::2])
+        torch.testing.assert_close(whole, x.view(-1, 4))

@@ -5,7 +5,7 @@ an argument of the call, a tensor of the module, a view of one of those three, a
 repeated, or a constant.
 
 In JSON each is a list of its kind and its fields: ``["computed", 0]``, or
-``["view", ["argument", 1], [2, 3], [3, 1], 0]``. Native code reads the same lists
+``["view", ["argument", 1], [2, "s0"], ["s0", 1], 0]``. Native code reads the same lists
 (``native/python/results.cpp``).
 """
 
@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-if TYPE_CHECKING:
-    import torch
+from tvmify.artifact.expressions import expect, size_from_json, to_json
+from tvmify.artifact.geometry import Geometry, check_indices
 
-#: Limit of leaves, tensors and elements, so that native code can count with 64 bits.
-_TOO_MANY = 1 << 62
 _SCALARS = (type(None), bool, int, float, str)
 
 
@@ -170,7 +168,7 @@ class StateTensor(Result):
 
     def check(self, position: int, states: int) -> None:
         """Refuse a tensor that has no name."""
-        _expect(self.index < states, f"there is no state {self.index} of {states}")
+        expect(self.index < states, f"there is no state {self.index} of {states}")
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,7 @@ class Repeated(Result):
 
     def check(self, position: int, states: int) -> None:
         """Refuse a leaf that comes later."""
-        _expect(self.result < position, f"leaf {position} repeats leaf {self.result}")
+        expect(self.result < position, f"leaf {position} repeats leaf {self.result}")
 
 
 @dataclass(frozen=True)
@@ -200,30 +198,11 @@ class Constant(Result):
     value: bool | int | float | str | None
 
     def __post_init__(self) -> None:
-        _expect(type(self.value) in _SCALARS, f"{self.value!r:.50} is no constant")
+        expect(type(self.value) in _SCALARS, f"{self.value!r:.50} is no constant")
 
     def take(self, sources: Sources) -> Any:
         """Return the value."""
         return self.value
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes, strides and offset of a view, in elements from the first one of its base."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-    def __post_init__(self) -> None:
-        # The offset is relative to that of the base, so it may be negative.
-        _expect(type(self.offset) is int, f"an offset of {self.offset!r:.50}")
-        check_indices(*self.sizes, *self.strides, abs(self.offset))
-        _expect(len(self.sizes) == len(self.strides), "a view needs a stride for each size")
-
-    def of(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the view of a tensor; the two share memory."""
-        return base.as_strided(self.sizes, self.strides, base.storage_offset() + self.offset)
 
 
 @dataclass(frozen=True)
@@ -236,7 +215,7 @@ class View(Result):
 
     def __post_init__(self) -> None:
         is_base = isinstance(self.base, (Computed, Argument, StateTensor))
-        _expect(is_base, f"a view of {self.base!r:.50}")
+        expect(is_base, f"a view of {self.base!r:.50}")
 
     @property
     def computed(self) -> int | None:
@@ -263,14 +242,16 @@ class View(Result):
     def to_json(self) -> list[Any]:
         """Return values that JSON can hold."""
         shape = self.geometry
-        return [self.kind, self.base.to_json(), [*shape.sizes], [*shape.strides], shape.offset]
+        sizes, strides = ([*map(to_json, numbers)] for numbers in (shape.sizes, shape.strides))
+        return [self.kind, self.base.to_json(), sizes, strides, to_json(shape.offset)]
 
     @classmethod
     def from_fields(cls, base: Any, sizes: Any, strides: Any, offset: Any) -> View:
         """Make one of the values after its kind in JSON."""
         lists = isinstance(sizes, (list, tuple)) and isinstance(strides, (list, tuple))
-        _expect(lists, "a view has lists of sizes and strides")
-        return cls(Result.from_json(base), Geometry(tuple(sizes), tuple(strides), offset))  # type: ignore[arg-type]  # checked
+        expect(lists, "a view has lists of sizes and strides")
+        sizes, strides = (tuple(map(size_from_json, numbers)) for numbers in (sizes, strides))
+        return cls(Result.from_json(base), Geometry(sizes, strides, size_from_json(offset)))  # type: ignore[arg-type]  # checked
 
 
 _KINDS: dict[str, type[Result]] = {
@@ -289,8 +270,8 @@ class Write:
     source: Computed
 
     def __post_init__(self) -> None:
-        _expect(isinstance(self.target, Writable), f"a write to {self.target!r:.50}")
-        _expect(isinstance(self.source, Computed), f"a write of {self.source!r:.50}")
+        expect(isinstance(self.target, Writable), f"a write to {self.target!r:.50}")
+        expect(isinstance(self.source, Computed), f"a write of {self.source!r:.50}")
 
     def to_json(self) -> list[Any]:
         """Return values that JSON can hold: those of its two fields."""
@@ -368,20 +349,3 @@ def hidden(results: Sequence[Result]) -> set[int]:
     """Return the computed tensors that occur in a result only through views."""
     whole = {result.index for result in results if isinstance(result, Computed)}
     return {result.computed for result in results if result.computed is not None} - whole
-
-
-def check_indices(*values: Any) -> None:
-    """Refuse values that are not valid indices or sizes, including bools, which are ints.
-
-    Raises
-    ------
-    ValueError
-        One of them is not valid.
-    """
-    for value in values:
-        _expect(type(value) is int and 0 <= value < _TOO_MANY, f"{value!r:.50} is no index")
-
-
-def _expect(holds: bool, problem: str) -> None:
-    if not holds:
-        raise ValueError(problem)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvmify.artifact import results
+from tvmify.artifact.geometry import check_indices
 
 if TYPE_CHECKING:
     from tvmify.artifact import Artifact
@@ -25,8 +26,12 @@ def check(artifact: Artifact) -> None:
         _expect(all(isinstance(text, str) for text in getattr(artifact, name)), f"{name}: no texts")
     _expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is no bool")
     _expect(isinstance(artifact.report, dict), "report is no dict")
-    results.check_indices(*artifact.inputs)
+    check_indices(*artifact.inputs)
     _check_verdicts(artifact.verdicts)
+    symbols = {symbol.name for symbol in artifact.shapes.symbols} if artifact.shapes else set()
+    for output in artifact.outputs:
+        known = not isinstance(output, results.View) or output.geometry.symbols() <= symbols
+        _expect(known, "a view has a symbol that is not in shapes")
     results.validate(artifact.outputs, artifact.writes, len(artifact.state))
 
 

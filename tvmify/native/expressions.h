@@ -74,6 +74,6 @@ std::string json_text(const tvm::ffi::json::Value& value, const char* what);
 tvm::ffi::json::Array json_list(const tvm::ffi::json::Value& value, const char* what);
 
 // Parses JSON that may come from anywhere; throws c10::ValueError.
-tvm::ffi::json::Value parse_json(const std::string& text);
+__attribute__((visibility("default"))) tvm::ffi::json::Value parse_json(const std::string& text);
 
 }  // namespace tvmify

@@ -164,6 +164,7 @@ class Executor:
             rebuild,
             artifact.writes,
             artifact.needs_contiguous or contiguous,
+            artifact.shapes and artifact.shapes.to_text(),
         )
         if graphs is not None and not contiguous and not obstacle(artifact):
             call = GraphedCall(call, self.compiled, artifact, rebuild, graphs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.artifact.geometry import Geometry
 from tvmify.artifact.objects import describe_objects, restore_objects
 from tvmify.artifact.results import Argument, Computed, Repeated, Result
 
@@ -70,13 +71,14 @@ def attach(
     kept = [leaves[i].detach() if leaves[i]._is_view() else leaves[i] for i in places]
     attached = _Recompute.apply(_Recipe(eager, places, kept, len(wanted)), *wanted, *inputs)
     found = dict(zip(places, attached, strict=True))
+    views = {i: _within(leaves[i], leaves[base]) for i, base in whole.items() if base in found}
     for i, output in enumerate(outputs):
         if isinstance(output, Repeated):
             leaves[i] = leaves[output.result]
         elif i in found:
             leaves[i] = found[i]
         elif whole.get(i) in found:
-            leaves[i] = output.within(found[whole[i]])
+            leaves[i] = views[i].of(found[whole[i]])
     return restore_objects(pytree.tree_unflatten(leaves, structure))
 
 
@@ -100,6 +102,11 @@ def followed_leaves(eager: Callable[[], Any], gpu: int | None = None) -> list[bo
 def _flatten(result: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves, including tensors inside objects, and the structure."""
     return pytree.tree_flatten(describe_objects(result, set))
+
+
+def _within(part: torch.Tensor, whole: torch.Tensor) -> Geometry:
+    offset = int(part.storage_offset()) - int(whole.storage_offset())
+    return Geometry(tuple(part.shape), part.stride(), offset)
 
 
 def _whole(outputs: Sequence[Result], leaves: Sequence[Any]) -> dict[int, int]:

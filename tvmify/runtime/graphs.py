@@ -65,6 +65,8 @@ def obstacle(artifact: Artifact) -> str:
         return "it writes to tensors or returns them"
     if artifact.needs_contiguous:
         return "its results share memory with arguments"
+    if artifact.shapes is not None:
+        return "it serves many shapes"
     if artifact.draws:
         return f"it draws random numbers ({', '.join(artifact.draws)})"
     return ""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +12,12 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.objects import holds_objects
-from tvmify.artifact.results import Geometry, View, computed_count, materialize
+from tvmify.artifact.results import computed_count, materialize
 from tvmify.artifact.shapes import Shapes
 from tvmify.artifact.structure import structure_of
 from tvmify.errors import SaveError
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
+from tvmify.saved.result_text import ResultText, TensorPlace, Writer, annotation, homes_of, plain
 from tvmify.target import Target
 from tvmify.torch_compat.memory import check_saved
 
@@ -175,14 +173,6 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
         raise SaveError(f"TorchScript cannot compile this forward:{source}{error}") from error
 
 
-class _Result(NamedTuple):
-    """How a result is built from its tensors: TorchScript text."""
-
-    annotation: str
-    compiled: str  # of the list _tensors
-    interpreted: str  # of the tuple _eager
-
-
 class _Seen(NamedTuple):
     """A program in the form that `SavedModule` takes (tvmify/native/saved_module.h).
 
@@ -202,7 +192,7 @@ class _Seen(NamedTuple):
     inputs: list[int]
     weights: list[int]
     outputs: list[int]
-    result: _Result
+    result: ResultText
     state: str
 
     @classmethod
@@ -219,25 +209,31 @@ class _Seen(NamedTuple):
                 f"TorchScript does not keep the tensor {missing[0]!r} of the module: register it "
                 "as a buffer"
             )
-        computed = [_Tensor(i) for i in range(computed_count(artifact.outputs))]
-        arguments = [_Tensor(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves]
-        made = materialize(artifact.outputs, computed, arguments, view=_Tensor.viewed)
+        computed = [TensorPlace(i) for i in range(computed_count(artifact.outputs))]
+        arguments = [
+            TensorPlace(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves
+        ]
+        made = materialize(artifact.outputs, computed, arguments, view=TensorPlace.viewed)
+        sources = [leaf.source for leaf in made if isinstance(leaf, TensorPlace)]
+        # The tensors whose sizes are symbols follow those of the result.
+        homes = homes_of(artifact, len(sources))
+        sources += [~places[id(leaves[home.leaf])] for home in homes.values()]
         shapes = artifact.shapes and _of_tensors(artifact.shapes, places, leaves)
         structure = structure_of(artifact.output_structure)
         if holds_objects(structure):
             raise SaveError("the result holds objects, and a file has no form for their classes")
-        value = _plain(pytree.tree_unflatten(made, structure), form.names)
+        value = plain(pytree.tree_unflatten(made, structure), form.names)
         return cls(
             arguments=text,
             served=text if shapes is None else pattern,
             shapes=shapes,
             inputs=[places[id(leaves[index])] for index in artifact.inputs],
             weights=[known[name] for name in artifact.weights],
-            outputs=[leaf.source for leaf in made if isinstance(leaf, _Tensor)],
-            result=_Result(
-                _annotation(value),
-                _Writer("_tensors", views=True).write(value),
-                _Writer("_eager", views=False).write(value),
+            outputs=sources,
+            result=ResultText(
+                annotation(value),
+                Writer("_tensors", {name: str(home) for name, home in homes.items()}).write(value),
+                Writer("_eager").write(value),
             ),
             state=state,
         )
@@ -254,115 +250,7 @@ def _of_tensors(shapes: Shapes, places: Mapping[int, int], leaves: Sequence[Any]
     )
 
 
-_SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "NoneType"}
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A placeholder for a tensor in a result.
-
-    Attributes
-    ----------
-    source
-        The index of the program's tensor, or ~i for the i-th tensor of the arguments.
-    geometry
-        Geometry of the view of that tensor, or of a contiguous copy if it is not contiguous.
-    """
-
-    source: int
-    geometry: Geometry | None = None
-
-    @staticmethod
-    def viewed(view: View, whole: _Tensor) -> _Tensor:
-        return _Tensor(whole.source, view.geometry)
-
-    def write(self, whole: str) -> str:
-        if self.geometry is None:
-            return whole
-        sizes, strides = list(self.geometry.sizes), list(self.geometry.strides)
-        whole = f"{whole}.contiguous()"
-        offset = f"{whole}.storage_offset() + {self.geometry.offset}"
-        return f"torch.as_strided({whole}, {sizes}, {strides}, {offset})"
-
-
-class _Writer:
-    """Writes a result as an expression of its tensors, and numbers them."""
-
-    def __init__(self, tensors: str, views: bool) -> None:
-        self._tensors = tensors
-        self._views = views
-        self._count = 0
-
-    def write(self, value: Any) -> str:
-        if isinstance(value, _Tensor):
-            self._count += 1
-            text = f"{self._tensors}[{self._count - 1}]"
-            return value.write(text) if self._views else text
-        if type(value) in _SCALARS:
-            is_number = type(value) is not float or math.isfinite(value)
-            return repr(value) if is_number else f"float({str(value)!r})"
-        if isinstance(value, dict):
-            items = [f"{key!r}: {self.write(item)}" for key, item in value.items()]
-            return f"{{{', '.join(items)}}}"
-        items = ", ".join(map(self.write, value))
-        if isinstance(value, list):
-            return f"[{items}]"
-        if _class_name(value):
-            return f"{_class_name(value)}({items})"
-        return f"({items},)" if items else "()"
-
-
-def _annotation(value: Any) -> str:
-    """Return the type annotation of a result, from its value."""
-    if isinstance(value, _Tensor):
-        return "Tensor"
-    if type(value) in _SCALARS:
-        return _SCALARS[type(value)]
-    if isinstance(value, dict):
-        key = _homogeneous("", list(value), "") if value else "str"
-        return _homogeneous(f"Dict[{key}, ", list(value.values()))
-    if isinstance(value, list):
-        return _homogeneous("List[", value)
-    return _class_name(value) or f"Tuple[{', '.join(map(_annotation, value))}]"
-
-
-def _class_name(value: tuple[Any, ...]) -> str:
-    """Return the name of a named tuple; empty for a plain one."""
-    return type(value).__name__ if hasattr(value, "_fields") else ""
-
-
-def _plain(value: Any, names: dict[str, Any]) -> Any:
-    """Convert containers of other classes to those of TorchScript; remember named tuples."""
-    from tvmify.capture.scripted.interpretable import resolved_class
-
-    if isinstance(value, _Tensor) or type(value) in _SCALARS:
-        return value
-    if type(value) is list:
-        return [_plain(item, names) for item in value]
-    if isinstance(value, Mapping):
-        items = {key: _plain(item, names) for key, item in value.items()}
-        is_dict = type(value) in (dict, OrderedDict)
-        is_dict |= all(isinstance(item, _Tensor) for item in items.values())
-        return items if is_dict else tuple(items.values())
-    children, _ = pytree.SUPPORTED_NODES[pytree._get_node_type(value)].flatten_fn(value)
-    items = [_plain(item, names) for item in children]
-    if hasattr(value, "_fields"):
-        names.setdefault(type(value).__name__, resolved_class(type(value)))
-        return type(value)(*items)
-    return tuple(items)
-
-
-def _homogeneous(opening: str, items: list[Any], closing: str = "]") -> str:
-    types = set(map(_annotation, items)) or {"Tensor"}
-    if len(types) > 1:
-        raise SaveError(
-            f"the result has a dict or list of several types ({', '.join(sorted(types))}), which "
-            "TorchScript has no form for: return a tuple"
-        )
-    return f"{opening}{types.pop()}{closing}"
-
-
-def _alternatives(results: Sequence[_Result]) -> str:
+def _alternatives(results: Sequence[ResultText]) -> str:
     *others, last = [result.compiled for result in results]
     lines = [
         f"        if _form == {i}:\n            return {text}" for i, text in enumerate(others)

@@ -17,7 +17,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tvmify.artifact.results import Argument, Geometry, Repeated
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Repeated
 from tvmify.compiler.aten import operators
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import identities_of, is_symbolic

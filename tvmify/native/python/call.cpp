@@ -10,9 +10,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <algorithm>
 #include <exception>
 #include <new>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -23,6 +25,7 @@
 #include "bindings.h"
 #include "effects.h"
 #include "results.h"
+#include "shape_guard.h"
 
 namespace tvmify::python {
 namespace {
@@ -33,7 +36,8 @@ struct Call {
   std::vector<size_t> inputs;
   std::vector<Result> results;
   Effects effects;
-  PyObject* rebuild;  // owned, or null if the result is a single leaf
+  std::optional<Shapes> shapes;  // if a result has sizes that vary
+  PyObject* rebuild;             // owned, or null if the result is a single leaf
 
   static Call* from(PyObject* self) { return reinterpret_cast<Call*>(self); }
 };
@@ -64,8 +68,12 @@ PyObject* wrap(const at::Tensor& tensor) {
 class Leaves {
  public:
   Leaves(const std::vector<at::Tensor>& computed, PyObject* arguments,
-         const std::vector<at::Tensor>& state, PyObject* earlier)
-      : computed_(computed), arguments_(arguments), state_(state), earlier_(earlier) {}
+         const std::vector<at::Tensor>& state, c10::IntArrayRef symbols, PyObject* earlier)
+      : computed_(computed),
+        arguments_(arguments),
+        state_(state),
+        symbols_(symbols),
+        earlier_(earlier) {}
 
   PyObject* operator()(const Computed& result) const { return wrap(tensor(result)); }
 
@@ -85,11 +93,31 @@ class Leaves {
   PyObject* operator()(const View& result) const {
     const at::Tensor& base = std::visit(
         [this](const auto& kind) -> decltype(auto) { return tensor(kind); }, result.base);
+    if (result.symbolic != nullptr) return wrap(viewed(base, *result.symbolic));
     return wrap(
         at::as_strided(base, result.sizes, result.strides, base.storage_offset() + result.offset));
   }
 
  private:
+  using Numbers = c10::SmallVector<int64_t, 8>;
+
+  int64_t number(const Expression& expression) const {
+    const auto value = expression.value(symbols_);
+    TORCH_CHECK(value, "a size of a view does not fit into 64 bits");
+    return *value;
+  }
+
+  Numbers numbers(const std::vector<Expression>& expressions) const {
+    Numbers numbers;
+    for (const Expression& expression : expressions) numbers.push_back(number(expression));
+    return numbers;
+  }
+
+  at::Tensor viewed(const at::Tensor& base, const SymbolicGeometry& geometry) const {
+    return at::as_strided(base, numbers(geometry.sizes), numbers(geometry.strides),
+                          base.storage_offset() + number(geometry.offset));
+  }
+
   const at::Tensor& tensor(const Computed& result) const {
     TORCH_CHECK_INDEX(result.index < computed_.size(), "the program returned ", computed_.size(),
                       " tensors, and tensor ", result.index, " is wanted");
@@ -118,12 +146,15 @@ class Leaves {
   const std::vector<at::Tensor>& computed_;
   PyObject* arguments_;
   const std::vector<at::Tensor>& state_;
+  c10::IntArrayRef symbols_;
   PyObject* earlier_;
 };
 
-PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, PyObject* leaves) {
+PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, PyObject* leaves,
+                      c10::IntArrayRef symbols) {
   if (call.rebuild == nullptr) {
-    return std::visit(Leaves(tensors, leaves, call.effects.state(), nullptr), call.results.front());
+    return std::visit(Leaves(tensors, leaves, call.effects.state(), symbols, nullptr),
+                      call.results.front());
   }
   // The two most common structures are built here, others by a function that takes a list.
   const bool is_tuple = call.rebuild == reinterpret_cast<PyObject*>(&PyTuple_Type);
@@ -131,7 +162,7 @@ PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, 
   const auto count = static_cast<Py_ssize_t>(call.results.size());
   Owned result(is_tuple ? PyTuple_New(count) : PyList_New(count));
   if (result == nullptr) throw python_error();
-  const Leaves made(tensors, leaves, call.effects.state(), result.get());
+  const Leaves made(tensors, leaves, call.effects.state(), symbols, result.get());
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* leaf = std::visit(made, call.results[static_cast<size_t>(i)]);
     if (is_tuple) {
@@ -153,6 +184,11 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
   PyObject* leaves = args[0];
   const Tensors inputs = select_inputs(call, leaves);
   if (call.effects.obstacle(leaves) != nullptr) Py_RETURN_NOTIMPLEMENTED;
+  std::optional<Shapes::Values> symbols;
+  if (call.shapes) {
+    symbols = solve_leaves(*call.shapes, leaves);
+    if (!symbols) Py_RETURN_NOTIMPLEMENTED;
+  }
   const auto targets = call.effects.targets(leaves);
   std::optional<std::vector<at::Tensor>> tensors;
   {
@@ -170,7 +206,8 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
     }
   }
   if (!tensors) Py_RETURN_NOTIMPLEMENTED;
-  return make_result(call, *tensors, leaves);
+  return make_result(call, *tensors, leaves,
+                     symbols ? c10::IntArrayRef(*symbols) : c10::IntArrayRef());
   END_HANDLE_TH_ERRORS
 }
 
@@ -234,24 +271,26 @@ void dealloc(PyObject* self) {
   call->inputs.~vector();
   call->results.~vector();
   call->effects.~Effects();
+  call->shapes.~optional();
   type->tp_free(self);
   Py_DECREF(type);
 }
 
 // Applies `parse` to the items of a Python sequence.
-template <typename Item>
-std::vector<Item> parse_all(PyObject* sequence, Item (*parse)(PyObject*)) {
+template <typename Parse>
+auto parse_all(PyObject* sequence, Parse parse) {
   const Owned items(PySequence_Fast(sequence, "results and writes are sequences"));
   if (items == nullptr) throw python_error();
-  std::vector<Item> parsed;
+  std::vector<std::invoke_result_t<Parse, PyObject*>> parsed;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
     parsed.push_back(parse(PySequence_Fast_GET_ITEM(items.get(), i)));
   }
   return parsed;
 }
 
-std::vector<Result> parse_results(PyObject* sequence) {
-  std::vector<Result> results = parse_all(sequence, parse_result);
+std::vector<Result> parse_results(PyObject* sequence, const SymbolIndices& symbols) {
+  std::vector<Result> results =
+      parse_all(sequence, [&](PyObject* result) { return parse_result(result, symbols); });
   for (size_t i = 0; i < results.size(); ++i) {
     const auto* repeated = std::get_if<Repeated>(&results[i]);
     TORCH_CHECK_VALUE(repeated == nullptr || repeated->result < i, "leaf ", i,
@@ -260,22 +299,35 @@ std::vector<Result> parse_results(PyObject* sequence) {
   return results;
 }
 
+// Whether one of the results has sizes that vary.
+bool varies(const std::vector<Result>& results) {
+  return std::any_of(results.begin(), results.end(), [](const Result& result) {
+    const auto* view = std::get_if<View>(&result);
+    return view != nullptr && view->symbolic != nullptr;
+  });
+}
+
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* names[] = {"compiled", "inputs",           "results", "rebuild",
-                                "writes",   "needs_contiguous", nullptr};
+                                "writes",   "needs_contiguous", "shapes",  nullptr};
   PyObject *compiled, *inputs, *described, *rebuild, *writes = nullptr;
+  const char* text = nullptr;
   int needs_contiguous = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OO|Op:Call", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OO|Opz:Call", const_cast<char**>(names),
                                    &compiled, &PyTuple_Type, &inputs, &described, &rebuild, &writes,
-                                   &needs_contiguous)) {
+                                   &needs_contiguous, &text)) {
     return nullptr;
   }
   std::vector<size_t> indices;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inputs); ++i) {
     indices.push_back(to_index(PyTuple_GET_ITEM(inputs, i)));
   }
-  std::vector<Result> results = parse_results(described);
+  std::optional<Shapes> shapes;
+  if (text != nullptr) shapes.emplace(text);
+  std::vector<Result> results =
+      parse_results(described, shapes ? shapes->symbols() : SymbolIndices());
+  if (!varies(results)) shapes.reset();
   TORCH_CHECK_VALUE(rebuild != Py_None || results.size() == 1,
                     "without rebuild there is one result, not ", results.size());
   std::vector<Write> parsed;
@@ -291,6 +343,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&call->inputs) std::vector<size_t>(std::move(indices));
   new (&call->results) std::vector<Result>(std::move(results));
   new (&call->effects) Effects(std::move(parsed), needs_contiguous != 0);
+  new (&call->shapes) std::optional<Shapes>(std::move(shapes));
   call->rebuild = rebuild == Py_None ? nullptr : Py_NewRef(rebuild);
   return self.release();
   END_HANDLE_TH_ERRORS

@@ -40,9 +40,40 @@ class Described {
   std::vector<int64_t> numbers(Py_ssize_t i) const {
     const Described list(field(i));
     std::vector<int64_t> numbers;
-    for (Py_ssize_t j = 0; j < PyList_GET_SIZE(list.list_); ++j) numbers.push_back(list.number(j));
+    for (Py_ssize_t j = 0; j < list.size(); ++j) numbers.push_back(list.number(j));
     return numbers;
   }
+
+  std::vector<Expression> expressions(Py_ssize_t i, const SymbolIndices& symbols) const {
+    const Described list(field(i));
+    std::vector<Expression> expressions;
+    for (Py_ssize_t j = 0; j < list.size(); ++j) expressions.push_back(list.expression(j, symbols));
+    return expressions;
+  }
+
+  Expression expression(Py_ssize_t i, const SymbolIndices& symbols) const {
+    const Owned json(PyImport_ImportModule("json"));
+    if (json == nullptr) throw python_error();
+    const Owned text(PyObject_CallMethod(json.get(), "dumps", "O", field(i)));
+    if (text == nullptr) throw python_error();
+    const char* characters = PyUnicode_AsUTF8(text.get());
+    if (characters == nullptr) throw python_error();
+    return Expression::size(parse_json(characters), symbols);
+  }
+
+  // Whether the fields from this one on, and what is in those that are lists, are all numbers.
+  bool is_static(Py_ssize_t first) const {
+    for (Py_ssize_t i = first; i < size(); ++i) {
+      PyObject* const value = field(i);
+      if (first > 0 && PyList_Check(value) ? !Described(value).is_static(0)
+                                           : !PyLong_Check(value)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Py_ssize_t size() const { return PyList_GET_SIZE(list_); }
 
  private:
   PyObject* list_;
@@ -69,7 +100,18 @@ Narrow narrow(Result result, const char* purpose) {
       std::move(result));
 }
 
-Result parse(const Described& description) {
+View parse_view(const Described& description, decltype(View::base) base,
+                const SymbolIndices& symbols) {
+  if (description.is_static(2)) {
+    return {base, description.numbers(2), description.numbers(3), description.number(4)};
+  }
+  auto symbolic = std::make_shared<const SymbolicGeometry>(
+      SymbolicGeometry{description.expressions(2, symbols), description.expressions(3, symbols),
+                       description.expression(4, symbols)});
+  return {base, {}, {}, 0, std::move(symbolic)};
+}
+
+Result parse(const Described& description, const SymbolIndices& symbols = {}) {
   const std::string_view kind = description.kind();
   if (kind == "computed") return Computed{description.index(1)};
   if (kind == "argument") return Argument{description.index(1)};
@@ -79,7 +121,7 @@ Result parse(const Described& description) {
   TORCH_CHECK_VALUE(kind == "view", "a result of the kind ", kind);
   auto base =
       narrow<decltype(View::base)>(parse(Described(description.field(1))), "what is viewed");
-  return View{base, description.numbers(2), description.numbers(3), description.number(4)};
+  return parse_view(description, base, symbols);
 }
 
 }  // namespace
@@ -90,9 +132,9 @@ size_t to_index(PyObject* number) {
   return index;
 }
 
-Result parse_result(PyObject* result) {
+Result parse_result(PyObject* result, const SymbolIndices& symbols) {
   const Owned list = describe(result);
-  return parse(Described(list.get()));
+  return parse(Described(list.get()), symbols);
 }
 
 Write parse_write(PyObject* write) {

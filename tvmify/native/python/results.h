@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <variant>
 #include <vector>
 
+#include "../expressions.h"
 #include "bindings.h"
 
 namespace tvmify::python {
@@ -38,11 +40,18 @@ struct Constant {
   Owned value;
 };
 
+// What replaces the numbers of a view whose sizes vary.
+struct SymbolicGeometry {
+  std::vector<Expression> sizes, strides;
+  Expression offset;
+};
+
 // A view of a tensor: sizes, strides, and an offset in elements from the tensor's first one.
 struct View {
   std::variant<Computed, Argument, StateTensor> base;
   std::vector<int64_t> sizes, strides;
   int64_t offset;
+  std::shared_ptr<const SymbolicGeometry> symbolic = nullptr;
 };
 
 using Result = std::variant<Computed, Argument, StateTensor, Repeated, Constant, View>;
@@ -55,8 +64,9 @@ struct Write {
   Computed source;
 };
 
-// Parse tvmify.artifact.results.Result and Write; throw for anything else.
-Result parse_result(PyObject* result);
+// Parse tvmify.artifact.results.Result and Write; throw for anything else. The symbols are those
+// that a view may have.
+Result parse_result(PyObject* result, const SymbolIndices& symbols);
 Write parse_write(PyObject* write);
 
 size_t to_index(PyObject* number);

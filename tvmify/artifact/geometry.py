@@ -1,0 +1,61 @@
+"""Where a view lies in the tensor that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvmify.artifact.expressions import Size, check_size, expect, symbols_of, value_of
+
+if TYPE_CHECKING:
+    import torch
+
+#: Limit of leaves, tensors and elements, so that native code can count with 64 bits.
+_TOO_MANY = 1 << 62
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes, strides and offset of a view, in elements from the first one of its base.
+
+    Each is a number, or a size over the symbols of ``Artifact.shapes``.
+    """
+
+    sizes: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+
+    def __post_init__(self) -> None:
+        for value in (*self.sizes, *self.strides, self.offset):
+            check_size(value)
+        # The offset is relative to that of the base, so it may be negative.
+        offset = abs(self.offset) if isinstance(self.offset, int) else 0
+        check_indices(*(n for n in (*self.sizes, *self.strides) if isinstance(n, int)), offset)
+        expect(len(self.sizes) == len(self.strides), "a view needs a stride for each size")
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbols in it."""
+        return set().union(*map(symbols_of, (*self.sizes, *self.strides, self.offset)))
+
+    def of(self, base: torch.Tensor, values: Mapping[str, int] | None = None) -> torch.Tensor:
+        """Return the view of a tensor, for values of the symbols; the two share memory."""
+        given = values or {}
+        sizes, strides = _numbers(self.sizes, given), _numbers(self.strides, given)
+        return base.as_strided(sizes, strides, base.storage_offset() + value_of(self.offset, given))
+
+
+def _numbers(sizes: Iterable[Size], values: Mapping[str, int]) -> list[int]:
+    return [value_of(size, values) for size in sizes]
+
+
+def check_indices(*values: Any) -> None:
+    """Refuse values that are not valid indices or sizes, including bools, which are ints.
+
+    Raises
+    ------
+    ValueError
+        One of them is not valid.
+    """
+    for value in values:
+        expect(type(value) is int and 0 <= value < _TOO_MANY, f"{value!r:.50} is no index")
