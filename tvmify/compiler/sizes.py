@@ -41,6 +41,8 @@ class Range:
     upper: int
 
 
+#: Of the likely number, those that `around` returns.
+_SHARES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 _RANGES: ContextVar[dict[str, Range] | None] = ContextVar("ranges", default=None)
 
 
@@ -149,6 +151,12 @@ def trials() -> list[Callable[[Any], int]]:
 def hints(shape: Iterable[Any]) -> list[int]:
     """Return the hint of each size of a shape."""
     return [hint(size) for size in shape]
+
+
+def around(size: Any) -> list[int]:
+    """Return numbers around the likely one, which a size may be: tiles should suit them all."""
+    likely, (least, most) = hint(size), bounds(size)
+    return [max(1, least, min(most, round(likely * share))) for share in _SHARES]
 
 
 def variables_of(size: Any) -> list[tirx.Var]:

@@ -16,6 +16,7 @@ from tests.compiler.kernels.kernels import NEON, Describe, assembly, build, rand
 from tvmify.compiler import intrinsics
 from tvmify.compiler.kernels.common.guards import names_of
 from tvmify.compiler.kernels.recurrent import rule as recurrent
+from tvmify.compiler.kernels.recurrent.plan import Plan
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 op = relax.op
@@ -31,7 +32,7 @@ CALL = r"\bbl?\t(exp|tanh|erf|log|sin)f?\b"
 @pytest.mark.parametrize(("kind", "gates"), [(recurrent.lstm, 4), (recurrent.gru, 3)])
 def test_steps_of_recurrent_layers(kind: Callable[..., tirx.PrimFunc], gates: int):
     intrinsics.register()
-    plan = recurrent.Plan.of(4, 2, 24, gates, "float32", Microarchitecture.of(NEON))
+    plan = Plan.of(4, 2, 24, gates, "float32", Microarchitecture.of(NEON))
     text = assembly(kind(plan, reverse=False), NEON)
     assert re.search(MULTIPLY_ADD, text)
     assert not re.search(CALL, text)

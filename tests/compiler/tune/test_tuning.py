@@ -20,7 +20,7 @@ from tvmify.compiler import Tuning, compile, pipeline
 from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.choice import Choices
 from tvmify.compiler.kernels.matmul import pairs
-from tvmify.compiler.kernels.recurrent.rule import Plan, candidates
+from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.pipeline import tvm_target
 

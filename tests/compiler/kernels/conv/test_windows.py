@@ -100,6 +100,23 @@ def test_pooling():
     held(describe, reference, (16, 13, 15), [weight], rule="pooling")
 
 
+def test_inverted_residual():
+    shapes = [(96, 16, 1, 1), (96, 1, 3, 3), (16, 96, 1, 1)]
+    weights = [random(*shape, seed=i) / 5 for i, shape in enumerate(shapes)]
+
+    def describe(x: Expr, wide: Expr, each: Expr, narrow: Expr) -> Expr:
+        y = op.nn.relu(op.nn.conv2d(x, wide))
+        y = op.nn.relu(op.nn.conv2d(y, each, padding=[1, 1], groups=96))
+        return op.nn.conv2d(y, narrow)
+
+    def reference(x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        wide, each, narrow = given
+        y = F.conv2d(F.conv2d(x, wide).relu(), each, padding=1, groups=96).relu()
+        return F.conv2d(y, narrow)
+
+    held(describe, reference, (16, 56, 56), weights, rule="expanded depthwise")
+
+
 def test_images_of_any_height_are_refused():
     def describe(_: relax.BlockBuilder, x: Expr, w: Expr) -> Expr:
         return op.nn.conv2d(x, w)

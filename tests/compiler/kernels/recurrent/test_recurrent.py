@@ -12,7 +12,7 @@ from tests.compiler.kernels.kernels import AVX2, AVX512, NEON, TARGETS, Array, r
 from tvmify.compiler import intrinsics
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.recurrent import rule as recurrent
-from tvmify.compiler.kernels.recurrent.rule import Plan, candidates
+from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 MACHINES = [AVX512, AVX2, NEON]

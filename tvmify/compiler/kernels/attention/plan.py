@@ -10,7 +10,6 @@ from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import vectors
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
-from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.attention.template import Attention
@@ -60,8 +59,6 @@ class Tiles:
 
 
 Plan = Rows | Tiles
-#: Of the likely length, those that tiles are chosen for where that is not known.
-_SHARES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 
 
 def candidates(attention: Attention, machine: Microarchitecture) -> list[Plan]:
@@ -94,7 +91,7 @@ def _ranked(attention: Attention, machine: Microarchitecture) -> list[tiles.Tile
     less and some more than the likely ones as well.
     """
     bits = bits_of(attention.dtype)
-    keys, queries = (_around(x.length) for x in (attention.key, attention.query))
+    keys, queries = (sizes.around(x.length) for x in (attention.key, attention.query))
     most = max(queries)
     if sizes.is_static(attention.key.length, attention.query.length):
         ranked = tiles.ranked(keys[0], most, machine, bits)
@@ -109,12 +106,6 @@ def _ranked(attention: Attention, machine: Microarchitecture) -> list[tiles.Tile
 
         ranked = sorted(tiles.candidates(machine, bits, most), key=cost)
     return [tile for tile in ranked if tiles.leaves_register(tile, machine, bits, most)]
-
-
-def _around(length: Size) -> list[int]:
-    """Numbers around the likely one, which a size may be."""
-    likely, (least, most) = sizes.hint(length), sizes.bounds(length)
-    return [max(1, least, min(most, round(likely * share))) for share in _SHARES]
 
 
 def _tiled(about: Attention, machine: Microarchitecture, ranked: list[tiles.Tile]) -> list[Tiles]:

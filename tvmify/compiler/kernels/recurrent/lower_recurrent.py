@@ -17,7 +17,8 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.sample import Sample
-from tvmify.compiler.kernels.recurrent.rule import Plan, choose, kernel
+from tvmify.compiler.kernels.recurrent.plan import Plan, choose
+from tvmify.compiler.kernels.recurrent.rule import kernel
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import stands_for, values_and_readers

@@ -1,0 +1,190 @@
+"""How a recurrence is cut: the rows and units of its tiles, and the alternatives to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from tvmify.compiler import sizes
+from tvmify.compiler.costs import NEST
+from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import Size
+
+if TYPE_CHECKING:
+    from tvmify.compiler.kernels.common.sample import Sample
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a recurrence is cut up.
+
+    Attributes
+    ----------
+    steps, batch, hidden, gates, dtype
+        Extents of the problem. An LSTM has four gates, a GRU three.
+    lanes, vectors
+        Of a tile of hidden units.
+    rows
+        Of the batch that are computed together.
+    depth
+        Of the previous state, whose products are one sum. The last block may be shorter.
+    fork
+        Whether the tiles of a step are shared out.
+    """
+
+    steps: Size
+    batch: Size
+    hidden: int
+    gates: int
+    dtype: str
+    lanes: int
+    vectors: int
+    rows: int
+    depth: int
+    fork: bool
+
+    @classmethod
+    def of(
+        cls,
+        steps: Size,
+        batch: Size,
+        hidden: int,
+        gates: int,
+        dtype: str,
+        machine: Microarchitecture,
+    ) -> Plan:
+        """Choose the tile that is estimated to be the fastest."""
+        lanes = machine.lanes(bits_of(dtype))
+        depth = split_evenly(hidden, longest_sum(hidden))
+        plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
+        plan = _ranked(plan, machine)[0]
+        weights = gates * hidden * plan.padded
+        fork = machine.worth_threads(sizes.hint(batch) * weights, weights * bits_of(dtype) // 8)
+        return replace(plan, fork=fork)
+
+    def __str__(self) -> str:
+        sums = f" sums of {self.depth}" if self.depth < self.hidden else ""
+        return f"{self.rows} rows {self.vectors} vectors{sums}{' shared' * self.fork}"
+
+    @property
+    def kind(self) -> str:
+        """Which kernel it is for."""
+        return "lstm" if self.gates == 4 else "gru"
+
+    def with_sizes(self, change: Callable[[Any], Any]) -> Plan:
+        """Return the same for other steps and another batch, given what to make of each."""
+        return replace(self, steps=change(self.steps), batch=change(self.batch))
+
+    @property
+    def likely(self) -> Plan:
+        """With numbers for all sizes: estimates are made with it."""
+        return self.with_sizes(sizes.hint)
+
+    @property
+    def workload(self) -> str:
+        """What decides how fast its candidates are: not which way time goes."""
+        likely = self.likely
+        return f"{self.kind} {likely.steps}x{likely.batch}x{self.hidden} {self.dtype}"
+
+    @property
+    def work(self) -> float:
+        """Multiply-adds, an activation counted as twenty."""
+        count = sizes.hint(self.steps) * sizes.hint(self.batch)
+        return float(count * self.gates * self.hidden * (self.hidden + 20))
+
+    @property
+    def tile(self) -> int:
+        """Hidden units that are computed together."""
+        return self.lanes * self.vectors
+
+    @property
+    def padded(self) -> int:
+        """Hidden units of whole tiles."""
+        return -(-self.hidden // self.tile) * self.tile
+
+    @property
+    def blocks(self) -> Any:
+        """How many times so many rows the batch has."""
+        return sizes.ceil_div(self.batch, self.rows)
+
+    @property
+    def few_rows(self) -> list[int]:
+        """How many rows the last tile of an unknown batch may have."""
+        return [*(1 << n for n in range((self.rows - 1).bit_length())), self.rows]
+
+    @property
+    def parts(self) -> Any:
+        """How many tiles a step has, counting rows and units."""
+        return self.padded // self.tile * self.blocks
+
+    @property
+    def packed_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the recurrent weights."""
+        return (self.padded // self.tile, self.hidden, self.gates, self.tile)
+
+
+def choose(own: Plan, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:
+    """Return the plan that was measured to be the fastest, else its own one.
+
+    Parameters
+    ----------
+    sample
+        Returns what candidates are measured by.
+    """
+    return choice.choose(own.workload, candidates(own, machine), sample)
+
+
+def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Return the plans worth trying: its own one, then others by rows, vectors and threads."""
+    ranked = _ranked(own, machine)
+    others = tiles.alternatives(ranked, lambda plan: plan.vectors, lambda plan: plan.rows)
+    this, *rest = (
+        [replace(plan, fork=not plan.fork)] if plan.likely.parts > 1 else []
+        for plan in (own, *others)
+    )
+    return [own, *this, *others, *chain(*rest)]
+
+
+def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
+    """Order plans by how long their products take, that of the fastest tile first.
+
+    Rows that are computed twice, and units that are not there, count like others. With more sums
+    than leave registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM,
+    which fill 24 of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
+    """
+    bits = bits_of(plan.dtype)
+
+    def tile(plan: Plan) -> tiles.Tile:
+        return tiles.Tile(plan.rows, plan.gates * plan.tile)
+
+    within = (
+        replace(plan, rows=rows, vectors=vectors)
+        for vectors in range(1, NEST.most_gate_vectors + 1)
+        for rows in range(1, min(sizes.hint(plan.batch), machine.accumulators) + 1)
+        if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
+    )
+    fitting = (
+        plan
+        for plan in within
+        if tiles.leaves_register(tile(plan), machine, bits, tile(plan).columns)
+    )
+
+    def cycles(plan: Plan) -> float:
+        return tiles.cycles(tile(plan), machine, bits, tile(plan).columns)
+
+    def cost(plan: Plan) -> float:
+        if sizes.is_static(plan.batch):
+            return plan.parts * cycles(plan)
+        return (plan.padded // plan.tile) * sum(
+            (batch // plan.rows * cycles(plan) + cycles(replace(plan, rows=rows)) * (left > 0))
+            / batch
+            for batch in sizes.around(plan.batch)
+            for left in [batch % plan.rows]
+            for rows in [next(few for few in plan.few_rows if few >= left)]
+        )
+
+    return sorted(fitting, key=cost)
