@@ -80,6 +80,42 @@ def test_a_few_programs_serve_all_lengths(cls: type[Encoder]) -> None:
     assert fast.cache_info().eager == 0
 
 
+class Cached(Linear):
+    """Attention of one query, with keys that grow."""
+
+    def forward(self, x: torch.Tensor, keys: torch.Tensor) -> Any:  # type: ignore[override]
+        keys = torch.cat([keys, self.linear(x)], 1)
+        return nn.functional.scaled_dot_product_attention(x, keys, keys), keys
+
+
+class Slices(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        at = torch.arange(x.size(1))
+        return torch.cat([x[:, :1], x[:, 1:] * 2], 1) + at[:, None], x[:, -1] * 2, x.mean(1)
+
+
+LAYERS: dict[str, tuple[nn.Module, Any]] = {
+    "cache": (Cached(), lambda n: (drawn(1, 1, 8), drawn(1, n, 8))),
+    "slices": (Slices(), lambda n: (drawn(2, n, 8),)),
+    "lstm": (nn.LSTM(8, 8, batch_first=True), lambda n: (drawn(2, n, 8),)),
+    "images": (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        lambda n: (drawn(n, 3, 6, 6),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_program_computes_what_eager_does(name: str) -> None:
+    torch.manual_seed(0)
+    module, arguments = LAYERS[name]
+    fast = compiled(module)
+    for size in (5, 7, 3, 8, 9, 15, 16):
+        check(fast, module, *arguments(size))
+    assert fast.cache_info().builds == 2
+    assert fast.cache_info().eager == 0
+
+
 def test_shapes_that_were_served_are_hits() -> None:
     module = Linear()
     fast = compiled(module)
@@ -143,6 +179,14 @@ def test_what_has_no_rule_for_any_sizes_stays_static_with_a_reason() -> None:
     assert fast.cache_info().builds == 3
     assert fast.cache_info().eager == 0
     assert "for this shape alone: " in fast.explain()
+
+
+def test_a_size_of_which_a_part_becomes_1_decides_for_itself_alone() -> None:
+    module = Slices()
+    fast = compiled(module)
+    for size in (5, 2, 7, 3):  # of two the second slice is one
+        check(fast, module, drawn(2, size, 8))
+    assert fast.cache_info().builds == 3
 
 
 def test_explain_shows_symbols_and_ranges() -> None:

@@ -29,6 +29,7 @@ from tvmify.dispatch.keys import key_without_gpu, processor
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
+from tvmify.dispatch.sizes import Specialised
 from tvmify.errors import BuildError, CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on
@@ -321,12 +322,21 @@ def _build(work: Work, stages: Stages) -> Artifact:
 
 
 def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
-    """Return what an exported program serves, as far as that is known before it is translated."""
+    """Return what an exported program serves, as far as that is known before it is translated.
+
+    Raises
+    ------
+    Specialised
+        No size has stayed open.
+    """
     if work.request.varying is None:
         return None
     from tvmify.artifact.recorded_shapes import recorded_shapes
 
-    return recorded_shapes(exported, work.request.varying.hints_by_place())
+    shapes = recorded_shapes(exported, work.request.varying.hints_by_place())
+    if shapes is None:
+        raise Specialised("the code asks for these very sizes", "Nothing: each has a program.")
+    return shapes
 
 
 def _places(options: CompileOptions) -> list[Path]:

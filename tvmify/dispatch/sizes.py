@@ -91,7 +91,7 @@ class AnySizes:
             It was recorded for a call of which its guards say another thing.
         """
         shapes = artifact.shapes
-        why = "no size stays open" if shapes is None else shapes.why_not(_sizes(request.leaves))
+        why = "it names none" if shapes is None else shapes.why_not(_sizes(request.leaves))
         if why is not None:
             raise Unserved(f"the program for any sizes does not serve this call: {why}", "Nothing.")
         return run
@@ -99,6 +99,13 @@ class AnySizes:
 
 class Unserved(NotCompiled):
     """A program for any sizes does not serve the sizes of a call."""
+
+
+class Specialised(NotCompiled):
+    """As it is recorded, a program becomes one for the sizes of the call alone.
+
+    It may be otherwise for the next call: a part of a size that becomes 1 is a number, too.
+    """
 
 
 class Sizes:
@@ -167,8 +174,9 @@ class Sizes:
 
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
-        _LOG.debug("%s: a program for each shape, since %s", request.title, reason)
-        self._static[general.signature.rest] = reason
+        _LOG.debug("%s: a program for this shape, since %s", request.title, reason)
+        if not isinstance(reason, Specialised):
+            self._static[general.signature.rest] = reason
 
     def forget(self) -> None:
         """Forget what was learnt."""

@@ -12,9 +12,9 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy import functions
-from tvm import tirx
+from tvm import sym, tirx
 
-from tvmify.compiler.sizes import Size
+from tvmify.compiler.sizes import Size, is_static
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import identities_of
 
@@ -60,7 +60,9 @@ class Symbols:
 
     def _translated(self, expression: sympy.Expr) -> Any:
         if expression not in self._sizes:
-            self._sizes[expression] = self._translate(expression)
+            # As TVM writes it: it compares some shapes by their text.
+            found = self._translate(expression)
+            self._sizes[expression] = found if is_static(found) else sym.Analyzer().simplify(found)
         return self._sizes[expression]
 
     def _translate(self, expression: sympy.Expr) -> Any:

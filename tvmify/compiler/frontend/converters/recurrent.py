@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
-from tvm import relax
+from tvm import relax, te
 
 from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, refuse_on_gpu
 from tvmify.compiler.kernels.recurrent.lower_recurrent import describe
+from tvmify.compiler.sizes import is_static
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -93,5 +94,15 @@ def _steps(
     states, *cells = [
         importer.emit(relax.TupleGetItem(results, i)) for i in range(len(results.ty.fields))
     ]
-    last = 0 if reverse else int(x.ty.shape[0]) - 1
-    return [states, _at(importer, states, last), *cells]
+    return [states, _end(importer, states, x.ty.shape[0], reverse=reverse), *cells]
+
+
+def _end(importer: Importer, states: relax.Expr, steps: Any, *, reverse: bool) -> relax.Expr:
+    """Return the state after the last step."""
+    if reverse or is_static(steps):
+        return _at(importer, states, 0 if reverse else int(steps) - 1)
+
+    def last(x: te.Tensor) -> te.Tensor:
+        return te.compute(x.shape[1:], lambda *i: x(x.shape[0] - 1, *i), name="last")
+
+    return importer.emit_te(last, states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -30,7 +31,42 @@ def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     # torch lets an empty vector stand for an empty tensor of any rank.
     parts = [p for p in node.args[0] if importer.shape(p) != (0,) or len(importer.shape(node)) == 1]  # type: ignore[union-attr]
     tensors = [importer.tensor(part, dtype) for part in parts]
-    return tensors[0] if len(tensors) == 1 else relax.op.concat(tensors, axis)
+    if len(tensors) == 1:
+        return tensors[0]
+    lengths = [importer.shape(part)[axis] for part in parts]
+    if is_static(*lengths):
+        return relax.op.concat(tensors, axis)
+    return _symbolic_concatenation(importer, tensors, axis, lengths, importer.shape(node))
+
+
+def _symbolic_concatenation(
+    importer: Importer,
+    tensors: list[relax.Expr],
+    axis: int,
+    lengths: list[Any],
+    out: tuple[Any, ...],
+) -> relax.Expr:
+    """Join parts on an axis of varying size.
+
+    TVM's own writes the sum of the sizes in another order than it is written elsewhere, and then
+    takes the two for different shapes.
+    """
+    ends = list(accumulate(lengths))
+
+    def joined(*parts: te.Tensor) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            def of(part: int) -> Any:
+                start = ends[part - 1] if part else 0
+                own = parts[part](*i[:axis], i[axis] - start, *i[axis + 1 :])
+                if part == len(parts) - 1:
+                    return own
+                return tirx.if_then_else(i[axis] < ends[part], own, of(part + 1))
+
+            return of(0)
+
+        return te.compute(out, element, name="concatenate")
+
+    return importer.emit_te(joined, *tensors, primfunc_name_hint="concatenate")
 
 
 @converts("permute.default")
@@ -145,20 +181,18 @@ def _symbolic_slice(
     step = 1 if step is None else step
     first = 0 if start is None else start
     size = number_or_expression(x.ty.shape.values[axis])
-    if not is_static(first) or first < 0:
-        # Where it begins depends on which is larger; torch's guards do not reach here.
-        if not is_static(first) and bounds(first)[0] < 0:
-            raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
-        if is_static(first):
-            if bounds(size)[0] < -first:
-                raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
-            first = size + first
+    is_from_end = is_static(first) and first < 0
+    # Where it begins must not depend on which is larger, as far as ranges say.
+    if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
+        raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
     if is_static(first) and first == 0 and step == 1 and same(size, out[axis]):
         return x
 
     def sliced(x: te.Tensor) -> te.Tensor:
+        begin = x.shape[axis] + first if is_from_end else first
+
         def element(*i: Any) -> Any:
-            return x(*i[:axis], i[axis] * step + first, *i[axis + 1 :])
+            return x(*i[:axis], i[axis] * step + begin, *i[axis + 1 :])
 
         return te.compute(out, element, name="slice")
 
@@ -169,9 +203,10 @@ def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -
     size = importer.shape(node.args[0])[axis]
     if not is_static(index) or bounds(size)[0] < (index + 1 if index >= 0 else -index):
         raise UnsupportedOperator([str(node.target)], f"place {index} of {size}")
-    place = index if index >= 0 else size + index
 
     def selected(x: te.Tensor) -> te.Tensor:
+        place = index if index >= 0 else x.shape[axis] + index
+
         def element(*i: Any) -> Any:
             return x(*i[:axis], place, *i[axis:])
 

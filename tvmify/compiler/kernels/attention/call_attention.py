@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
@@ -13,6 +13,7 @@ from tvmify.compiler.kernels.attention.template import Attention, Mask, choose, 
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.views import shape_of
+from tvmify.compiler.sizes import Size
 
 #: Masks in the layout of a kernel, by what they were copied from.
 Turned = dict[tuple[Expr, Mask], Expr]
@@ -43,10 +44,15 @@ def call_kernel(
 
 def _turn(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
     own = sizes.Variables()
-    given = te.placeholder(own.of(shape_of(mask)), str(mask.ty.dtype))
+
+    def of(shape: Sequence[Size]) -> list[Expr]:
+        # Of Relax's type: kernels that are fused must agree on the shape of what they share.
+        return [tirx.const(n, "int64") if sizes.is_static(n) else n for n in own.of(shape)]
+
+    given = te.placeholder(of(shape_of(mask)), str(mask.ty.dtype))
     last = given.shape[2] - 1
     turned = te.compute(
-        own.of(wanted.shape), lambda b, h, k, q: given[b, h, te.min(q, last), k], name="turned"
+        of(wanted.shape), lambda b, h, k, q: given[b, h, te.min(q, last), k], name="turned"
     )
     function = builder.add_func(te.create_prim_func([given, turned]), "turn_mask")
     return relax.call_tir(function, [mask], relax.TensorType(wanted.shape, wanted.dtype))
