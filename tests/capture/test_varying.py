@@ -83,4 +83,4 @@ def test_key_texts_name_symbols_and_limits() -> None:
     varying = Varying({1: ("s0", None)}, {"s0": (2, 64)})
     assert varying.shape_text(0, (3, 4)) == "[3, 4]"
     assert varying.shape_text(1, (3, 4)) == "[s0, 4]"
-    assert varying.key_text() == "2 <= s0 <= 64"
+    assert varying.key_text() == "2 <= s0 <= 64\nvariant 0"

@@ -34,9 +34,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     capture = miss.capture
 
-    def counted(callable_: Any, args: Any, kwargs: Any) -> Any:
+    def counted(callable_: Any, args: Any, kwargs: Any, varying: Any) -> Any:
         found.append(len(args[0]))
-        return capture(callable_, args, kwargs)
+        return capture(callable_, args, kwargs, varying)
 
     monkeypatch.setattr(miss, "capture", counted)
     return found

@@ -100,7 +100,8 @@ def main() -> None:
     saved = torch.classes.tvmify.SavedModule(torch.ops.tvmify.describe(())[0], [])
     arguments, _ = torch.ops.tvmify.describe((x,))
     for architecture in ("sm_90a", "sm_80"):
-        saved.add(arguments, [0], [], [], [0, 1, 2, 3], 0, compiled(artifact, architecture))
+        program = compiled(artifact, architecture)
+        saved.add(arguments, [0], [], [], [0, 1, 2, 3], 0, program, "")
     assert [": not used" in line for line in saved.explain()] == [True, False]
 
     del results, result, given, gpu, module, saved

@@ -108,9 +108,8 @@ class _Merging:
         sizes = Bindings().of(x.ty.shape.values for x in given)
         # A function can return sizes that its arguments show, and no others.
         shown = set(sizes.variables)
-        if not shown.issuperset(
-            v for x in inside for n in x.ty.shape.values for v in variables_of(n)
-        ):
+        made = [size for x in inside for ty in _tensors(x.ty) for size in ty.shape.values]
+        if not shown.issuperset(v for size in made for v in variables_of(size)):
             return run
         places = {x: relax.Var(f"p{i}", sizes.apply_to_type(x.ty)) for i, x in enumerate(given)}
         builder = self.builder
@@ -143,6 +142,13 @@ class _Merging:
     def _is_read_outside(self, variable: relax.Var, run: list[relax.Binding]) -> bool:
         within = sum(variable in relax.analysis.free_vars(binding.value) for binding in run)
         return self.readers.get(variable, 0) > within
+
+
+def _tensors(ty: tvm.ir.Type) -> list[relax.TensorType]:
+    """Return the types of the tensors of a value, which may be a tuple."""
+    if isinstance(ty, relax.TupleType):
+        return [found for field in ty.fields for found in _tensors(field)]
+    return [ty] if isinstance(ty, relax.TensorType) else []
 
 
 def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:

@@ -54,7 +54,9 @@ def _turn(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
     turned = te.compute(
         of(wanted.shape), lambda b, h, k, q: given[b, h, te.min(q, last), k], name="turned"
     )
-    function = builder.add_func(te.create_prim_func([given, turned]), "turn_mask")
+    # The name that TE gives it, "main", is that of the program.
+    copied = te.create_prim_func([given, turned]).without_attr("global_symbol")
+    function = builder.add_func(copied, "turn_mask")
     return relax.call_tir(function, [mask], relax.TensorType(wanted.shape, wanted.dtype))
 
 
