@@ -30,7 +30,7 @@ from tvmify.signature import TensorSpec
 _LOG = logging.getLogger(__name__)
 
 #: The products of all symbols up to which a program of each class is used, and the product that
-#: it is tuned for. Measured on matrix products of so many rows: see docs/measurements.
+#: it is tuned for. Measured on matrix products of so many rows: docs/measurements/shapes.md.
 CLASSES = ((16, 16), (64, 48), (256, 128), (2**62, 512))
 #: A module whose calls need more programs than this is not compiled for ever.
 MOST_PROGRAMS = 8
