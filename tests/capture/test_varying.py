@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tvmify.capture import Varying, capture
+from tvmify.signature import Signature
 from tvmify.torch_compat.symbols import identities_of
 
 
@@ -81,6 +82,8 @@ def test_limits_bound_a_symbol() -> None:
 
 def test_key_texts_name_symbols_and_limits() -> None:
     varying = Varying({1: ("s0", None)}, {"s0": (2, 64)})
-    assert varying.shape_text(0, (3, 4)) == "[3, 4]"
-    assert varying.shape_text(1, (3, 4)) == "[s0, 4]"
+    signature = Signature.of((torch.zeros(3, 4), torch.zeros(3, 4)), {})
+    static, symbolic = signature.with_symbols(varying.axes).leaves
+    assert str(static) == "float32[3, 4] cpu"
+    assert str(symbolic) == "float32[s0, 4] cpu"
     assert varying.key_text() == "2 <= s0 <= 64\nvariant 0"

@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils._sympy import functions
 
 from tvmify.artifact.expressions import Condition, Size, Term
-from tvmify.artifact.shapes import Shapes, Symbol
+from tvmify.artifact.shapes import Shapes, Symbol, canonical_names
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import identity_of
 
@@ -92,6 +92,12 @@ def recorded_shapes(
         return Shapes.canonical(symbols, sizes, guards, chosen)
     except ValueError as error:
         raise UnsupportedOperator(["aten.sym_size.int"], f"its sizes: {error}") from error
+
+
+def symbol_names(program: ExportedProgram) -> dict[str, str]:
+    """Return the name in `Shapes` of each of torch's symbols that stands alone as a size."""
+    leaves = _leaves(program)
+    return canonical_names({leaf: tuple(map(_size, shape)) for leaf, shape in leaves.items()})
 
 
 def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:

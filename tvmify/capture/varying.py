@@ -37,14 +37,6 @@ class Varying:
     def __hash__(self) -> int:
         return hash((self.key_text(), tuple(sorted(self.axes.items()))))
 
-    def shape_text(self, leaf: int, shape: tuple[int, ...]) -> str:
-        """Return a shape with symbols, as part of a key."""
-        names = self.axes.get(leaf, (None,) * len(shape))
-        sizes = (
-            str(size) if name is None else name for size, name in zip(shape, names, strict=True)
-        )
-        return f"[{', '.join(sizes)}]"
-
     def key_text(self) -> str:
         """Return all but the places of the symbols, as part of a key."""
         limits = (

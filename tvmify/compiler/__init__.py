@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from tvmify.compiler.frontend.decompositions import Decomposed
-    from tvmify.compiler.sizes import Range
 
 __all__ = ["Tuning", "compile"]
 
@@ -88,8 +87,11 @@ def compile(
     # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
-            how = accuracy, tuning, unpacked, threads, places, shapes
-            return _compile(program, target, stages, *how)
+            decomposed = _decompose(program, stages)
+            with _known_sizes(shapes):
+                # What is tuned is for one size.
+                how = accuracy, tuning if shapes is None else None, unpacked, threads, places
+                return _compile(decomposed, target, stages, *how, shapes)
         except NotCompiled:
             raise
         except Exception as error:
@@ -102,17 +104,7 @@ def compile(
             ) from error
 
 
-def _compile(
-    program: ExportedProgram,
-    target: Target,
-    stages: _Stages,
-    accuracy: str,
-    tuning: Tuning | None,
-    unpacked: Sequence[str],
-    threads: int | None,
-    places: Sequence[Path],
-    shapes: Shapes | None,
-) -> Artifact:
+def _decompose(program: ExportedProgram, stages: _Stages) -> Decomposed:
     # Imported here: all this costs seconds, and a warm process must not load the compiler.
     with stages("decompose"):
         from tvmify.compiler.frontend.decompositions import decompose
@@ -121,23 +113,20 @@ def _compile(
         with tracing():
             decomposed = decompose(program)
         prepare_tvm()
-        from tvmify.compiler import sizes
-    ranges = {} if shapes is None else _ranges(shapes)
-    with sizes.symbols(ranges):
-        how = accuracy, None if ranges else tuning, unpacked, threads, places, shapes
-        return _translate(decomposed, target, stages, *how)
+    return decomposed
 
 
-def _ranges(shapes: Shapes) -> dict[str, Range]:
-    from tvmify.compiler.sizes import Range
+def _known_sizes(shapes: Shapes | None) -> AbstractContextManager[None]:
+    """Let the compiler know the symbols among sizes."""
+    from tvmify.compiler.sizes import Range, symbols
 
-    return {
-        symbol.name: Range(hint, symbol.lower, symbol.upper)
-        for symbol, hint in zip(shapes.symbols, shapes.hints, strict=True)
-    }
+    if shapes is None:
+        return symbols({})
+    pairs = zip(shapes.symbols, shapes.hints, strict=True)
+    return symbols({s.name: Range(hint, s.lower, s.upper) for s, hint in pairs})
 
 
-def _translate(
+def _compile(
     decomposed: Decomposed,
     target: Target,
     stages: _Stages,

@@ -21,6 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from tvm import relax, te
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.artifact.results import (
     Argument,
     Computed,
@@ -42,7 +43,7 @@ from tvmify.compiler.frontend.formulas import Formulas
 from tvmify.compiler.frontend.refusals import refuse
 from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, Writable, written_bases
 from tvmify.compiler.frontend.stock import STOCK
-from tvmify.compiler.frontend.symbols import Symbols, settle_sizes, torch_names
+from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
@@ -107,7 +108,7 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
         A tensor has a dtype that TVM cannot hold.
     """
     known = CONVERTERS.keys() | STOCK
-    symbols = Symbols(torch_names(decomposed.program))
+    symbols = Symbols(symbol_names(decomposed.program))
     settle_sizes(decomposed.program.graph, symbols)
     refuse(
         node

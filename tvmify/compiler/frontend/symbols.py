@@ -9,14 +9,12 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.utils._sympy import functions
 from tvm import sym, tirx
 
 from tvmify.compiler.sizes import Size, is_static
 from tvmify.errors import UnsupportedOperator
-from tvmify.torch_compat.symbols import identities_of
+from tvmify.torch_compat.symbols import SYMBOLS
 
 #: What TVM computes the same as torch for sizes, which are not negative.
 _FUNCTIONS: dict[type, Callable[..., Any]] = {
@@ -29,7 +27,6 @@ _FUNCTIONS: dict[type, Callable[..., Any]] = {
     functions.Max: lambda *terms: reduce(tirx.max, terms),
     functions.Min: lambda *terms: reduce(tirx.min, terms),
 }
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Symbols:
@@ -92,7 +89,7 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             values[node] = symbols.size(value)
-        elif isinstance(value, _SYMBOLIC):
+        elif isinstance(value, SYMBOLS):
             values[node] = None
         if node.op != "call_function" or not any(n in values for n in node.all_input_nodes):
             continue
@@ -111,19 +108,3 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
         )
         if (node in values or is_check) and not node.users and node.op == "call_function":
             graph.erase_node(node)
-
-
-def torch_names(program: ExportedProgram) -> dict[str, str]:
-    """Return a canonical name for each of torch's, as `tvmify.artifact.shapes.Shapes` has them."""
-    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    names: dict[str, str] = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is not InputKind.USER_INPUT:
-            continue
-        value = (
-            placeholders[spec.arg.name].meta.get("val") if spec.arg.name in placeholders else None
-        )
-        for size in identities_of(value.shape) if isinstance(value, torch.Tensor) else ():
-            if isinstance(size, sympy.Symbol):
-                names.setdefault(str(size), f"s{len(names)}")
-    return names
