@@ -2,93 +2,67 @@
 
 `tvmify.tvmify` decorates, `tvmify.save` and `tvmify.load` write and read compiled models,
 `tvmify.warm_cache` compiles ahead of time. The module itself is callable, so that
-``import tvmify; @tvmify`` works as well as ``from tvmify import tvmify``.
+``import tvmify; @tvmify`` works as well as ``from tvmify import tvmify``; type checkers know the
+second form only.
+
+Names are imported when they are first used (PEP 562), so that the command line does not wait for
+torch. ``__init__.pyi`` says the same to type checkers.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from importlib import metadata
 from types import ModuleType
-
-from tvmify import cache
-from tvmify.decorate.decorator import cache_info, explain, refresh, tvmify, warmup
-from tvmify.dispatch.counts import CacheInfo
-from tvmify.errors import (
-    ArchiveError,
-    BuildError,
-    CacheError,
-    CacheMiss,
-    CaptureError,
-    GradientsNeeded,
-    NativeLibraryError,
-    NotCompiled,
-    OptionError,
-    SaveError,
-    TrainingMode,
-    TvmifyError,
-    TvmifyWarning,
-    UnsupportedInput,
-    UnsupportedOperator,
-    UnsupportedTarget,
-    WarmUpError,
-)
-from tvmify.options import CompileOptions
-from tvmify.runtime import inspect, load
-from tvmify.runtime.native import cmake_prefix_path as _cmake_prefix_path
-from tvmify.saved.pt2 import export
-from tvmify.saved.saving import save
-from tvmify.signature import TensorSpec
-from tvmify.warming import Outcome, Warmed, warm_cache
+from typing import Any
 
 __version__ = metadata.version("tvmify")
 
-#: For CMake's ``find_package(tvmify)``, as ``CMAKE_PREFIX_PATH``; several paths if tvmify is not
-#: installed beside torch and TVM.
-cmake_prefix_path = _cmake_prefix_path()
+_HOMES = {
+    "tvmify.decorate.decorator": "cache_info explain refresh tvmify warmup",
+    "tvmify.dispatch.counts": "CacheInfo",
+    "tvmify.errors": """
+        ArchiveError BuildError CacheError CacheMiss CaptureError GradientsNeeded
+        NativeLibraryError NotCompiled OptionError SaveError TrainingMode TvmifyError
+        TvmifyWarning UnsupportedInput UnsupportedOperator UnsupportedTarget WarmUpError""",
+    "tvmify.options": "CompileOptions",
+    "tvmify.runtime": "cmake_prefix_path inspect load",
+    "tvmify.saved.pt2": "export",
+    "tvmify.saved.saving": "save",
+    "tvmify.signature": "TensorSpec",
+    "tvmify.warming": "Outcome Warmed warm_cache",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = [
-    "ArchiveError",
-    "BuildError",
-    "CacheError",
-    "CacheInfo",
-    "CacheMiss",
-    "CaptureError",
-    "CompileOptions",
-    "GradientsNeeded",
-    "NativeLibraryError",
-    "NotCompiled",
-    "OptionError",
-    "Outcome",
-    "SaveError",
-    "TensorSpec",
-    "TrainingMode",
-    "TvmifyError",
-    "TvmifyWarning",
-    "UnsupportedInput",
-    "UnsupportedOperator",
-    "UnsupportedTarget",
-    "WarmUpError",
-    "Warmed",
-    "cache",
-    "cache_info",
-    "cmake_prefix_path",
-    "explain",
-    "export",
-    "inspect",
-    "load",
-    "refresh",
-    "save",
-    "tvmify",
-    "warm_cache",
-    "warmup",
-]
+__all__ = ["cache", *_HOME_OF]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "cache":
+        return importlib.import_module("tvmify.cache")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 class _CallableModule(ModuleType):
     """Makes ``import tvmify; @tvmify`` work like ``from tvmify import tvmify; @tvmify``."""
 
-    __call__ = staticmethod(tvmify)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.tvmify(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallableModule
+
+# Where torch is there already, nothing is gained by waiting, and torch.jit.load and
+# torch.export.load find the operators of saved files without a further import.
+if "torch" in sys.modules:
+    for _name in __all__:
+        __getattr__(_name)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from tvmify import warming as warming_of_tvmify
 from tvmify.cli import app, warmup
 from tvmify.errors import WarmUpError
 from tvmify.signature import TensorSpec
@@ -38,9 +38,7 @@ class Warming:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(warming: Warming, *arguments: object) -> Result:
-        # The package has the command under the name of its module.
-        module = importlib.import_module("tvmify.cli.warmup")
-        monkeypatch.setattr(module, "warm_cache", warming)
+        monkeypatch.setattr(warming_of_tvmify, "warm_cache", warming)
         return CliRunner().invoke(app, ["warmup", "my_pkg:make", *map(str, arguments)])
 
     return run

@@ -1,6 +1,12 @@
-"""The command ``tvmify``, with one file per subcommand or group of similar ones."""
+"""The command ``tvmify``, with one file per subcommand or group of similar ones.
+
+Commands import torch, and what needs it, when they run: help and listings do not wait for it.
+"""
 
 from __future__ import annotations
+
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -17,8 +23,28 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Inspect and manage compiled programs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tvmify {metadata.version('tvmify')}")
+        raise typer.Exit
+
+
+@app.callback()
+def tvmify(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Inspect and manage compiled programs."""
+
+
 app.command("list")(list_entries)
 app.command()(show)
 app.command()(explain_miss)

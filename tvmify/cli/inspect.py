@@ -23,7 +23,6 @@ from tvmify.cli.printing import (
     text,
 )
 from tvmify.errors import ArchiveError
-from tvmify.runtime import inspect as read
 
 
 def inspect(
@@ -41,6 +40,8 @@ def inspect(
     Exit codes: 0, the file is intact (and signed with the key, if one is given); 1, it is not;
     2, usage error.
     """
+    from tvmify.runtime import inspect as read
+
     try:
         key = None if key_file is None else _key(key_file)
         manifest = read(path, key=key)

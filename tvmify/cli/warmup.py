@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from tvmify.cli.printing import FAILED, USAGE, AsJson, fail, print_all, print_json, size, text
-from tvmify.dispatch.recording.trees import dtype_of
 from tvmify.errors import OptionError, WarmUpError
-from tvmify.signature import TensorSpec
 from tvmify.target import check
-from tvmify.warming import EAGER, Outcome, Warmed, warm_cache
+
+if TYPE_CHECKING:
+    from tvmify.signature import TensorSpec
+    from tvmify.warming import Outcome, Warmed
 
 #: Exit code after an interrupt.
 INTERRUPTED = 130
@@ -70,6 +70,8 @@ def warmup(
     Exit codes: 0, there is compiled code for all signatures; 1, not for all; 2, usage error; 130,
     interrupted, and the programs built so far are kept.
     """
+    from tvmify.warming import Warmed, warm_cache
+
     shown: list[Outcome] = []
     try:
         calls = _calls(shape or [], dtype or ["float32"], device)
@@ -96,6 +98,11 @@ def warmup(
 
 
 def _calls(shapes: list[str], dtypes: list[str], device: str) -> list[list[TensorSpec]]:
+    import torch
+
+    from tvmify.dispatch.recording.trees import dtype_of
+    from tvmify.signature import TensorSpec
+
     if len(dtypes) not in (1, max(len(shapes), 1)):
         raise WarmUpError(f"there are {len(shapes)} --shape and {len(dtypes)} --dtype")
     calls = []
@@ -160,6 +167,6 @@ def _print(warmed: Warmed, as_json: bool) -> None:
     for outcome in warmed.outcomes:
         taken = size(outcome.bytes) if outcome.bytes else ""
         cells = outcome.signature, _source(outcome), f"{outcome.seconds:.1f}", taken
-        table.add_row(*map(text, cells), style="yellow" if outcome.source == EAGER else "")
+        table.add_row(*map(text, cells), style="" if outcome.is_compiled else "yellow")
     counts = Counter(outcome.source for outcome in warmed.outcomes)
     print_all(table, text(", ".join(f"{count} {source}" for source, count in counts.items())))

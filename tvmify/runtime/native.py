@@ -27,13 +27,17 @@ def _directory(package: str) -> Path:
     return Path(spec.origin).parent
 
 
-def cmake_prefix_path() -> str:
-    """Return the ``CMAKE_PREFIX_PATH`` that CMake's ``find_package(tvmify)`` needs."""
+def _cmake_prefix_path() -> str:
     package = Path(__file__).parents[1]
     places = [package / "share" / "cmake"]
     # An installed package finds its dependencies beside itself; an editable install does not.
     places += [_directory(name).parent for name in ("torch", "tvm", "tvm_ffi")]
     return ";".join(dict.fromkeys(str(place) for place in places if place != package.parent))
+
+
+#: For CMake's ``find_package(tvmify)``, as ``CMAKE_PREFIX_PATH``; several paths if tvmify is not
+#: installed beside torch and TVM.
+cmake_prefix_path = _cmake_prefix_path()
 
 
 def _load_library(path: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
@@ -111,6 +115,7 @@ __all__ = [
     "LatestCall",
     "ShapeGuard",
     "Shortcut",
+    "cmake_prefix_path",
     "cpu_features",
     "flatten",
     "with_method_renamed",

@@ -52,6 +52,11 @@ class Outcome(NamedTuple):
     seconds: float
     bytes: int
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is compiled code for the signature."""
+        return self.source != EAGER
+
 
 @dataclass
 class Warmed:
@@ -71,7 +76,7 @@ class Warmed:
     @property
     def is_complete(self) -> bool:
         """Whether there is compiled code for every signature."""
-        return all(outcome.source != EAGER for outcome in self.outcomes)
+        return all(outcome.is_compiled for outcome in self.outcomes)
 
 
 def warm_cache(

@@ -1,0 +1,69 @@
+"""What `tvmify/__init__.py` imports on demand, for type checkers and the documentation."""
+
+from tvmify import cache
+from tvmify.decorate.decorator import cache_info, explain, refresh, tvmify, warmup
+from tvmify.dispatch.counts import CacheInfo
+from tvmify.errors import (
+    ArchiveError,
+    BuildError,
+    CacheError,
+    CacheMiss,
+    CaptureError,
+    GradientsNeeded,
+    NativeLibraryError,
+    NotCompiled,
+    OptionError,
+    SaveError,
+    TrainingMode,
+    TvmifyError,
+    TvmifyWarning,
+    UnsupportedInput,
+    UnsupportedOperator,
+    UnsupportedTarget,
+    WarmUpError,
+)
+from tvmify.options import CompileOptions
+from tvmify.runtime import cmake_prefix_path, inspect, load
+from tvmify.saved.pt2 import export
+from tvmify.saved.saving import save
+from tvmify.signature import TensorSpec
+from tvmify.warming import Outcome, Warmed, warm_cache
+
+__all__ = [
+    "ArchiveError",
+    "BuildError",
+    "CacheError",
+    "CacheInfo",
+    "CacheMiss",
+    "CaptureError",
+    "CompileOptions",
+    "GradientsNeeded",
+    "NativeLibraryError",
+    "NotCompiled",
+    "OptionError",
+    "Outcome",
+    "SaveError",
+    "TensorSpec",
+    "TrainingMode",
+    "TvmifyError",
+    "TvmifyWarning",
+    "UnsupportedInput",
+    "UnsupportedOperator",
+    "UnsupportedTarget",
+    "WarmUpError",
+    "Warmed",
+    "cache",
+    "cache_info",
+    "cmake_prefix_path",
+    "explain",
+    "export",
+    "inspect",
+    "load",
+    "refresh",
+    "save",
+    "tvmify",
+    "warm_cache",
+    "warmup",
+]
+
+__version__: str
