@@ -130,6 +130,25 @@ def numbers(text: str) -> torch.Tensor:
 # ---- run.cpp
 
 
+@torch.inference_mode()
+def test_a_program_for_many_shapes_serves_one_that_was_never_called(
+    tmp_path: Path, build: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3)).eval()
+    subject = tvmify.tvmify(model, cache=False, strict=True, dynamic=None)
+    for rows in (3, 5):
+        subject(torch.rand(rows, 4))
+    tvmify.save(subject, tmp_path / "model.pt", strict=True)
+    finished = run(build / "run", "model.pt", "7,4", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    torch.manual_seed(0)
+    expected = model(torch.rand(7, 4)).flatten()
+    printed = finished.stdout.split(":")[1].replace("...", "")
+    torch.testing.assert_close(numbers(printed), expected[:8])
+    refused = run(build / "run", "model.pt", "7,5", cwd=tmp_path)
+    assert "holds no code" in refused.stderr
+
+
 @pytest.mark.parametrize("place", ["build", "bundle"])
 @torch.inference_mode()
 def test_a_saved_model_runs_without_python(

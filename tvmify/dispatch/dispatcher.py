@@ -12,7 +12,7 @@ PyTorch instead.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -31,9 +31,9 @@ from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Args, Kwargs, Request, TargetOption
-from tvmify.dispatch.sizes import Sizes
+from tvmify.dispatch.sizes import AnySizes, Sizes
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import Uninitialized
+from tvmify.errors import NotCompiled, Uninitialized
 from tvmify.runtime import LatestCall, PackedWeights, flatten, unusual_signature
 from tvmify.signature import apart
 from tvmify.system import forks
@@ -65,7 +65,8 @@ class Dispatcher:
         self._state, self._memory, self._counts = shared.module, shared.outcomes, shared.counts
         self._reports = Reports(subject)
         self._numbers = Numbers()
-        self._general = Generalizing([Sizes(self.options.dynamic), self._numbers])
+        self._sizes = Sizes(self.options.dynamic)
+        self._general = Generalizing([self._sizes, self._numbers])
         self._misses = Misses(shared, self._general, self.latest, self._reports)
 
     # ------------------------------------------------------------------------------- every call
@@ -211,12 +212,59 @@ class Dispatcher:
         NotCompiled
             The call cannot run compiled, whatever the options say about that.
         """
+        return self._artifacts(args, kwargs, target, lambda _: [])[0]
+
+    def compiled_for_file(
+        self, args: Args, kwargs: Kwargs, target: TargetOption = None
+    ) -> list[Artifact]:
+        """Return what a file should hold for a call: its code, or that for calls of any sizes.
+
+        A call has code of its own if it ran with that, or if there is none for any sizes. Else
+        these are the programs of all classes of sizes that were made.
+
+        Parameters
+        ----------
+        args, kwargs, target
+            As for `compiled`.
+
+        Raises
+        ------
+        NotCompiled
+            The call cannot run compiled, whatever the options say about that.
+        """
+
+        def general(request: Request) -> list[AnySizes]:
+            return [] if self._has_own(request) else self._sizes.of_file(request)
+
+        return self._artifacts(args, kwargs, target, general)
+
+    def _artifacts(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        target: TargetOption,
+        general: Callable[[Request], list[AnySizes]],
+    ) -> list[Artifact]:
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._look_again()
             args, kwargs = apart((args, kwargs))  # files hold for all arguments of a signature
-            request = Request.of(args, kwargs, self.options, target)
-            _, executor = Miss(self._shared, request, stages).obtain(PackedWeights())
-            return executor.artifact
+            exact = Request.of(args, kwargs, self.options, target)
+            found: list[Artifact] = []
+            for request in [*map(exact.generalized, general(exact)), exact]:
+                if request is exact and found:
+                    break
+                try:
+                    _, executor = Miss(self._shared, request, stages).obtain(PackedWeights())
+                    found.append(executor.artifact)
+                except NotCompiled:
+                    if request is exact:
+                        raise
+            return found
+
+    def _has_own(self, request: Request) -> bool:
+        """Whether such a call ran with a program for its sizes alone."""
+        own = (x for x in self._memory.values() if isinstance(x, Compiled) and not x.facts.shapes)
+        return any(outcome.specs == request.specs() for outcome in own)
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return arguments for each signature that runs compiled, in the order of first calls."""

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,6 +43,13 @@ _Symbols = dict[int, tuple[str | None, ...]]
 _Sizes = tuple[tuple[int, ...] | None, ...]
 
 
+class _Rest(NamedTuple):
+    """All of a signature but the sizes, and apart from it what concerns gradients alone."""
+
+    rest: Hashable
+    gradients: str
+
+
 @dataclass(frozen=True)
 class SizesOpen:
     """A signature without some of its sizes.
@@ -55,7 +62,7 @@ class SizesOpen:
         Which sizes are symbols, and what for.
     """
 
-    rest: Hashable
+    rest: _Rest
     varying: Varying
 
 
@@ -178,6 +185,20 @@ class Sizes:
         if not isinstance(reason, Specialised):
             self._static[general.signature.rest] = reason
 
+    def of_file(self, request: Request) -> list[AnySizes]:
+        """Ask for all programs of the same sizes as one that serves a call, without gradients."""
+        rest, leaves = _rest(request).rest, request.leaves
+        known = {s: g.shapes for s, g in self._programs.items() if s.rest.rest == rest}
+        serving = [known[s].leaves for s in known if self._programs[s].serves(leaves)]
+        if not serving:
+            general = self.general(request) if self._dynamic is True else None
+            return [] if general is None else [general]
+        return [
+            AnySizes(signature, *request.call)
+            for signature, shapes in known.items()
+            if shapes.leaves == serving[0]
+        ]
+
     def forget(self) -> None:
         """Forget what was learnt."""
         self._seen.clear()
@@ -187,7 +208,7 @@ class Sizes:
     def _any(
         self,
         request: Request,
-        rest: Hashable,
+        rest: _Rest,
         symbols: _Symbols,
         variant: int,
     ) -> AnySizes:
@@ -251,19 +272,15 @@ def _sizes(leaves: Sequence[Any]) -> _Sizes:
     return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
 
 
-def _rest(request: Request) -> Hashable:
+def _rest(request: Request) -> _Rest:
     signature = request.signature
     leaves = tuple(
         (leaf.dtype, leaf.device, len(leaf.shape)) if isinstance(leaf, TensorSpec) else leaf
         for leaf in signature.leaves
     )
-    return (
-        signature.structure,
-        leaves,
-        request.modes,
-        request.autocast,
-        tuple(request.repeated.items()),
-    )
+    modes, gradients = request.modes
+    repeated = tuple(request.repeated.items())
+    return _Rest((signature.structure, leaves, modes, request.autocast, repeated), gradients)
 
 
 def _is_on_gpu(request: Request) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.artifact import Artifact
 from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
@@ -48,7 +49,8 @@ def save(
     signatures
         More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. Without
         ``signatures`` and ``example_inputs``, every signature that the model was called with so
-        far; for a float that may have any value, its first value.
+        far; for a float that may have any value, its first value. A call that a program for many
+        shapes serves is saved as that program, in all classes of sizes that were made.
     targets
         What to build for, each in the form of the option ``target``. None is the model's own
         target, by default this machine. If a machine can run several, the first is used.
@@ -110,16 +112,13 @@ def _compile(
     for args, kwargs in calls:
         for target in targets:
             try:
-                artifact = dispatcher.compiled(args, kwargs, target)
-                if effects := artifact.effects():
-                    raise SaveError(
-                        f"{dispatcher.name} cannot be saved: {effects}, which compiled code does "
-                        "in this process only. Take that tensor as an argument, and return its new "
-                        "value"
-                    )
-                compiled.append(Compiled((args, kwargs), artifact))
+                artifacts = dispatcher.compiled_for_file(args, kwargs, target)
             except NotCompiled as reason:
                 refused.append(reason)
+                continue
+            for artifact in artifacts:
+                _check_effects(dispatcher.name, artifact)
+                compiled.append(Compiled((args, kwargs), artifact))
     if not compiled:
         if refused[0].parts_may_compile:
             raise SaveError(
@@ -132,3 +131,11 @@ def _compile(
         message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
         warnings.warn(message, TvmifyWarning, stacklevel=3)
     return compiled
+
+
+def _check_effects(name: str, artifact: Artifact) -> None:
+    if effects := artifact.effects():
+        raise SaveError(
+            f"{name} cannot be saved: {effects}, which compiled code does in this process only. "
+            "Take that tensor as an argument, and return its new value"
+        )

@@ -1,0 +1,144 @@
+"""Saved files of modules whose calls were served by programs for many shapes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+from tests.tolerances import assert_close_to_reference
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+class Parity(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x.relu() if x.size(0) % 2 == 1 else x.tanh()
+
+
+def rows(count: int) -> torch.Tensor:
+    return torch.randn(count, 8, generator=torch.Generator().manual_seed(count))
+
+
+def called(module: nn.Module, *counts: int, **options: Any) -> Any:
+    fast = tvmify.tvmify(module, **{"dynamic": None, "cache": False, "strict": True} | options)
+    with torch.inference_mode():
+        for count in counts:
+            fast(rows(count))
+    return fast
+
+
+def signatures(module: Any) -> list[str]:
+    return list(module._tvmify.explain())
+
+
+def check(served: Any, module: nn.Module, *counts: int) -> None:
+    with torch.no_grad():
+        for count in counts:
+            assert_close_to_reference(served(rows(count)), module, (rows(count),), {})
+
+
+@pytest.fixture
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return Small().eval()
+
+
+def test_lengths_that_were_never_called_run_without_the_compiler(
+    tmp_path: Path, small: nn.Module
+) -> None:
+    tvmify.save(called(small, 3, 5), tmp_path / "model.pt")
+    torch.save((rows(11), small(rows(11))), tmp_path / "expected.pt")
+    script = """
+        import sys
+        import torch
+        import tvmify.runtime
+        model = torch.jit.load("model.pt")
+        model._tvmify.set_strict(True)
+        x, expected = torch.load("expected.pt")
+        with torch.inference_mode():
+            torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-6)
+        assert not {"tvm", "tvm_ffi", "tvmify.compiler"} & set(sys.modules)
+        print(len(model._tvmify.explain()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(tvmify.__path__[0]).parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["2"]  # the first length alone, and any
+
+
+def test_all_classes_that_were_made_are_saved_once(tmp_path: Path, small: nn.Module) -> None:
+    fast = called(small, 3, 5, 20, 30, 100)
+    builds = fast.cache_info().builds
+    tvmify.save(fast, tmp_path / "all.pt")
+    tvmify.save(fast, tmp_path / "one.pt", example_inputs=rows(7))
+    assert fast.cache_info().builds == builds == 4
+    for name, count in ("all.pt", 4), ("one.pt", 3):
+        loaded = tvmify.load(tmp_path / name, strict=True)
+        assert len(signatures(loaded)) == count
+        check(loaded, small, 2, 7, 17, 70, 300)
+
+
+def test_sizes_that_guards_refuse_run_as_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Parity().eval()
+    fast = called(module, 3, 5)
+    tvmify.save(fast, tmp_path / "model.pt", example_inputs=rows(7))
+    strict = tvmify.load(tmp_path / "model.pt", strict=True)
+    check(strict, module, 3, 9, 33)
+    for count in (1, 4):
+        with pytest.raises(RuntimeError, match="holds no code"):
+            strict(rows(count))
+    loaded = tvmify.load(tmp_path / "model.pt")
+    with pytest.warns(UserWarning, match="holds no code"):
+        check(loaded, module, 4)
+
+
+def test_branches_on_a_size_are_saved_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Parity().eval()
+    tvmify.save(called(module, 3, 5, 4), tmp_path / "model.pt")
+    check(tvmify.load(tmp_path / "model.pt", strict=True), module, 2, 3, 5, 8, 11)
+
+
+def test_true_saves_a_program_for_many_shapes_without_a_call(
+    tmp_path: Path, small: nn.Module
+) -> None:
+    tvmify.save(called(small, dynamic=True), tmp_path / "model.pt", example_inputs=rows(6))
+    check(tvmify.load(tmp_path / "model.pt", strict=True), small, 2, 6, 40)
+
+
+def test_named_calls_have_programs_of_their_own(tmp_path: Path, small: nn.Module) -> None:
+    fast = called(small)
+    tvmify.save(fast, tmp_path / "model.pt", signatures=[[(3, 8)], [(5, 8)]])
+    loaded = tvmify.load(tmp_path / "model.pt", strict=True)
+    check(loaded, small, 3, 5)
+    with pytest.raises(RuntimeError, match="holds no code"):
+        loaded(rows(4))
+
+
+def test_other_targets_have_programs_for_many_shapes_too(tmp_path: Path, small: nn.Module) -> None:
+    plain = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
+    tvmify.save(called(small, 3, 5), tmp_path / "model.pt", targets=[plain])
+    check(tvmify.load(tmp_path / "model.pt", strict=True), small, 3, 9)
