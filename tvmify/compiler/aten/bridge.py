@@ -47,7 +47,8 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
         return False
     if target is torch.ops.aten.view.dtype:  # TorchScript takes the dtype for a size
         return False
-    results = _leaves(node.meta.get("val"))
+    values = _leaves(node.meta.get("val"))
+    results = [values[i] for i in _used(node, len(values))]
     if any(isinstance(x, tvm.ir.Expr) for x in pytree.tree_leaves((node.args, dict(node.kwargs)))):
         return False  # the graph has constants only
     return bool(results) and all(
@@ -107,9 +108,9 @@ def _used(node: fx.Node, results: int) -> list[int]:
     """Return which results of a call the program reads.
 
     The others are not even looked at: some, such as the bookkeeping of embedding_bag, do not have
-    the shapes that their operator declares.
+    the shapes that their operator declares, and gradients that nobody asked for are None.
     """
-    if isinstance(node.meta["val"], torch.Tensor):
+    if not isinstance(node.meta.get("val"), (tuple, list)):
         return [0]
     indices = [user.args[1] for user in node.users if user.users]
     return [i for i in range(results) if i in indices] or [0]
@@ -202,6 +203,10 @@ def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> A
         value = pytree.tree_map_only(int, float, value)
     if not isinstance(value, (list, tuple)):
         return graph.insertConstant(value)
+    if value and isinstance(value[0], bool):  # which the notation of a constant does not have
+        (flags,) = insert(graph, "prim::ListConstruct", [graph.insertConstant(v) for v in value])
+        flags.setType(torch._C.ListType.ofBools())
+        return flags
     if value:
         return graph.insertConstant(list(value))  # those of a program are of another class
     (empty,) = insert(graph, "prim::ListConstruct", [])
