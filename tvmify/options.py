@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,15 +177,22 @@ class CompileOptions:
         )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> CompileOptions:
+    def of(cls, given: Mapping[str, Any], without: Collection[str] = ()) -> CompileOptions:
         """Create options from keyword arguments.
+
+        Parameters
+        ----------
+        given
+            The arguments.
+        without
+            Names of options that may not be among them.
 
         Raises
         ------
         OptionError
             A name or value is not valid; the message lists the valid ones.
         """
-        names = [f.name for f in dataclasses.fields(cls)]
+        names = [f.name for f in dataclasses.fields(cls) if f.name not in without]
         for name in given:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)

@@ -10,6 +10,7 @@ import torch
 from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, check_questions
+from tvmify.capture.recorded import RecordedGraph
 from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, script
 from tvmify.capture.state import present, resolve
@@ -22,6 +23,7 @@ __all__ = [
     "Driver",
     "Part",
     "Program",
+    "RecordedGraph",
     "Varying",
     "capture",
     "drive",
@@ -69,23 +71,32 @@ def capture(
         )
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return ScriptedProgram(callable_)
-    check_questions(callable_, args, kwargs)
-    try:
-        program = ScriptedProgram(script(callable_), callable_)
-        reason = program.refusal(args, kwargs)
-        if reason is None:
-            return program
-    except CannotScript as error:
-        reason = str(error)
-    except UnsupportedOperator as error:
-        if error.parts_may_compile and "prim::Enter" not in error.operators:
-            raise  # torch.export would refuse the assignment too; `with` makes some of its own
-        reason = error.reason
+    scripted = _scripted(callable_, args, kwargs)
+    if isinstance(scripted, Program):
+        return scripted
     check_temporary_directory()
     import_recorder()
     from tvmify.capture.exported.program import TracedProgram
 
-    return TracedProgram(callable_, args, kwargs, reason, varying)
+    return TracedProgram(callable_, args, kwargs, scripted, varying)
+
+
+def _scripted(
+    callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Program | str:
+    """Return the program that TorchScript makes, or why it makes none."""
+    if isinstance(callable_, RecordedGraph):
+        return "torch.compile has recorded it"
+    check_questions(callable_, args, kwargs)
+    try:
+        program = ScriptedProgram(script(callable_), callable_)
+        return program.refusal(args, kwargs) or program
+    except CannotScript as error:
+        return str(error)
+    except UnsupportedOperator as error:
+        if error.parts_may_compile and "prim::Enter" not in error.operators:
+            raise  # torch.export would refuse the assignment too; `with` makes some of its own
+        return error.reason
 
 
 def may_ask_for_identity(captured: Callable[..., Any] | Program) -> bool:

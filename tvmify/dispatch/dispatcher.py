@@ -28,6 +28,7 @@ from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.numbers import Numbers
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
+from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Args, Kwargs, Request, TargetOption
@@ -42,6 +43,13 @@ from tvmify.system import forks
 class Dispatcher:
     """Runs the calls of one module or function.
 
+    Parameters
+    ----------
+    subject
+        The module or function.
+    programs
+        What was captured and made for modules that differ from this one in their weights alone.
+
     Attributes
     ----------
     subject
@@ -52,7 +60,7 @@ class Dispatcher:
         Makes the call that was made last again; a `Shortcut` goes straight to it.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, programs: Programs | None = None) -> None:
         self.subject = subject
         self.name, self.module, self.options = subject.name, subject.module, subject.options
         if (module := subject.module()) is not None:
@@ -61,11 +69,11 @@ class Dispatcher:
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self.latest = LatestCall()
         self._lock = forks.Lock()
-        self._shared = shared = Shared.of(subject, make_part=Dispatcher)
+        self._shared = shared = Shared.of(subject, Dispatcher, programs)
         self._state, self._memory, self._counts = shared.module, shared.outcomes, shared.counts
         self._reports = Reports(subject)
         self._numbers = Numbers()
-        self._sizes = Sizes(self.options.dynamic)
+        self._sizes = Sizes(self.options.dynamic, subject.symbols)
         self._general = Generalizing([self._sizes, self._numbers])
         self._misses = Misses(shared, self._general, self.latest, self._reports)
 
@@ -273,10 +281,14 @@ class Dispatcher:
 
     def refresh(self) -> None:
         """Forget what is known of the module; the next call looks at all of it again."""
+        self._shared.programs.clear()
+        self.forget_module()
+
+    def forget_module(self) -> None:
+        """Forget what is known of the module, but not what was made for its program."""
         with self._lock:
             self._state.forget()
             self._memory.clear()
-            self._shared.programs.clear()
             self._general.forget()
             self.latest.forget()
 
@@ -296,4 +308,4 @@ class Dispatcher:
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:
     if (alive := dispatcher()) is not None:
-        alive.refresh()
+        alive.forget_module()

@@ -73,10 +73,10 @@ class Shared:
     make_part: MakePart
 
     @classmethod
-    def of(cls, subject: Subject, make_part: MakePart) -> Shared:
-        """Return what a new dispatcher has."""
+    def of(cls, subject: Subject, make_part: MakePart, programs: Programs | None = None) -> Shared:
+        """Return what a new dispatcher has, ``programs`` perhaps along with others."""
         size = subject.options.cache_size
-        outcomes, programs = Outcomes(size), Programs(size)
+        outcomes, programs = Outcomes(size), Programs(size) if programs is None else programs
         module, counts = ModuleState(subject), Counts()
         return cls(subject, module, outcomes, programs, counts, Graphs(), make_part)
 

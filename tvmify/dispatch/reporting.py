@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.outcome import Eager
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import Uninitialized
+
+_LOG = logging.getLogger(__name__)
 
 
 class Reports:
@@ -31,6 +35,8 @@ class Reports:
             raise reason
         if not isinstance(reason, Uninitialized):  # after which the next call runs compiled
             message = f"{self._name} runs in eager PyTorch: {on_miss.warning_of(reason)}"
+            if message not in self._warned:
+                _LOG.info(message)  # TORCH_LOGS=tvmify shows it
             warn_once(self._warned, message)
 
     def evictions(self, count: int) -> None:

@@ -11,7 +11,7 @@ there are a few programs, one for each class of sizes, of the same recording.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ MOST_PROGRAMS = 8
 _REMEMBERED = 8
 
 #: For each axis of tensors among the leaves of a call the name of a symbol, or None.
-_Symbols = dict[int, tuple[str | None, ...]]
+_Symbols = Mapping[int, tuple[str | None, ...]]
 #: The sizes of each tensor among the leaves of a call, None for other leaves.
 _Sizes = tuple[tuple[int, ...] | None, ...]
 
@@ -122,12 +122,15 @@ class Sizes:
     ----------
     dynamic
         The option: True for symbols at the first call, False for none, None for the second.
+    known
+        `Subject.symbols`: if it is given, these sizes are symbols, and no others.
     """
 
     keeps_exact = True
 
-    def __init__(self, dynamic: bool | None) -> None:
+    def __init__(self, dynamic: bool | None, known: _Symbols | None = None) -> None:
         self._dynamic = dynamic
+        self._known = known
         # Of the calls that share all but their sizes.
         self._seen: dict[Hashable, list[_Sizes]] = {}
         self._programs: dict[SizesOpen, ShapeGuard] = {}
@@ -153,7 +156,8 @@ class Sizes:
     def general(self, request: Request) -> AnySizes | None:
         """Leave open the sizes that were seen to vary."""
         sizes, rest = _sizes(request.leaves), _rest(request)
-        if self._dynamic is False or rest in self._static or _is_on_gpu(request):
+        is_static = not self._known if self._known is not None else self._dynamic is False
+        if is_static or rest in self._static or _is_on_gpu(request):
             return None
         seen = self._seen.setdefault(rest, [])
         if sizes not in seen:
@@ -161,7 +165,10 @@ class Sizes:
             del seen[1:-_REMEMBERED]  # the first stays
         if len(self._programs) >= MOST_PROGRAMS:
             return None
-        symbols = _symbols(seen, sizes, is_first=self._dynamic is True)
+        if self._known is not None:
+            symbols = _from_two(self._known, sizes)
+        else:
+            symbols = _symbols(seen, sizes, is_first=self._dynamic is True)
         if not symbols:
             return None
         return self._any(request, rest, symbols, variant=0)
@@ -242,6 +249,18 @@ def _symbols(seen: Sequence[_Sizes], sizes: _Sizes, *, is_first: bool) -> _Symbo
         if shape is not None
     }
     return {leaf: shape for leaf, shape in found.items() if any(shape)}
+
+
+def _from_two(known: _Symbols, sizes: _Sizes) -> _Symbols:
+    """Return the known symbols, without those whose sizes are numbers in every program."""
+    small = {
+        name
+        for leaf, names in known.items()
+        for name, size in zip(names, sizes[leaf] or (), strict=True)
+        if size < 2
+    }
+    found = {leaf: tuple(None if n in small else n for n in names) for leaf, names in known.items()}
+    return {leaf: names for leaf, names in found.items() if any(names)}
 
 
 def _class_of(values: Any) -> int:

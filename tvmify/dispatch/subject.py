@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ class Subject:
     is_part
         Whether it is a region or a submodule of another subject. Such a subject is not recorded,
         and evicts no signature for another one.
+    symbols
+        Which sizes vary from call to call, if that is known before any call: for each leaf of the
+        arguments with such sizes, for each axis the name of a symbol, or None.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Subject:
     module: Callable[[], nn.Module | None]
     calls_itself: bool = False
     is_part: bool = False
+    symbols: Mapping[int, tuple[str | None, ...]] | None = None
 
     @classmethod
     def of(
@@ -58,10 +62,11 @@ class Subject:
         *,
         calls_itself: bool = False,
         is_part: bool = False,
+        symbols: Mapping[int, tuple[str | None, ...]] | None = None,
     ) -> Subject:
         """Return the subject that these describe; see the attributes."""
         alive = _nobody if module is None else weakref.ref(module)
-        return cls(name, eager, capturable, options, alive, calls_itself, is_part)
+        return cls(name, eager, capturable, options, alive, calls_itself, is_part, symbols)
 
     def captured(self) -> Any:
         """Return what is captured: the plain module, or the function."""

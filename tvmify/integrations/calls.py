@@ -1,0 +1,152 @@
+"""The calls of one graph of ``torch.compile``: from Dynamo's guards to a dispatcher."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.programs import Programs
+from tvmify.dispatch.subject import Subject
+from tvmify.integrations.dynamo_graph import DynamoGraph
+from tvmify.options import CompileOptions
+from tvmify.system import forks
+
+#: A graph serves as many models of one class at a time, each with its weights.
+_MOST_MODELS = 8
+_NO_KEYWORDS: dict[str, Any] = {}
+
+#: All graphs that are alive.
+GRAPHS: weakref.WeakSet[GraphCalls] = weakref.WeakSet()
+
+
+class GraphCalls:
+    """Runs the calls of one graph.
+
+    Dynamo passes the weights to each call. One graph serves all models that its guards cannot tell
+    apart, so there is a dispatcher for each of them.
+
+    Parameters
+    ----------
+    graph
+        What Dynamo has recorded.
+    options
+        Of the backend.
+    """
+
+    def __init__(self, graph: DynamoGraph, options: CompileOptions) -> None:
+        self._graph, self._options = graph, options
+        self._programs = Programs(options.cache_size)
+        self._models: dict[tuple[int, ...], _Model] = {}
+        self._lock = forks.Lock()
+        self._latest: _Model | None = None
+        self._pick_weights, self._pick_inputs = graph.pick_weights, graph.pick_inputs
+        self._is_plain = not graph.floats and graph.results is None
+        GRAPHS.add(self)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run one call, with the arguments that Dynamo passes."""
+        model, weights = self._latest, self._pick_weights(args)
+        if model is None or not model.has(weights):
+            model = self._model(weights)
+        if self._is_plain:
+            return model.dispatcher(self._pick_inputs(args), _NO_KEYWORDS)
+        inputs = list(self._pick_inputs(args))
+        for place in self._graph.floats:
+            inputs[place] = inputs[place].item()
+        results = model.dispatcher(tuple(inputs), _NO_KEYWORDS)
+        order = self._graph.results
+        return results if order is None else [results[i] if i >= 0 else args[~i] for i in order]
+
+    @property
+    def name(self) -> str:
+        """Of the graph, for messages."""
+        return self._graph.name
+
+    @property
+    def dispatchers(self) -> list[Dispatcher]:
+        """Those of the models that it was called for and that are alive."""
+        return [model.dispatcher for model in list(self._models.values())]
+
+    def _model(self, weights: Sequence[torch.Tensor]) -> _Model:
+        key = tuple(map(id, weights))
+        with self._lock:
+            model = self._models.pop(key, None)
+            if model is None:
+                model = _Model(self._graph, self._options, self._programs, weights)
+                # A callback must not hold the lock: it may run within these lines.
+                forget = partial(_forget, weakref.ref(self), key)
+                model.watches = [weakref.ref(weight, forget) for weight in weights]
+            elif not model.has(weights):
+                model.take(weights)
+            self._models[key] = self._latest = model  # the last one is the latest
+            for old in list(self._models)[:-_MOST_MODELS]:
+                self._models.pop(old, None)
+        return model
+
+    def forget(self, key: tuple[int, ...]) -> None:
+        """Let go of a model whose weights are gone."""
+        model = self._models.pop(key, None)
+        if model is not None and self._latest is model:
+            self._latest = None
+
+
+class _Model:
+    """One set of weights that a graph is called with.
+
+    Its module has tensors of its own, which share the memory and the version counters of the
+    weights: whoever drops a model gets its memory back.
+    """
+
+    def __init__(
+        self,
+        graph: DynamoGraph,
+        options: CompileOptions,
+        programs: Programs,
+        weights: Sequence[torch.Tensor],
+    ) -> None:
+        self._names = graph.weights
+        self._ids = tuple(map(id, weights))
+        self._addresses = _addresses(weights)
+        self.watches: list[weakref.ref[torch.Tensor]] = []
+        self.module = graph.module([weight.detach() for weight in weights])
+        subject = Subject.of(
+            name=graph.name,
+            eager=_forward,
+            capturable=lambda module: module,
+            options=options,
+            module=self.module,
+            is_part=True,  # nobody can call it to warm it up
+            symbols=graph.symbols,
+        )
+        self.dispatcher = Dispatcher(subject, programs)
+
+    def has(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Tell whether these are its weights, with the memory that they had."""
+        return tuple(map(id, weights)) == self._ids and _addresses(weights) == self._addresses
+
+    def take(self, weights: Sequence[torch.Tensor]) -> None:
+        """Read weights anew whose ``data`` was replaced."""
+        self._addresses = _addresses(weights)
+        for name, weight in zip(self._names, weights, strict=True):
+            self.module._buffers[name] = weight.detach()
+
+
+def _addresses(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    try:
+        return tuple(map(torch.Tensor.data_ptr, weights))
+    except RuntimeError:  # one has no memory: such calls run in eager
+        return ()
+
+
+def _forget(calls: weakref.ref[GraphCalls], key: tuple[int, ...], _: object) -> None:
+    if (alive := calls()) is not None:
+        alive.forget(key)
+
+
+def _forward(module: Callable[..., Any], *inputs: Any) -> Any:
+    return module.forward(*inputs)  # type: ignore[attr-defined]

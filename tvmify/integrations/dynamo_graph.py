@@ -1,0 +1,247 @@
+"""A graph of ``torch.compile`` as a module: weights are its state, sizes and numbers arguments.
+
+Dynamo passes to a graph, at each call, all that the graph reads: the weights of the model, the
+tensors of the call, and an integer for each size that may vary. A dispatcher wants the weights in a
+module, so that it packs them once, and reads sizes from the tensors themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from tvmify.capture import RecordedGraph
+
+#: Chooses some of the arguments of a call.
+Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class DynamoGraph:
+    """What is known of a graph before its first call.
+
+    Attributes
+    ----------
+    name
+        For messages.
+    graph
+        Reads weights as attributes, and takes the other arguments.
+    attributes
+        What the graph reads besides its weights: subgraphs and constants, by name.
+    weights
+        The name of each weight, in the order of ``pick_weights``.
+    pick_weights, pick_inputs
+        Choose the weights, and the arguments of ``graph``, among the arguments of a call.
+    floats
+        Which of the arguments of ``graph`` are floats, that calls pass as tensors.
+    symbols
+        The sizes that vary, as `Subject.symbols` has them.
+    results
+        For each result of a call its place among those of ``graph``; or, as ``~i``, that argument
+        ``i`` of the call is the result. None if the results are those of ``graph``.
+    """
+
+    name: str
+    graph: fx.Graph
+    attributes: Mapping[str, Any]
+    weights: tuple[str, ...]
+    pick_weights: Pick
+    pick_inputs: Pick
+    floats: tuple[int, ...]
+    symbols: Mapping[int, tuple[str | None, ...]]
+    results: tuple[int, ...] | None
+
+    @classmethod
+    def of(
+        cls,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        name: str,
+        *,
+        weights_are_state: bool,
+    ) -> DynamoGraph:
+        """Read a graph.
+
+        Parameters
+        ----------
+        module
+            Of Dynamo, or of AOTAutograd; it stays as it is.
+        inputs
+            Examples of its arguments.
+        name
+            For messages.
+        weights_are_state
+            Whether parameters and buffers become attributes. Otherwise all tensors are arguments.
+        """
+        graph = copy.deepcopy(module.graph)
+        places = [node for node in graph.nodes if node.op == "placeholder"]
+        values = [_example(node, given) for node, given in zip(places, inputs, strict=True)]
+        weights = {
+            i: node
+            for i, (node, value) in enumerate(zip(places, values, strict=True))
+            if weights_are_state and isinstance(value, torch.Tensor) and _is_weight(node, inputs[i])
+        }
+        are_tensors = [isinstance(value, torch.Tensor) for value in values]
+        tensors = [i for i, is_tensor in enumerate(are_tensors) if is_tensor and i not in weights]
+        results = _without_numbers(graph, places, values)
+        sizes = _sizes_read_from_tensors(graph, places, values, tensors)
+        floats = [i for i in tensors if _read_as_float(graph, places[i])]
+        arguments = [i for i in range(len(places)) if i not in weights and i not in sizes]
+        for node in weights.values():
+            _read_as_attribute(graph, node)
+        attributes = {
+            str(node.target): _attribute(module, str(node.target))
+            for node in graph.nodes
+            if node.op in ("get_attr", "call_module")
+            and node.target not in {weight.name for weight in weights.values()}
+        }
+        for node in graph.nodes:  # without the fake tensors of Dynamo
+            node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+        graph.lint()
+        return cls(
+            name=name,
+            graph=graph,
+            attributes=attributes,
+            weights=tuple(node.name for node in weights.values()),
+            pick_weights=_picker(list(weights)),
+            pick_inputs=_picker(arguments),
+            floats=tuple(arguments.index(i) for i in floats),
+            symbols=_symbols([values[i] for i in arguments]),
+            results=results,
+        )
+
+    def module(self, weights: Sequence[torch.Tensor]) -> RecordedGraph:
+        """Return the graph as a module with these weights."""
+        named = dict(zip(self.weights, weights, strict=True))
+        module = RecordedGraph({**self.attributes, **named}, self.graph)
+        self.graph.owning_module = None  # else the graph kept the latest weights alive
+        return module.eval()  # whatever depends on the mode is written in the graph
+
+
+def _example(node: fx.Node, given: Any) -> Any:
+    """Return what stands for an argument: with symbols as its sizes, if these vary."""
+    return node.meta.get("example_value", node.meta.get("val", given))
+
+
+def _is_weight(node: fx.Node, given: Any) -> bool:
+    """Whether an argument is of the model, so that it is mostly the same tensor in each call."""
+    is_static = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    return is_static or isinstance(given, torch.nn.Parameter)
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, torch.SymInt) and not value.node.is_constant()
+
+
+def _without_numbers(
+    graph: fx.Graph, places: list[fx.Node], values: list[Any]
+) -> tuple[int, ...] | None:
+    """Take out results that are numbers among the arguments; return what results a call has."""
+    output = graph.output_node()
+    returned = list(output.args[0])  # type: ignore[call-overload,arg-type]
+    numbers = {
+        node: i
+        for i, (node, value) in enumerate(zip(places, values, strict=True))
+        if not isinstance(value, torch.Tensor)
+    }
+    kept = [x for x in returned if not (isinstance(x, fx.Node) and x in numbers)]
+    if len(kept) == len(returned):
+        return None
+    output.args = (tuple(kept),)
+    count = iter(range(len(kept)))
+    return tuple(
+        ~numbers[x] if isinstance(x, fx.Node) and x in numbers else next(count) for x in returned
+    )
+
+
+def _sizes_read_from_tensors(
+    graph: fx.Graph, places: list[fx.Node], values: list[Any], tensors: list[int]
+) -> set[int]:
+    """Read sizes from the tensors that have them; return which arguments are not needed then."""
+    sources: dict[str, tuple[fx.Node, int]] = {}
+    for i in tensors:
+        for axis, size in enumerate(values[i].shape):
+            if _is_symbol(size):
+                sources.setdefault(str(size), (places[i], axis))
+    unneeded: set[int] = set()
+    for i, (node, value) in enumerate(zip(places, values, strict=True)):
+        if isinstance(value, torch.Tensor) or (node.users and str(value) not in sources):
+            continue
+        if node.users:
+            tensor, axis = sources[str(value)]
+            with graph.inserting_after(places[-1]):
+                node.replace_all_uses_with(graph.call_method("size", (tensor, axis)))
+        unneeded.add(i)
+    for i in unneeded:
+        graph.erase_node(places[i])
+    return unneeded
+
+
+def _read_as_float(graph: fx.Graph, node: fx.Node) -> bool:
+    """Let an argument be a float, if it is a tensor only because Dynamo made one of a float."""
+    source = node.meta.get("grapharg")
+    if source is None or not source.pass_arg_as_tensor:
+        return False
+    users = list(node.users)
+    if any(user.op != "call_method" or user.target != "item" for user in users):
+        return False
+    for user in users:
+        user.replace_all_uses_with(node)
+        graph.erase_node(user)
+    node.type = None
+    return True
+
+
+def _read_as_attribute(graph: fx.Graph, node: fx.Node) -> None:
+    name = node.name
+    with graph.inserting_before(node):
+        read = graph.create_node("get_attr", name)
+    node.replace_all_uses_with(read)
+    graph.erase_node(node)
+
+
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    return operator.attrgetter(name)(module)
+
+
+def _symbols(values: Sequence[Any]) -> dict[int, tuple[str | None, ...]]:
+    """Return a name for each size that varies: one for those that are equal in all calls."""
+    names: dict[str, str] = {}
+    found = {
+        leaf: tuple(
+            names.setdefault(str(size), f"s{len(names)}") if _is_symbol(size) else None
+            for size in value.shape
+        )
+        for leaf, value in enumerate(values)
+        if isinstance(value, torch.Tensor)
+    }
+    return {leaf: axes for leaf, axes in found.items() if any(axes)}
+
+
+def _picker(places: Sequence[int]) -> Pick:
+    if not places:
+        return lambda _: ()
+    if list(places) == list(range(places[0], places[-1] + 1)):
+        return operator.itemgetter(slice(places[0], places[-1] + 1))
+    return operator.itemgetter(*places)
+
+
+def name_of(module: fx.GraphModule) -> str:
+    """Return the function and the line where the code of a graph begins."""
+    from torch._guards import CompileContext
+
+    number = CompileContext.current_compile_id()
+    for node in module.graph.nodes:
+        rows = (node.meta.get("stack_trace") or "").strip().splitlines()
+        if node.op not in ("placeholder", "output") and rows:
+            file, line, function = rows[0].strip().split(", ")[:3]
+            file = file.removeprefix("File ").strip('"').rpartition("/")[2]
+            place = f"{file}:{line.removeprefix('line ')}"
+            return f"graph {number} ({function.removeprefix('in ')}, {place})"
+    return f"graph {number}"

@@ -1,0 +1,98 @@
+"""``torch.compile(model, backend="tvmify")``: the backend that PyTorch finds by its entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import ShortenTraceback
+
+from tvmify.errors import OptionError
+from tvmify.integrations.calls import GraphCalls
+from tvmify.integrations.dynamo_graph import DynamoGraph, name_of
+from tvmify.options import CompileOptions
+
+#: What the modes of ``torch.compile`` mean.
+_MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graph": True},
+    "max-autotune": {"tune": "quick", "cuda_graph": True},
+    "max-autotune-no-cudagraphs": {"tune": "quick"},
+}
+#: Options of the decorator that mean nothing here, and what to do instead.
+_ELSEWHERE = {
+    "dynamic": "give it to torch.compile itself, as torch.compile(model, dynamic=True)",
+    "record": "warm up the calls themselves: there is no module to warm up from a file",
+}
+
+
+class BackendOptionError(OptionError, ShortenTraceback):
+    """An option of the backend is not valid; the message lists the valid ones.
+
+    Dynamo passes such an error on as it is.
+    """
+
+    def __init__(self, message: str) -> None:
+        ShortenTraceback.__init__(self, message, first_useful_frame=None)
+
+
+def backend(
+    module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compile a graph of Dynamo.
+
+    Parameters
+    ----------
+    module
+        The graph.
+    example_inputs
+        Its arguments: parameters, tensors, sizes.
+    mode, options
+        Of ``torch.compile``. Options are fields of `CompileOptions`, but ``dynamic`` and
+        ``record``.
+
+    Returns
+    -------
+    Any
+        Takes such arguments, and returns the results. The first call compiles.
+
+    Raises
+    ------
+    BackendOptionError
+        A mode, the name or the value of an option is not valid; the message lists the valid ones.
+    """
+    chosen, name = compile_options(mode, options), name_of(module)
+    if torch.is_grad_enabled() and any(map(_requires_grad, example_inputs)):
+        from tvmify.integrations.training import with_autograd
+
+        return with_autograd(module, example_inputs, name, chosen)
+    graph = DynamoGraph.of(module, example_inputs, name, weights_are_state=True)
+    return GraphCalls(graph, chosen)
+
+
+def compile_options(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptions:
+    """Return the options that a mode and options of ``torch.compile`` stand for.
+
+    Raises
+    ------
+    BackendOptionError
+        As `backend` says.
+    """
+    if mode is not None and mode not in _MODES:
+        raise BackendOptionError(f"mode is {mode!r}: expected one of {', '.join(_MODES)}")
+    given = {**_MODES[mode or "default"], **(options or {})}
+    try:
+        return CompileOptions.of(given, without=_ELSEWHERE)
+    except OptionError as error:
+        hints = [f"; for {name!r}, {hint}" for name, hint in _ELSEWHERE.items() if name in given]
+        raise BackendOptionError(str(error) + "".join(hints)) from None
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

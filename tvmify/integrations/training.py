@@ -1,0 +1,64 @@
+"""Graphs that need gradients: AOTAutograd makes a forward and a backward, each is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import fx
+from torch._decomp import get_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+from tvmify.integrations.calls import GraphCalls
+from tvmify.integrations.dynamo_graph import DynamoGraph
+from tvmify.options import CompileOptions
+
+#: What has several results, of which the compiler computes the first alone where sizes vary.
+_DECOMPOSED = (torch.ops.aten.native_layer_norm,)
+
+
+def with_autograd(
+    module: fx.GraphModule, example_inputs: Sequence[Any], name: str, options: CompileOptions
+) -> Any:
+    """Compile a graph of Dynamo, and the graph of its gradients.
+
+    Weights are arguments of both: they change with each step, so packing them would not pay.
+
+    Parameters
+    ----------
+    module, example_inputs
+        As for `backend`.
+    name
+        Of the graph, for messages.
+    options
+        Of the backend.
+    """
+    varies = any(isinstance(value, torch.SymInt) for value in example_inputs)
+    made = aot_autograd(
+        fw_compiler=partial(_compile, name=f"{name}, forward", options=options),
+        bw_compiler=partial(_compile, name=f"{name}, backward", options=options),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=get_decompositions(_DECOMPOSED) if varies else {},
+    )
+    return made(module, example_inputs)
+
+
+def _compile(
+    module: fx.GraphModule, inputs: Sequence[Any], *, name: str, options: CompileOptions
+) -> Callable[[list[Any]], Any]:
+    graph = DynamoGraph.of(module, inputs, name, weights_are_state=False)
+    calls = GraphCalls(graph, options)
+
+    def run(*args: Any) -> Any:
+        # In the first call, AOTAutograd looks for custom operators, of which there are none here.
+        if isinstance(_get_current_dispatch_mode(), _AnalyzeCustomOpInputOutputMode):
+            with _disable_current_modes():
+                return calls(*args)
+        return calls(*args)
+
+    return make_boxed_func(run)
