@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from tvmify import Explanation
+
     Prepare = Callable[[nn.Module, tuple[Tensor, ...], "Setting"], Callable[[], Any]]
 
 
@@ -138,7 +140,7 @@ def tvmify(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Cal
     from tvmify import tvmify as decorate
 
     fast = decorate(module, progress=False)
-    setting.remark = lambda: runs_in_eager(fast.explain())  # type: ignore[attr-defined]
+    setting.remark = lambda: runs_in_eager(fast.explain())
     return lambda: fast(*args)
 
 
@@ -174,11 +176,13 @@ CONTENDERS: dict[str, Contender] = {
 }
 
 
-def runs_in_eager(explanation: str) -> str:
-    """Return the lines of ``explain()`` that say why a module ran in eager PyTorch, or nothing."""
-    lines = [line.strip() for line in explanation.splitlines()]
-    said = [line for line in lines if line.startswith(("runs in eager PyTorch", "compared:"))]
-    return "; ".join(said) if said and said[0].startswith("runs in eager") else ""
+def runs_in_eager(explanation: Explanation) -> str:
+    """Say why a module, called with one signature, ran in eager PyTorch; empty if it did not."""
+    (signature,) = explanation.methods[0].signatures
+    if signature.runs != "eager":
+        return ""
+    why = "which is faster" if signature.faster_in_eager else signature.reason
+    return f"runs in eager PyTorch: {why}" + (f"; {signature.verdict}" * bool(signature.verdict))
 
 
 def first_line(error: Exception) -> str:

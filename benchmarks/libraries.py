@@ -27,7 +27,8 @@ from torch.nn import functional as F
 
 from benchmarks.models import chosen
 from tvmify.capture import resolve
-from tvmify.decorate.decorator import saved_method, tvmify
+from tvmify.decorate.decorated import saved_method
+from tvmify.decorate.decorator import tvmify
 from tvmify.runtime.measuring import copies
 
 MICROSECONDS = 1e6

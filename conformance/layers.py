@@ -30,7 +30,7 @@ from conformance.operators import Result, where_it_ran
 from conformance.programs import LAYOUTS, Input, Program, draw_steps, explore, publish
 from tests.tolerances import SLACK, TIMES_EAGER
 from tvmify import tvmify
-from tvmify.decorate.decorator import dispatcher_of
+from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.outcome import Compiled
 from tvmify.runtime.native import cpu_features

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from conformance.comparison import Different, compare
 from tvmify import tvmify
-from tvmify.decorate.decorator import dispatcher_of
+from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.outcome import Compiled
 
 DTYPES = {"float32": torch.float32, "int64": torch.int64}

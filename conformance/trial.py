@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from conformance.architectures import Architecture
 from conformance.comparison import Different, compare
 from tvmify import tvmify
-from tvmify.decorate.decorator import dispatcher_of
+from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.outcome import Compiled
 
 

@@ -154,7 +154,7 @@ def main() -> None:
     elif info.disk_hits:
         console.print(f"\nCompiled nothing: {info.disk_hits} programs came from the disk cache.")
     else:
-        fast.explain()  # nothing could be compiled on this machine, and this says why
+        print(fast.explain())  # nothing could be compiled on this machine, and this says why
 
 
 if __name__ == "__main__":

@@ -20,13 +20,15 @@ from typing import Any
 __version__ = metadata.version("tvmify")
 
 _HOMES = {
-    "tvmify.decorate.decorator": "cache_info explain refresh tvmify warmup",
+    "tvmify.decorate.decorated": "Decorated cache_info explain is_decorated refresh warmup",
+    "tvmify.decorate.decorator": "tvmify",
     "tvmify.dispatch.counts": "CacheInfo",
+    "tvmify.dispatch.explained": "ExplainedSignature ExplainedSubject Explanation",
     "tvmify.errors": """
         ArchiveError BuildError CacheError CacheMiss CaptureError GradientsNeeded
         NativeLibraryError NotCompiled OptionError SaveError TrainingMode TvmifyError
         TvmifyWarning UnsupportedInput UnsupportedOperator UnsupportedTarget WarmUpError""",
-    "tvmify.options": "CompileOptions",
+    "tvmify.options": "CompileOptions Options",
     "tvmify.runtime": "cmake_prefix_path inspect load",
     "tvmify.saved.pt2": "export",
     "tvmify.saved.saving": "save",

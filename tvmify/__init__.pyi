@@ -1,8 +1,17 @@
 """What `tvmify/__init__.py` imports on demand, for type checkers and the documentation."""
 
 from tvmify import cache
-from tvmify.decorate.decorator import cache_info, explain, refresh, tvmify, warmup
+from tvmify.decorate.decorated import (
+    Decorated,
+    cache_info,
+    explain,
+    is_decorated,
+    refresh,
+    warmup,
+)
+from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.explained import ExplainedSignature, ExplainedSubject, Explanation
 from tvmify.errors import (
     ArchiveError,
     BuildError,
@@ -22,7 +31,7 @@ from tvmify.errors import (
     UnsupportedTarget,
     WarmUpError,
 )
-from tvmify.options import CompileOptions
+from tvmify.options import CompileOptions, Options
 from tvmify.runtime import cmake_prefix_path, inspect, load
 from tvmify.saved.pt2 import export
 from tvmify.saved.saving import save
@@ -37,10 +46,15 @@ __all__ = [
     "CacheMiss",
     "CaptureError",
     "CompileOptions",
+    "Decorated",
+    "ExplainedSignature",
+    "ExplainedSubject",
+    "Explanation",
     "GradientsNeeded",
     "NativeLibraryError",
     "NotCompiled",
     "OptionError",
+    "Options",
     "Outcome",
     "SaveError",
     "TensorSpec",
@@ -58,6 +72,7 @@ __all__ = [
     "explain",
     "export",
     "inspect",
+    "is_decorated",
     "load",
     "refresh",
     "save",

@@ -48,7 +48,7 @@ class WarmUpError(TvmifyError, ValueError):
 class NotCompiled(TvmifyError):
     """The reason why a call runs in eager PyTorch instead of compiled code.
 
-    With ``strict=False`` the call runs in eager and warns once, and ``explain()`` prints the
+    With ``strict=False`` the call runs in eager and warns once, and ``explain()`` says the
     reason. With ``strict=True`` it is raised.
 
     Parameters

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import platformdirs
 
@@ -44,6 +44,23 @@ _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 #: Values of ``on_miss``.
 ON_MISS = ("build", "background", "eager", "error")
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `tvmify`, for type checkers: the fields of `CompileOptions`."""
+
+    target: str | Mapping[str, Any] | None
+    accuracy: Literal["default", "strict"]
+    dynamic: bool | None
+    tune: Literal["quick"] | None
+    compare: bool
+    cuda_graph: bool
+    strict: bool
+    cache: bool | str | os.PathLike[str]
+    cache_size: int
+    progress: bool | None
+    on_miss: Literal["build", "background", "eager", "error"]
+    record: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -350,7 +350,7 @@ def test_changes_of_a_module_that_is_not_registered_are_noticed(how: str) -> Non
     plain = Holder(hold, HOLDERS[how][1]).eval()
     fast = decorate(plain)
     before = check(fast, plain, X)
-    assert "runs compiled" in fast.explain()
+    assert "runs compiled" in str(fast.explain())
     changes = changes_of(inner[0])
     for change in changes if how == "list" else changes[:2]:
         change()

@@ -642,14 +642,13 @@ def test_threads_that_call_first_together_build_once() -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_explain_says_what_ran_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_says_what_ran_where() -> None:
     fast: Any = decorate(Scaled().eval())
     with torch.no_grad():
         fast(X)
     with pytest.warns(TvmifyWarning):
         fast(X.clone().requires_grad_())
-    text = fast.explain()
-    assert capsys.readouterr().out == text + "\n"
+    text = str(fast.explain())
     assert "runs compiled" in text
     assert "captured by: torchscript" in text
     assert "code: built" in text
@@ -661,15 +660,15 @@ def test_explain_names_the_nearest_older_entry() -> None:
     fast: Any = decorate(Minus().eval())
     with torch.no_grad():
         fast(X, X)
-        assert "nearest older entry" not in fast.explain()
+        assert "nearest older entry" not in str(fast.explain())
         fast(X[:2], X[:2])
-    text = fast.explain()
+    text = str(fast.explain())
     assert text.count("nearest older entry") == 1
     assert "      inputs 0: shape [2, 4] → [3, 4]\n" in text
     again: Any = decorate(Minus().eval())
     with torch.no_grad():
         again(X, X)
-    assert "nearest" not in again.explain()  # nothing was missed
+    assert "nearest" not in str(again.explain())  # nothing was missed
 
 
 def test_progress_is_shown_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:

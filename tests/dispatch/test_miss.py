@@ -25,7 +25,7 @@ def test_key_entries_and_stages_are_logged_and_nothing_is_printed(
         net(X)
         assert not caplog.records  # a hit says nothing
     assert capfd.readouterr() == ("", "")
-    (key,) = (line.split()[-1] for line in net.explain().splitlines() if "key: " in line)
+    (key,) = (line.split()[-1] for line in str(net.explain()).splitlines() if "key: " in line)
     assert f"Linear: key {key}" in logged
     assert "Linear: key entry 'program' has hash" in logged
     assert "Linear: key entry 'target' has hash" in logged

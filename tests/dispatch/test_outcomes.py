@@ -54,7 +54,7 @@ def test_an_evicted_signature_is_neither_captured_nor_built_again(
     assert captured == [1, 2, 3, 4]
     info = net.cache_info()
     assert (info.builds, info.entries, info.evictions, info.eager) == (4, 3, 3, 0)
-    assert "evicted: 3" in net.explain()
+    assert "evicted: 3" in str(net.explain())
 
 
 def test_a_module_that_keeps_missing_is_left_to_eager(captured: list[int], inference: None) -> None:
@@ -126,4 +126,4 @@ def test_calls_without_a_signature_are_counted_and_explained(inference: None) ->
     assert len(warned) == 1
     info = net.cache_info()
     assert (info.hits, info.misses, info.eager, info.entries) == (2, 1, 3, 0)
-    assert "runs in eager PyTorch: argument ['past'] is a" in net.explain()
+    assert "runs in eager PyTorch: argument ['past'] is a" in str(net.explain())

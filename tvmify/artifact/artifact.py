@@ -64,7 +64,7 @@ class Artifact:
         Times of compiled code and eager PyTorch, by number of threads (as text), where the two were
         compared (see `tvmify.dispatch.verdict`).
     report
-        What ``explain()`` prints and nothing else reads: kernels and their schedule rules,
+        What ``explain()`` says and nothing else reads: kernels and their schedule rules,
         operators, seconds per stage.
     """
 

@@ -7,36 +7,78 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
+from typing_extensions import Unpack
 
-from tvmify.cache import Neighbours
-from tvmify.decorate.methods import (
-    Decoration,
-    check_methods,
-    decorate_methods,
-    dispatcher_of_method,
-    shortcut,
-)
-from tvmify.dispatch.counts import CacheInfo
+from tvmify.decorate.decorated import METHODS, Decorated, Single
+from tvmify.decorate.methods import Decoration, check_methods, decorate_methods, shortcut
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import OptionError, SaveError, WarmUpError
-from tvmify.options import CompileOptions
-from tvmify.runtime import DISPATCHER, autocast_text, is_traced_here, original
-from tvmify.signature import example_arguments
+from tvmify.errors import OptionError
+from tvmify.options import CompileOptions, Options
+from tvmify.runtime import DISPATCHER, is_traced_here, original
 
-Decorated = TypeVar("Decorated")
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+P = ParamSpec("P")
+R = TypeVar("R")
+D = TypeVar("D", bound=Decorated)
+
+if TYPE_CHECKING:
+
+    class DecoratedModule(nn.Module, Decorated, Any):
+        """What a type checker takes a decorated module for.
+
+        Besides the methods of the decorator it has any others, and it may be passed on as the
+        class that was decorated: there is no type for "a `Net`, decorated".
+        """
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class Decorator(Protocol):
+    """What `tvmify` returns if it is given options alone."""
+
+    @overload
+    def __call__(self, subject: type[D], /) -> type[D]: ...
+    @overload
+    def __call__(self, subject: type[nn.Module], /) -> type[DecoratedModule]: ...
+    @overload
+    def __call__(self, subject: nn.Module | ExportedProgram, /) -> DecoratedModule: ...
+    @overload
+    def __call__(self, subject: Callable[P, R], /) -> TvmifiedFunction[P, R]: ...
+    def __call__(self, subject: Any, /) -> Any:
+        """Decorate a class, a module or a function."""
 
 
 @overload
-def tvmify(subject: Decorated, /, *, methods: Iterable[str] = ..., **options: Any) -> Decorated: ...
+def tvmify(
+    subject: type[D], /, *, methods: Iterable[str] = ..., **options: Unpack[Options]
+) -> type[D]: ...
 @overload
-def tvmify(*, methods: Iterable[str] = ..., **options: Any) -> Callable[[Decorated], Decorated]: ...
+def tvmify(
+    subject: type[nn.Module], /, *, methods: Iterable[str] = ..., **options: Unpack[Options]
+) -> type[DecoratedModule]: ...
+@overload
+def tvmify(
+    subject: nn.Module | ExportedProgram,
+    /,
+    *,
+    methods: Iterable[str] = ...,
+    **options: Unpack[Options],
+) -> DecoratedModule: ...
+@overload
+def tvmify(subject: Callable[P, R], /, **options: Unpack[Options]) -> TvmifiedFunction[P, R]: ...
+@overload
+def tvmify(*, methods: Iterable[str] = ..., **options: Unpack[Options]) -> Decorator: ...
 def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **options: Any) -> Any:
     """Compile a module or function with TVM, one program per signature.
 
@@ -137,219 +179,6 @@ def _is_exported(subject: Any) -> bool:
     return export is not None and isinstance(subject, export.ExportedProgram)
 
 
-# ------------------------------------------------------------------------------ what is added
-
-
-def cache_info(subject: Any) -> CacheInfo:
-    """Return the counts of a decorated object; for several methods, their sums.
-
-    Parameters
-    ----------
-    subject
-        A decorated object.
-
-    Returns
-    -------
-    CacheInfo
-        Hits, misses, builds, disk hits, entries, seconds per stage, calls in eager, evictions.
-
-    Raises
-    ------
-    TypeError
-        The object is not decorated.
-
-    Examples
-    --------
-    >>> assert net.cache_info().eager == 0  # every call so far ran compiled code
-    """
-    return CacheInfo.total([d.cache_info() for d in dispatchers_of(subject)])
-
-
-def explain(subject: Any) -> str:
-    """Print and return, per signature, what ran compiled, what ran in eager, and why.
-
-    For a program that was compiled in this process, it also names the nearest entry of the disk
-    cache and what differs.
-
-    Parameters
-    ----------
-    subject
-        A decorated object.
-
-    Returns
-    -------
-    str
-        The text that was printed to standard output. It is for people: its form may change.
-
-    Raises
-    ------
-    TypeError
-        The object is not decorated.
-    """
-    dispatchers = dispatchers_of(subject)
-    neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
-    text = "\n\n".join(dispatcher.explain(neighbours) for dispatcher in dispatchers)
-    print(text)
-    return text
-
-
-def refresh(subject: Any) -> None:
-    """Make the next call inspect the whole module again.
-
-    Changes to parameters, buffers, attributes, submodules, hooks and modes are noticed without it.
-    Call it after changes that would be too expensive to check for in every call: a list, dict or
-    other object in an attribute was edited in place; single elements of a weight were written
-    through ``tensor.data``; a global variable or class attribute changed; or a module that a
-    decorated function calls changed. It also retries compilations that failed.
-
-    Programs that did not change are not compiled again.
-
-    Parameters
-    ----------
-    subject
-        A decorated object.
-
-    Raises
-    ------
-    TypeError
-        The object is not decorated.
-
-    Examples
-    --------
-    >>> net.config.scale = 2.0
-    >>> net.refresh()
-    """
-    for dispatcher in dispatchers_of(subject):
-        dispatcher.refresh()
-
-
-def warmup(
-    subject: Any,
-    *signatures: Any,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
-    method: str | None = None,
-) -> CacheInfo:
-    """Compile programs, or load them from the cache, before the first call needs them.
-
-    If the option ``compare`` allows it, programs are timed against eager on zeros.
-
-    Parameters
-    ----------
-    subject
-        A decorated object.
-    *signatures
-        One per kind of call: a list with a shape, a `TensorSpec` or an example tensor for each
-        argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments.
-    dtype
-        Dtype of arguments that are given as bare shapes.
-    device
-        Device of arguments that are given as bare shapes; by default that of the weights.
-    method
-        The method to compile for; needed if several are decorated.
-
-    Returns
-    -------
-    CacheInfo
-        The counts afterwards.
-
-    Raises
-    ------
-    WarmUpError
-        A signature has none of these forms, or ``method`` is missing or not decorated. The message
-        shows the forms, or lists the methods.
-    NotCompiled
-        With ``strict=True``: a signature cannot be compiled.
-
-    Examples
-    --------
-    >>> net.warmup([(1, 3, 224, 224)], [(8, 3, 224, 224)])
-    >>> bert.warmup({"input_ids": TensorSpec((1, 128), torch.int64)})
-    """
-    dispatcher = dispatcher_of(subject, method)
-    for signature in signatures:
-        dispatcher.warm_up(*example_call(subject, signature, dtype, device))
-    return cache_info(subject)
-
-
-def example_call(
-    subject: Any,
-    signature: Any,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments for a decorated object from a signature of `warmup`."""
-    if device is None:
-        weights = subject.parameters() if isinstance(subject, nn.Module) else iter(())
-        first = next(weights, None)
-        device = first.device if first is not None else torch.get_default_device()
-    return example_arguments(signature, dtype, torch.device(device))
-
-
-_METHODS = (cache_info, explain, refresh, warmup)
-
-
-def is_decorated(subject: Any) -> bool:
-    """Tell whether an object is what `tvmify` returned, or an instance of a decorated class."""
-    if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
-        return True
-    return getattr(type(subject), "__tvmify__", None) is not None
-
-
-def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
-    """Return the dispatcher of a decorated object, or of one of its methods.
-
-    Raises
-    ------
-    TypeError
-        The object is not decorated.
-    WarmUpError
-        There is no such method; several are decorated and none is named.
-    """
-    if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
-        return subject._tvmify_dispatcher
-    decoration = _decoration_of(subject)
-    names = list(decoration.methods)
-    name = method or (names[0] if len(names) == 1 else None)
-    if name not in names:
-        raise WarmUpError(f"give one of the decorated methods as method=: {', '.join(names)}")
-    return dispatcher_of_method(subject, name, decoration)
-
-
-def dispatchers_of(subject: Any) -> list[Dispatcher]:
-    """Return the dispatchers of a decorated object, one for each of its methods."""
-    if isinstance(subject, (TvmifiedFunction, _ScriptedModule)):
-        return [subject._tvmify_dispatcher]
-    decoration = _decoration_of(subject)
-    return [dispatcher_of_method(subject, name, decoration) for name in decoration.methods]
-
-
-def _decoration_of(subject: Any) -> Decoration:
-    decoration = getattr(type(subject), "__tvmify__", None)
-    if decoration is None:
-        raise TypeError(f"{type(subject).__qualname__} is not decorated with tvmify")
-    return decoration
-
-
-def saved_method(subject: Any) -> Dispatcher:
-    """Return the dispatcher of ``forward``, the only method that files contain.
-
-    Raises
-    ------
-    SaveError
-        It is not among the decorated methods; or autocast is on, which files do not support.
-    """
-    if autocast_text():
-        raise SaveError("files hold no casts of autocast: leave torch.autocast to write one")
-    try:
-        return dispatcher_of(subject, "forward")
-    except WarmUpError:
-        raise SaveError(
-            f"{type(subject).__qualname__}.forward is not decorated, and files hold no other "
-            "method: name 'forward' among methods="
-        ) from None
-
-
 # -------------------------------------------------------------------------- classes and instances
 
 
@@ -359,7 +188,7 @@ def _decorate_class(
     decorate_methods(cls, methods, compile_options)
     if issubclass(cls, LazyModuleMixin) and (complete := cls.cls_to_become) is not None:
         cls.cls_to_become = _derived(complete, methods, compile_options)
-    for method in _METHODS:
+    for method in METHODS:
         if not hasattr(cls, method.__name__):  # do not replace a method of the user's
             setattr(cls, method.__name__, method)
     return cls
@@ -427,17 +256,19 @@ def _rebuild_instance(
 # ------------------------------------------------------------- functions and TorchScript modules
 
 
-class TvmifiedFunction:
+class TvmifiedFunction(Single, Generic[P, R]):
     """A decorated function: callable like the original, with the methods that tvmify adds."""
 
-    def __init__(self, function: Callable[..., Any], compile_options: CompileOptions) -> None:
+    __wrapped__: Callable[P, R]
+
+    def __init__(self, function: Callable[P, R], compile_options: CompileOptions) -> None:
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
         functools.update_wrapper(self, function)
         subject = Subject.of(name, function, lambda _: function, compile_options)
         self._tvmify_dispatcher = Dispatcher(subject)
         self._function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run one call."""
         if is_compiling() and is_traced_here():
             return self._function(*args, **kwargs)
@@ -451,16 +282,11 @@ class TvmifiedFunction:
                 f"with @tvmify(methods=[{name!r}])"
             )
 
-    cache_info = cache_info
-    explain = explain
-    refresh = refresh
-    warmup = warmup
-
     def __reduce__(self) -> tuple[Any, ...]:
         return TvmifiedFunction, (self._function, self._tvmify_dispatcher.options)
 
 
-class _ScriptedModule(nn.Module):
+class _ScriptedModule(Single, nn.Module):
     """A TorchScript module that runs compiled; parameters keep their names."""
 
     def __init__(self, script: torch.jit.ScriptModule, compile_options: CompileOptions) -> None:
@@ -479,11 +305,6 @@ class _ScriptedModule(nn.Module):
                 module=self,
             )
         )
-
-    cache_info = cache_info
-    explain = explain
-    refresh = refresh
-    warmup = warmup
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._tvmify_dispatcher(args, kwargs)

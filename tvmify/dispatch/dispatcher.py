@@ -22,6 +22,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Neighbours
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.explanation import explain, info_of
 from tvmify.dispatch.generalizing import Generalizing
 from tvmify.dispatch.miss import Miss, Shared
@@ -300,8 +301,8 @@ class Dispatcher:
         """Return what the caches have done so far."""
         return info_of(self._memory, self._counts, self.latest.hits)
 
-    def explain(self, neighbours: Neighbours | None = None) -> str:
-        """Return what ran where, and why, as text."""
+    def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:
+        """Return what ran where, and why."""
         neighbours = neighbours or Neighbours(self.options.cache_directory())
         return explain(self.name, self._memory.everything(), self.cache_info(), neighbours)
 

@@ -9,7 +9,7 @@ from tvmify.runtime import Executor
 
 
 class Source(enum.Enum):
-    """Where the code of a program came from; the values are what ``explain()`` prints."""
+    """Where the code of a program came from; the values are what ``explain()`` says."""
 
     SHARED = "shared with another module of this process"
     LOADED = "loaded from disk"

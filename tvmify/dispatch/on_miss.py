@@ -41,7 +41,7 @@ class Missing(CacheMiss):
     Parameters
     ----------
     reason, next_step
-        As for `NotCompiled`; `explain()` prints them.
+        As for `NotCompiled`; `explain()` says them.
     warning
         Warning to give once per module; the same for all of its calls.
     is_over

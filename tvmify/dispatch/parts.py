@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -13,6 +13,7 @@ from tvmify.errors import NotCompiled
 
 if TYPE_CHECKING:
     from tvmify.dispatch.counts import CacheInfo
+    from tvmify.dispatch.explained import ExplainedSubject
 
 
 class PartCalls(Protocol):
@@ -25,7 +26,7 @@ class PartCalls(Protocol):
         """Return what its caches have done so far."""
         ...
 
-    def explain(self, neighbours: Neighbours | None = None) -> str:
+    def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:
         """Return what ran where, and why."""
         ...
 
@@ -72,6 +73,6 @@ class Parts(Protocol):
         """Return what the caches of each part have done."""
         ...
 
-    def explain(self, neighbours: Neighbours) -> Iterable[str]:
-        """Return lines that say what is in each part, and where it runs."""
+    def explain(self, neighbours: Neighbours) -> Sequence[ExplainedSubject]:
+        """Return what is in each part, and where it runs."""
         ...

@@ -13,6 +13,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tvmify.cache import Neighbours
 from tvmify.capture import REGION_SCHEMA, Part, drive
 from tvmify.dispatch.agreement import is_same_result
 from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.module_state import State
 from tvmify.dispatch.parts import MakePart, PartCalls, Parts
 from tvmify.dispatch.subject import Subject
@@ -185,14 +187,14 @@ class Driven:
         """Return what the caches of each region have done."""
         return [region.calls.cache_info() for region in self._regions]
 
-    def explain(self, neighbours: Neighbours) -> list[str]:
-        """Return lines that say what is in each region, and where it runs."""
-        lines = []
-        for region in self._regions:
-            operators = ", ".join(f"{n} {name}" for name, n in sorted(region.operators.items()))
-            lines += ["", f"  a region of {region.operators.total()} operators: {operators}"]
-            lines += [f"  {line}" for line in region.calls.explain(neighbours).splitlines()]
-        return lines
+    def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
+        """Return what is in each region, and where it runs."""
+        return [
+            replace(
+                region.calls.explain(neighbours), operators=dict(sorted(region.operators.items()))
+            )
+            for region in self._regions
+        ]
 
 
 def parts_instead(

@@ -7,7 +7,7 @@ that it finds there are views as well, and each of these is called through a dis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 
 from tvmify.cache import Neighbours
 from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import CaptureError, NotCompiled
@@ -79,13 +80,10 @@ class Children:
         """Return what the caches of each child have done."""
         return [part.cache_info() for part in self._parts]
 
-    def explain(self, neighbours: Neighbours) -> Iterator[str]:
-        """Yield lines that say where each child runs, of those that were called."""
-        for part in self._parts:
-            info = part.cache_info()
-            if info.hits or info.misses:
-                yield ""
-                yield from (f"  {line}" for line in part.explain(neighbours).splitlines())
+    def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
+        """Return where each child runs, of those that were called."""
+        explained = [part.explain(neighbours) for part in self._parts]
+        return [child for child in explained if child.info.hits or child.info.misses]
 
     def _children(self, module: nn.Module, path: str) -> dict[str, nn.Module | None]:
         return {

@@ -26,7 +26,8 @@ from tvmify.artifact.results import Computed, View, computed_count, hidden, mate
 from tvmify.artifact.structure import structure_of
 from tvmify.capture import Program, capture
 from tvmify.capture.carrier import Carrier
-from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
+from tvmify.decorate.decorated import example_call, is_decorated, saved_method
+from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import SaveError

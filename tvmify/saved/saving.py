@@ -12,7 +12,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
-from tvmify.decorate.decorator import example_call, is_decorated, saved_method, tvmify
+from tvmify.decorate.decorated import example_call, is_decorated, saved_method
+from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning

@@ -16,7 +16,8 @@ from typing import Any, TextIO
 import torch
 from torch import nn
 
-from tvmify.decorate import decorator
+from tvmify.decorate.decorated import dispatcher_of, dispatchers_of, is_decorated
+from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch import on_miss, recording
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.outcome import Choice, Compiled, Eager
@@ -50,7 +51,7 @@ class Subjects:
     def __init__(self, name: str) -> None:
         self.notes: list[str] = []
         self._all = self._decorated(_made(_named(name), name), name)
-        kept = [s for s in self._all if decorator.dispatchers_of(s)[0].options.cache_directory()]
+        kept = [s for s in self._all if dispatchers_of(s)[0].options.cache_directory()]
         if not kept:
             raise WarmUpError(f"{name} keeps no programs on disk: it has the option cache=False")
 
@@ -62,25 +63,25 @@ class Subjects:
     @property
     def threads_count(self) -> bool:
         """Whether the programs depend on the number of threads."""
-        return any(decorator.dispatchers_of(s)[0].options.tune for s in self._all)
+        return any(dispatchers_of(s)[0].options.tune for s in self._all)
 
     def dispatchers(self, module: str, method: str) -> list[Dispatcher]:
         """Return what runs the calls of a method, of each object of a name; "" is the first."""
         subjects = [s for s in self._all if module in ("", _name_of(s))]
         subjects = subjects if module else subjects[:1]
-        return [decorator.dispatcher_of(subject, method or None) for subject in subjects]
+        return [dispatcher_of(subject, method or None) for subject in subjects]
 
     def _decorated(self, made: Any, name: str) -> list[Any]:
         if isinstance(made, nn.Module):
             if any(part.training for part in made.modules()):
                 made.eval()
                 self.notes.append(f"{name} was in training mode; it was put into evaluation mode")
-            parts = [part for part in made.modules() if decorator.is_decorated(part)]
+            parts = [part for part in made.modules() if is_decorated(part)]
             if parts:
                 return parts
             self.notes.append(f"{name} is not decorated; it was, with the default options")
-            return [decorator.tvmify(made)]
-        if decorator.is_decorated(made):
+            return [tvmify(made)]
+        if is_decorated(made):
             return [made]
         raise WarmUpError(
             f"{name} is a {type(made).__qualname__}: expected a torch.nn.Module, a function that "
@@ -102,7 +103,7 @@ def _named(name: str) -> Any:
 
 
 def _made(found: Any, name: str) -> Any:
-    if isinstance(found, nn.Module) or decorator.is_decorated(found) or not callable(found):
+    if isinstance(found, nn.Module) or is_decorated(found) or not callable(found):
         return found
     try:
         return found()
@@ -111,7 +112,7 @@ def _made(found: Any, name: str) -> Any:
 
 
 def _name_of(subject: Any) -> str:
-    dispatcher = decorator.dispatchers_of(subject)[0]
+    dispatcher = dispatchers_of(subject)[0]
     return recording.names_of(dispatcher.name, dispatcher.module())[0]
 
 

@@ -26,7 +26,7 @@ from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.kernels.matmul import libraries, pairs
 from tvmify.compiler.microarchitecture import Microarchitecture
-from tvmify.decorate.decorator import saved_method
+from tvmify.decorate.decorated import saved_method
 from tvmify.target import Target, target_for
 from tvmify.torch_compat.silence import silenced
 
@@ -276,7 +276,7 @@ def test_new_weights_and_saved_files(dtype, tmp_path: Path):
         result = fast(x)
         assert_close_to_reference(result, module, (x,))
         assert len(saved_method(fast).compiled((x,), {}).report["libraries"]) == 2
-        assert "by a library: packed matmul 1x48" in fast.explain()
+        assert "by a library: packed matmul 1x48" in str(fast.explain())
         tvmify.save(fast, tmp_path / "model.pt")
         loaded = tvmify.load(tmp_path / "model.pt", strict=True)
         assert torch.equal(loaded(x), result)
@@ -302,7 +302,7 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_does_not_have():
             if child == 0:
                 os._exit(not torch.allclose(fast(x)[:8], expected[:8], atol=1e-5))
             status = os.waitpid(child, 0)[1]
-        sys.exit(os.waitstatus_to_exitcode(status) or "by a library" not in fast.explain())
+        sys.exit(os.waitstatus_to_exitcode(status) or "by a library" not in str(fast.explain()))
     """
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=120

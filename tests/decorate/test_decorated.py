@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+from tvmify import tvmify as decorate
+
+
+@decorate(strict=True)
+class Typed(nn.Module, tvmify.Decorated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+
+class Undecorated(nn.Module, tvmify.Decorated):
+    pass
+
+
+@pytest.mark.usefixtures("inference")
+def test_a_class_that_names_our_methods_as_a_base(tmp_path: Path) -> None:
+    x = torch.randn(3)
+    net = Typed().eval()
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net)), decorate(net)):
+        assert torch.equal(one(x), torch.relu(x) + 1)
+        assert one.cache_info().misses == 1
+        one.refresh()
+        assert one.cache_info().entries == 0
+        assert one.warmup([x], [(2, 3)]).entries == 2
+    assert [m.name for m in net.explain().methods] == ["Typed"]
+    torch.testing.assert_close(torch.jit.script(net)(x), net(x))
+    tvmify.save(net, tmp_path / "net.pt")
+
+
+def test_the_methods_need_the_decorator() -> None:
+    with pytest.raises(TypeError, match="Undecorated is not decorated"):
+        Undecorated().explain()
+
+
+def test_what_is_decorated() -> None:
+    script = torch.jit.script(nn.ReLU())
+    decorated = [Typed(), decorate(nn.ReLU()), decorate(script), decorate(lambda x: x)]
+    assert all(map(tvmify.is_decorated, decorated))
+    others = [Typed, nn.ReLU(), script, Undecorated(), len, None, tvmify]
+    assert not any(map(tvmify.is_decorated, others))

@@ -1,0 +1,287 @@
+"""What a decorated object can do, as functions and as methods."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from typing_extensions import TypeIs
+
+from tvmify.cache import Neighbours
+from tvmify.decorate.methods import Decoration, dispatcher_of_method
+from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.explained import Explanation
+from tvmify.errors import SaveError, WarmUpError
+from tvmify.runtime import autocast_text
+from tvmify.signature import example_arguments
+
+
+def cache_info(subject: Any) -> CacheInfo:
+    """Return the counts of a decorated object; for several methods, their sums.
+
+    Parameters
+    ----------
+    subject
+        A decorated object.
+
+    Returns
+    -------
+    CacheInfo
+        Hits, misses, builds, disk hits, entries, seconds per stage, calls in eager, evictions.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+
+    Examples
+    --------
+    >>> assert net.cache_info().eager == 0  # every call so far ran compiled code
+    """
+    return CacheInfo.total([d.cache_info() for d in dispatchers_of(subject)])
+
+
+def explain(subject: Any) -> Explanation:
+    """Return, per signature, what ran compiled, what ran in eager, and why.
+
+    For a program that was compiled in this process, it also names the nearest entry of the disk
+    cache and what differs.
+
+    Parameters
+    ----------
+    subject
+        A decorated object.
+
+    Returns
+    -------
+    Explanation
+        Prints as a text for people; its attributes are for programs.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+
+    Examples
+    --------
+    >>> print(net.explain())
+    """
+    dispatchers = dispatchers_of(subject)
+    neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
+    return Explanation(tuple(dispatcher.explain(neighbours) for dispatcher in dispatchers))
+
+
+def refresh(subject: Any) -> None:
+    """Make the next call inspect the whole module again.
+
+    Changes to parameters, buffers, attributes, submodules, hooks and modes are noticed without it.
+    Call it after changes that would be too expensive to check for in every call: a list, dict or
+    other object in an attribute was edited in place; single elements of a weight were written
+    through ``tensor.data``; a global variable or class attribute changed; or a module that a
+    decorated function calls changed. It also retries compilations that failed.
+
+    Programs that did not change are not compiled again.
+
+    Parameters
+    ----------
+    subject
+        A decorated object.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+
+    Examples
+    --------
+    >>> net.config.scale = 2.0
+    >>> net.refresh()
+    """
+    for dispatcher in dispatchers_of(subject):
+        dispatcher.refresh()
+
+
+def warmup(
+    subject: Any,
+    *signatures: Any,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    method: str | None = None,
+) -> CacheInfo:
+    """Compile programs, or load them from the cache, before the first call needs them.
+
+    If the option ``compare`` allows it, programs are timed against eager on zeros.
+
+    Parameters
+    ----------
+    subject
+        A decorated object.
+    *signatures
+        One per kind of call: a list with a shape, a `TensorSpec` or an example tensor for each
+        argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments.
+    dtype
+        Dtype of arguments that are given as bare shapes.
+    device
+        Device of arguments that are given as bare shapes; by default that of the weights.
+    method
+        The method to compile for; needed if several are decorated.
+
+    Returns
+    -------
+    CacheInfo
+        The counts afterwards.
+
+    Raises
+    ------
+    WarmUpError
+        A signature has none of these forms, or ``method`` is missing or not decorated. The message
+        shows the forms, or lists the methods.
+    NotCompiled
+        With ``strict=True``: a signature cannot be compiled.
+
+    Examples
+    --------
+    >>> net.warmup([(1, 3, 224, 224)], [(8, 3, 224, 224)])
+    >>> bert.warmup({"input_ids": TensorSpec((1, 128), torch.int64)})
+    """
+    dispatcher = dispatcher_of(subject, method)
+    for signature in signatures:
+        dispatcher.warm_up(*example_call(subject, signature, dtype, device))
+    return cache_info(subject)
+
+
+def example_call(
+    subject: Any,
+    signature: Any,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments for a decorated object from a signature of `warmup`."""
+    if device is None:
+        weights = subject.parameters() if isinstance(subject, nn.Module) else iter(())
+        first = next(weights, None)
+        device = first.device if first is not None else torch.get_default_device()
+    return example_arguments(signature, dtype, torch.device(device))
+
+
+#: The methods that the decorator adds.
+METHODS = (cache_info, explain, refresh, warmup)
+
+
+class Decorated(Protocol):
+    """A decorated object, for annotations: it has the methods that the decorator adds.
+
+    Type checkers do not see what a class decorator adds to a class. Name this as a further base of
+    the class, and they do; at run time nothing changes.
+
+    Examples
+    --------
+    >>> @tvmify
+    ... class Net(nn.Module, Decorated): ...
+    >>> def report(net: Decorated) -> None:
+    ...     print(net.explain())
+    """
+
+    def cache_info(self) -> CacheInfo:
+        """Return the counts: see `tvmify.cache_info`."""
+        return cache_info(self)
+
+    def explain(self) -> Explanation:
+        """Return what ran where, and why: see `tvmify.explain`."""
+        return explain(self)
+
+    def refresh(self) -> None:
+        """Make the next call inspect the whole module again: see `tvmify.refresh`."""
+        refresh(self)
+
+    def warmup(
+        self,
+        *signatures: Any,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        method: str | None = None,
+    ) -> CacheInfo:
+        """Compile programs ahead of calls: see `tvmify.warmup`."""
+        return warmup(self, *signatures, dtype=dtype, device=device, method=method)
+
+
+class Single:
+    """What has one dispatcher: a decorated function or TorchScript module."""
+
+    _tvmify_dispatcher: Dispatcher
+
+    cache_info = cache_info
+    explain = explain
+    refresh = refresh
+    warmup = warmup
+
+
+def is_decorated(subject: object) -> TypeIs[Decorated]:
+    """Tell whether an object is what `tvmify` returned, or an instance of a decorated class.
+
+    Parameters
+    ----------
+    subject
+        Any object. A decorated class is not a decorated object, its instances are.
+
+    Examples
+    --------
+    >>> fast = net if tvmify.is_decorated(net) else tvmify.tvmify(net)
+    """
+    return isinstance(subject, Single) or getattr(type(subject), "__tvmify__", None) is not None
+
+
+def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
+    """Return the dispatcher of a decorated object, or of one of its methods.
+
+    Raises
+    ------
+    TypeError
+        The object is not decorated.
+    WarmUpError
+        There is no such method; several are decorated and none is named.
+    """
+    if isinstance(subject, Single):
+        return subject._tvmify_dispatcher
+    decoration = _decoration_of(subject)
+    names = list(decoration.methods)
+    name = method or (names[0] if len(names) == 1 else None)
+    if name not in names:
+        raise WarmUpError(f"give one of the decorated methods as method=: {', '.join(names)}")
+    return dispatcher_of_method(subject, name, decoration)
+
+
+def dispatchers_of(subject: Any) -> list[Dispatcher]:
+    """Return the dispatchers of a decorated object, one for each of its methods."""
+    if isinstance(subject, Single):
+        return [subject._tvmify_dispatcher]
+    decoration = _decoration_of(subject)
+    return [dispatcher_of_method(subject, name, decoration) for name in decoration.methods]
+
+
+def _decoration_of(subject: Any) -> Decoration:
+    decoration = getattr(type(subject), "__tvmify__", None)
+    if decoration is None:
+        raise TypeError(f"{type(subject).__qualname__} is not decorated with tvmify")
+    return decoration
+
+
+def saved_method(subject: Any) -> Dispatcher:
+    """Return the dispatcher of ``forward``, the only method that files contain.
+
+    Raises
+    ------
+    SaveError
+        It is not among the decorated methods; or autocast is on, which files do not support.
+    """
+    if autocast_text():
+        raise SaveError("files hold no casts of autocast: leave torch.autocast to write one")
+    try:
+        return dispatcher_of(subject, "forward")
+    except WarmUpError:
+        raise SaveError(
+            f"{type(subject).__qualname__}.forward is not decorated, and files hold no other "
+            "method: name 'forward' among methods="
+        ) from None
