@@ -28,6 +28,7 @@ _HOMES = {
         ArchiveError BuildError CacheError CacheMiss CaptureError GradientsNeeded
         NativeLibraryError NotCompiled OptionError SaveError TrainingMode TvmifyError
         TvmifyWarning UnsupportedInput UnsupportedOperator UnsupportedTarget WarmUpError""",
+    "tvmify.integrations.compile": "compile",
     "tvmify.options": "CompileOptions Options",
     "tvmify.runtime": "cmake_prefix_path inspect load",
     "tvmify.saved.pt2": "export",

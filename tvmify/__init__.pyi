@@ -31,6 +31,7 @@ from tvmify.errors import (
     UnsupportedTarget,
     WarmUpError,
 )
+from tvmify.integrations.compile import compile
 from tvmify.options import CompileOptions, Options
 from tvmify.runtime import cmake_prefix_path, inspect, load
 from tvmify.saved.pt2 import export
@@ -69,6 +70,7 @@ __all__ = [
     "cache",
     "cache_info",
     "cmake_prefix_path",
+    "compile",
     "explain",
     "export",
     "inspect",

@@ -8,7 +8,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -210,11 +210,7 @@ class CompileOptions:
             A name or value is not valid; the message lists the valid ones.
         """
         names = [f.name for f in dataclasses.fields(cls) if f.name not in without]
-        for name in given:
-            if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise OptionError(f"unknown option {name!r}: choose from {', '.join(names)}{hint}")
+        check_names(given, names)
         return cls(**given)
 
     def key_text(self) -> str:
@@ -260,6 +256,21 @@ class CompileOptions:
         if self.progress is not None:
             return self.progress
         return sys.stderr is not None and sys.stderr.isatty()
+
+
+def check_names(given: Iterable[str], names: Sequence[str]) -> None:
+    """Compare the names of options with those that exist.
+
+    Raises
+    ------
+    OptionError
+        One does not exist; the message lists them, and says which is nearest.
+    """
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise OptionError(f"unknown option {name!r}: choose from {', '.join(names)}{hint}")
 
 
 def read_limits(text: str, name: str) -> tuple[int | None, int | None]:

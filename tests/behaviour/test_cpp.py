@@ -231,6 +231,40 @@ def test_programs_need_neither_python_nor_the_compiler(bundle: Path) -> None:
         assert not re.search("python|tvm_compiler|cuda", listed)
 
 
+# ---- predict.cpp
+
+
+def test_a_photograph_has_the_class_that_python_found(build: Path, tmp_path: Path) -> None:
+    example = EXAMPLES.parent / "05_predictor.py"
+    made = subprocess.run(
+        [sys.executable, example, "--side", "64", "--folder", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    finished = run(build / "predict", "predictor.pt", "photograph.ppm", cwd=tmp_path)
+    assert finished.stderr == ""  # where there is no code for a call, it warns
+    assert finished.stdout == f"{made.stdout.partition(',')[0]}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"P5\n2 2\n255\n....", "is not a binary PPM file"),
+        (b"P6\n2 2\n255\n....", "ends too early"),
+    ],
+)
+def test_what_is_no_photograph_is_an_error(
+    content: bytes, message: str, small: Saved, build: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "image.ppm").write_bytes(content)
+    finished = run(build / "predict", small.path, "image.ppm", cwd=tmp_path)
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert message in finished.stderr
+
+
 # ---- serve.cpp
 
 

@@ -18,7 +18,7 @@ ARGUMENTS = {
     "02_photograph.py": ("--side", "96", "--rounds", "1"),
     "03_digits.py": ("--epochs", "8"),
     "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
-    "05_saved_pipeline.py": ("--side", "64"),
+    "05_predictor.py": ("--side", "64"),
     "06_warm_up.py": ("--sides", "64"),
 }
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
@@ -87,8 +87,8 @@ def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert "runs compiled" in printed
 
 
-def test_saved_pipeline_needs_no_compiler(tmp_path: Path) -> None:
-    printed = run("05_saved_pipeline.py", cache=tmp_path / "cache")
+def test_predictor_needs_no_compiler(tmp_path: Path) -> None:
+    printed = run("05_predictor.py", cache=tmp_path / "cache")
     assert "as in eager PyTorch, from a process without the compiler" in printed
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeGuard, TypeVar, overload
 
 import torch
 from torch import nn
@@ -155,7 +155,7 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
         if issubclass(subject, torch.jit.ScriptModule):
             raise TypeError("decorate an instance of a TorchScript class, not the class")
         return _decorate_class(subject, methods, compile_options)
-    if _is_exported(subject):
+    if is_exported(subject):
         subject = subject.module()  # type: ignore[attr-defined]
     if isinstance(subject, nn.Module) and not isinstance(subject, torch.jit.ScriptModule):
         return _decorate_instance(subject, methods, compile_options)
@@ -173,7 +173,7 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
     )
 
 
-def _is_exported(subject: Any) -> bool:
+def is_exported(subject: Any) -> TypeGuard[ExportedProgram]:
     """Whether it is a ``torch.export.ExportedProgram``; does not import ``torch.export``."""
     export = sys.modules.get("torch.export")
     return export is not None and isinstance(subject, export.ExportedProgram)

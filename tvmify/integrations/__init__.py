@@ -1,1 +1,1 @@
-"""Ways in that other packages offer: each file connects one of them to the dispatcher."""
+"""Other ways in than the decorator, on what the decorator stands on."""

@@ -27,11 +27,12 @@ from tvmify.artifact.structure import structure_of
 from tvmify.capture import Program, capture
 from tvmify.capture.carrier import Carrier
 from tvmify.decorate.decorated import example_call, is_decorated, saved_method
-from tvmify.decorate.decorator import tvmify
+from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import SaveError
 from tvmify.runtime import compiled_module, embedded
+from tvmify.saved.exported import exported_call
 from tvmify.torch_compat.memory import check_saved
 from tvmify.torch_compat.tracing import tracing
 
@@ -64,8 +65,8 @@ def export(
     Parameters
     ----------
     model
-        A decorated module or function, or a plain one, in evaluation mode. The program shares its
-        weights.
+        A decorated module or function, or a plain one, in evaluation mode; or another
+        ``torch.export.ExportedProgram``. The program shares its weights.
     path
         Path of the file; None writes no file.
     example_inputs
@@ -73,7 +74,7 @@ def export(
         arguments.
     signature
         The same, in a form that ``warmup`` takes, such as ``[(1, 3, 224, 224)]``. Without either,
-        the one signature that the model was called with so far.
+        the one signature that the model was called with so far, or was exported for.
     target
         What to build for, in the form of the option ``target``; None for the model's own target.
     strict
@@ -102,7 +103,10 @@ def export(
     dispatcher = saved_method(subject)
     with torch.inference_mode(False), torch.no_grad():
         example = example_inputs if signature is None else signature
-        args, kwargs = _only_call(dispatcher) if example is None else example_call(subject, example)
+        if example is None:
+            args, kwargs = exported_call(model) if is_exported(model) else _only_call(dispatcher)
+        else:
+            args, kwargs = example_call(subject, example)
         # Fresh zeros: examples are stored in the file, and must be distinct tensors.
         args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         artifact = dispatcher.compiled(args, kwargs, target)

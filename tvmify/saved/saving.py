@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.decorate.decorated import example_call, is_decorated, saved_method
-from tvmify.decorate.decorator import tvmify
+from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.runtime import write_archive
+from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, Compiled, saved_form
 
 
@@ -41,7 +42,8 @@ def save(
     Parameters
     ----------
     model
-        A decorated module or function, or a plain one, in evaluation mode. It is not changed.
+        A decorated module or function, or a plain one, in evaluation mode; or a
+        ``torch.export.ExportedProgram``. It is not changed.
     path
         Path of the file. An existing file is replaced once the new one is complete.
     example_inputs
@@ -51,7 +53,8 @@ def save(
         More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. Without
         ``signatures`` and ``example_inputs``, every signature that the model was called with so
         far; for a float that may have any value, its first value. A call that a program for many
-        shapes serves is saved as that program, in all classes of sizes that were made.
+        shapes serves is saved as that program, in all classes of sizes that were made. For an
+        exported program, the calls that it was exported for.
     targets
         What to build for, each in the form of the option ``target``. None is the model's own
         target, by default this machine. If a machine can run several, the first is used.
@@ -80,24 +83,29 @@ def save(
     >>> tvmify.save(net, "net.pt", example_inputs=torch.randn(8, 64))
     >>> tvmify.save(net, "net.pt", signatures=[[(1, 64)], [(8, 64)]], key="secret")
     """
-    subject = model if is_decorated(model) else tvmify(model)
+    is_open = is_exported(model) and has_symbols(model)
+    subject = model if is_decorated(model) else tvmify(model, dynamic=is_open)
     dispatcher = saved_method(subject)
-    calls = [*_examples(subject, example_inputs, signatures)] or dispatcher.examples()
-    if not calls:
-        raise SaveError(
-            f"{dispatcher.name} was not called yet, so it is not known what to compile it for: "
-            "give example_inputs, or signatures"
-        )
-    programs = _compile(dispatcher, calls, targets)
+    given = [*([] if example_inputs is None else [example_inputs]), *signatures]
+    calls = [example_call(subject, signature) for signature in given]
+    programs = compile_calls(dispatcher, calls or known_calls(model), targets)
+    write_saved(dispatcher, programs, Path(path), strict=strict, key=key)
+
+
+def known_calls(model: Any) -> list[Call]:
+    """Return the calls that a model is known to get: those so far, or that it was exported for."""
+    if is_exported(model):
+        return [exported_call(model)]
+    return saved_method(model).examples() if is_decorated(model) else []
+
+
+def write_saved(
+    dispatcher: Dispatcher, programs: Sequence[Compiled], path: Path, *, strict: bool, key: Any
+) -> None:
+    """Write what `compile_calls` returned to a file; see `save`."""
     captured = dispatcher.subject.captured()
     module, description = saved_form(captured, dispatcher.name, programs, strict)
-    write_archive(module, Path(path), description, key)
-
-
-def _examples(subject: Any, example_inputs: Any, signatures: Sequence[Any]) -> Iterator[Call]:
-    for signature in [*([] if example_inputs is None else [example_inputs]), *signatures]:
-        args, kwargs = example_call(subject, signature)
-        yield pytree.tree_map(_distinct, (args, kwargs))
+    write_archive(module, path, description, key)
 
 
 def _distinct(leaf: Any) -> Any:
@@ -105,9 +113,22 @@ def _distinct(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _compile(
+def compile_calls(
     dispatcher: Dispatcher, calls: Sequence[Call], targets: Sequence[TargetOption]
 ) -> list[Compiled]:
+    """Compile for each call and target; warn of those that cannot be compiled.
+
+    Raises
+    ------
+    SaveError
+        There are no calls; nothing could be compiled; the program has effects.
+    """
+    if not calls:
+        raise SaveError(
+            f"{dispatcher.name} was not called yet, so it is not known what to compile it for: "
+            "give example_inputs, or signatures"
+        )
+    calls = [pytree.tree_map(_distinct, call) for call in calls]
     compiled: list[Compiled] = []
     refused: list[NotCompiled] = []
     for args, kwargs in calls:

@@ -1,0 +1,377 @@
+"""``tvmify.compile``: a model as a compiled TorchScript module, in the form of TVM's RFC 0025."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from tvmify import target as targets
+from tvmify.artifact.results import Constant
+from tvmify.decorate.decorated import is_decorated, saved_method
+from tvmify.decorate.decorator import is_exported, tvmify
+from tvmify.errors import OptionError
+from tvmify.options import CompileOptions, check_names
+from tvmify.runtime import load, original
+from tvmify.saved.exported import has_symbols
+from tvmify.saved.form import Call, Compiled
+from tvmify.saved.saving import compile_calls, known_calls, write_saved
+from tvmify.signature import TensorSpec
+
+#: Name of the file in ``export_dir``.
+FILE = "model.pt"
+
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
+_INPUT_INFOS = (
+    "a list with a name and a shape for each input, such as [('x', (1, 3, 224, 224))], and a dtype "
+    "where it is not the default, as in ('ids', (1, 128), 'int64'); or a list of such lists, one "
+    "for each kind of call"
+)
+
+
+def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.ScriptModule:
+    """Compile a model into a TorchScript module that needs no compiler.
+
+    The result holds the weights, the compiled code, and the original, which runs in PyTorch where
+    there is no code for a call. It can be a part of other modules, which ``torch.jit.script`` and
+    ``torch.jit.save`` take; where they are loaded, only ``import tvmify.runtime`` is needed, or in
+    C++ ``libtvmify``.
+
+    Parameters
+    ----------
+    model
+        A module or function in evaluation mode, a TorchScript module, or a
+        ``torch.export.ExportedProgram``. It is not changed.
+    option
+        A dict with these keys, all of which may be left out:
+
+        ``input_infos``
+            For each input its name and its shape, ``[("x", (1, 3, 224, 224))]``, and its dtype if
+            it is not ``default_dtype``, ``("ids", (1, 128), "int64")``; a list of such lists
+            compiles for several kinds of calls. Names are those of the parameters; if none of them
+            is, the order counts. Needed, unless the model is an exported program, which is compiled
+            for the calls that it was exported for, or is decorated and was called.
+        ``default_dtype``
+            ``"float32"``, ``"float16"`` or ``"bfloat16"``: the dtype of weights and inputs. A model
+            of another dtype is copied and converted. Without it, the dtype of the weights.
+        ``num_outputs``
+            The number of tensors in the result, to be checked.
+        ``tuning_n_trials``
+            0, as by default, for no tuning; any other number times a handful of candidates for each
+            kernel, for some 20 seconds in all (``tune="quick"``).
+        ``tuning_log_file``
+            A file to which what was tuned is appended, a line of JSON for each program.
+        ``export_dir``
+            A folder that gets the result as ``model.pt``, in the form of `tvmify.save`.
+        ``target``
+            What to build for, as the option of `tvmify.tvmify`.
+        ``device``
+            Where the weights are, and the inputs; by default where the weights are now.
+
+    Returns
+    -------
+    torch.jit.ScriptModule
+        What `tvmify.load` returns for such a file.
+
+    Raises
+    ------
+    OptionError
+        A key or its value is wrong; the message lists the valid ones.
+    SaveError
+        Nothing could be compiled, or the model has no TorchScript form. The message says why.
+    TypeError
+        The model is none of these.
+
+    Warns
+    -----
+    TvmifyWarning
+        One of several kinds of calls cannot be compiled, and why.
+
+    Examples
+    --------
+    >>> option = {"input_infos": [("x", (1, 3, 224, 224))], "export_dir": "compiled"}
+    >>> fast = tvmify.compile(torch.jit.trace(resnet, image), option)
+    >>> fast(image)  # float32[1, 1000]
+    """
+    if inspect.isclass(model) or isinstance(model, (str, os.PathLike)):
+        raise TypeError(
+            f"cannot compile {model!r}: give an instance of a class, or what torch.jit.load "
+            "returns for a path"
+        )
+    chosen = _chosen(option)
+    converted = _converted(model, chosen)
+    subject = tvmify(converted, **_decoration(model, chosen))
+    dispatcher = saved_method(subject)
+    parameters = _parameters(dispatcher.subject.captured())
+    dtype, device = chosen.default_dtype or _dtype_of(converted), _device_of(converted, chosen)
+    calls = [_call(infos, parameters, dtype, device) for infos in chosen.input_infos]
+    calls = calls or _known_calls(model)
+    programs = compile_calls(dispatcher, calls, (None,))
+    for program in programs:
+        _check_outputs(program, chosen.num_outputs)
+    if chosen.tuning_log_file is not None:
+        _log_tuning(programs, chosen.tuning_log_file)
+    with _directory(chosen.export_dir) as directory:
+        write_saved(dispatcher, programs, directory / FILE, strict=False, key=None)
+        return load(directory / FILE)
+
+
+# ------------------------------------------------------------------------------------- the options
+
+
+class InputInfo(NamedTuple):
+    """One item of ``input_infos``; the dtype is None for the default."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class CompileOption:
+    """The second argument of `compile`, checked; see there."""
+
+    input_infos: Sequence[Sequence[InputInfo]] = ()
+    default_dtype: torch.dtype | None = None
+    num_outputs: int | None = None
+    tuning_n_trials: int = 0
+    tuning_log_file: Path | None = None
+    export_dir: Path | None = None
+    target: str | Mapping[str, Any] | None = None
+    device: torch.device | None = None
+
+
+def _chosen(option: Mapping[str, Any] | None) -> CompileOption:
+    if option is None:
+        return CompileOption()
+    if not isinstance(option, Mapping):
+        raise OptionError(f"option is {option!r}: expected a dict with {', '.join(_READERS)}")
+    check_names(option, list(_READERS))
+    return CompileOption(**{name: _READERS[name](value) for name, value in option.items()})
+
+
+def _wrong(name: str, value: object, expected: str) -> OptionError:
+    return OptionError(f"option {name!r} is {value!r}: expected {expected}")
+
+
+def _input_infos(value: Any) -> list[list[InputInfo]]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise _wrong("input_infos", value, _INPUT_INFOS)
+    first = value[0]
+    is_one = isinstance(first, Sequence) and len(first) > 0 and isinstance(first[0], str)
+    signatures = [value] if is_one else value
+    if not all(isinstance(infos, Sequence) and infos for infos in signatures):
+        raise _wrong("input_infos", value, _INPUT_INFOS)
+    read = [[_input_info(info) for info in infos] for infos in signatures]
+    for infos in read:
+        names = [info.name for info in infos]
+        if len(set(names)) < len(names):
+            raise _wrong("input_infos", value, "a name of its own for each input")
+    return read
+
+
+def _input_info(info: Any) -> InputInfo:
+    match info:
+        case [str(name), [[*shape], dtype]] | [str(name), [*shape], dtype]:
+            pass
+        case [str(name), [*shape]]:
+            dtype = None
+        case _:
+            raise _wrong("input_infos", info, _INPUT_INFOS)
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise _wrong("input_infos", info, "a shape of ints from 0 on")
+    named: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not isinstance(named, torch.dtype):
+        raise _wrong("input_infos", info, "a dtype of PyTorch, such as 'float32' or 'int64'")
+    return InputInfo(name, tuple(shape), named)
+
+
+def _default_dtype(value: Any) -> torch.dtype:
+    dtype: Any = _DTYPES.get(value) if isinstance(value, str) else value
+    if dtype not in _DTYPES.values():
+        raise _wrong("default_dtype", value, f"one of {', '.join(map(repr, _DTYPES))}")
+    return dtype
+
+
+def _num_outputs(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise _wrong("num_outputs", value, "an int above 0")
+    return value
+
+
+def _tuning_n_trials(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise _wrong("tuning_n_trials", value, "0 for no tuning, or an int above 0")
+    return value
+
+
+def _tuning_log_file(value: Any) -> Path:
+    path = _path("tuning_log_file", value)
+    if path.is_dir() or not path.parent.is_dir():
+        raise _wrong("tuning_log_file", value, "the path of a file in a folder that exists")
+    return path
+
+
+def _export_dir(value: Any) -> Path:
+    path = _path("export_dir", value)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _wrong("export_dir", value, f"a folder to write to ({error})") from error
+    return path
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, (str, os.PathLike)):
+        raise _wrong(name, value, "a path")
+    return Path(value)
+
+
+def _device(value: Any) -> torch.device:
+    expected = "'cpu'" + (
+        ", 'cuda' or 'cuda:N'" if torch.cuda.is_available() else " on this machine"
+    )
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise _wrong("device", value, expected) from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and "cuda" not in expected):
+        raise _wrong("device", value, expected)
+    return device
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "input_infos": _input_infos,
+    "default_dtype": _default_dtype,
+    "num_outputs": _num_outputs,
+    "tuning_n_trials": _tuning_n_trials,
+    "tuning_log_file": _tuning_log_file,
+    "export_dir": _export_dir,
+    "target": targets.check,
+    "device": _device,
+}
+
+
+# ------------------------------------------------------------------------------- model and calls
+
+
+def _converted(model: Any, chosen: CompileOption) -> Any:
+    """Return the model with weights of the chosen dtype and device: itself, or a copy."""
+    dtype, device = chosen.default_dtype, chosen.device
+    if is_exported(model):
+        _check_exported(model, chosen)
+        return model
+    if not isinstance(model, nn.Module):
+        return model
+    if all(
+        (dtype is None or not tensor.is_floating_point() or tensor.dtype == dtype)
+        and (device is None or tensor.device == device)
+        for tensor in _tensors(model)
+    ):
+        return model
+    plain = original(model) if isinstance(model, torch.jit.ScriptModule) else model
+    return copy.deepcopy(plain).to(device=device, dtype=dtype)
+
+
+def _check_exported(program: Any, chosen: CompileOption) -> None:
+    """Compare the choices with the dtypes and devices that a program has recorded."""
+    for name, wanted in (("default_dtype", chosen.default_dtype), ("device", chosen.device)):
+        for tensor in program.state_dict.values():
+            found = tensor.device if name == "device" else tensor.dtype
+            if wanted not in (None, found) and (name == "device" or tensor.is_floating_point()):
+                raise _wrong(name, wanted, f"{found}, for which the program was exported")
+
+
+def _decoration(model: Any, chosen: CompileOption) -> dict[str, Any]:
+    """Return the options of the decorator: those that the model has, but for what was chosen."""
+    options = saved_method(model).options if is_decorated(model) else CompileOptions()
+    if is_exported(model) and has_symbols(model):
+        options = dataclasses.replace(options, dynamic=True)
+    if chosen.target is not None:
+        options = dataclasses.replace(options, target=chosen.target)
+    if chosen.tuning_n_trials:
+        options = dataclasses.replace(options, tune="quick")
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+
+
+def _tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _dtype_of(model: Any) -> torch.dtype:
+    weights = _tensors(model) if isinstance(model, nn.Module) else ()
+    return next((w.dtype for w in weights if w.is_floating_point()), torch.float32)
+
+
+def _device_of(model: Any, chosen: CompileOption) -> torch.device:
+    weights = _tensors(model) if isinstance(model, nn.Module) else ()
+    return chosen.device or next((w.device for w in weights), torch.get_default_device())
+
+
+def _parameters(captured: Any) -> list[str]:
+    """Return the names of the parameters of a forward, or of a function."""
+    forward = captured.forward if isinstance(captured, nn.Module) else captured
+    if (schema := getattr(forward, "schema", None)) is not None:  # of TorchScript
+        return [argument.name for argument in schema.arguments if argument.name != "self"]
+    return list(inspect.signature(forward).parameters)
+
+
+def _call(
+    infos: Sequence[InputInfo], parameters: Sequence[str], dtype: torch.dtype, device: torch.device
+) -> Call:
+    """Return zeros of these shapes as arguments."""
+    tensors = {
+        info.name: TensorSpec(info.shape, info.dtype or dtype, device).example() for info in infos
+    }
+    unknown = [name for name in tensors if name not in parameters]
+    if not unknown:
+        return (), tensors
+    if len(unknown) < len(tensors) or len(tensors) > len(parameters):
+        raise OptionError(
+            f"option 'input_infos' names {unknown[0]!r}: the parameters are {', '.join(parameters)}"
+        )
+    return tuple(tensors.values()), {}  # TVM's importer allows any names, and goes by the order
+
+
+def _known_calls(model: Any) -> list[Call]:
+    calls = known_calls(model)
+    if not calls:
+        raise OptionError(f"option 'input_infos' is needed: give {_INPUT_INFOS}")
+    return calls
+
+
+# ------------------------------------------------------------------------------------ the results
+
+
+def _check_outputs(program: Compiled, expected: int | None) -> None:
+    found = sum(not isinstance(leaf, Constant) for leaf in program.artifact.outputs)
+    if expected not in (None, found):
+        raise _wrong("num_outputs", expected, f"{found}, the number of tensors that it returns")
+
+
+def _log_tuning(programs: Sequence[Compiled], path: Path) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        for _, artifact in programs:
+            if (tuned := artifact.report.get("tuning")) is not None:
+                file.write(json.dumps({"target": json.loads(artifact.target)} | tuned) + "\n")
+
+
+@contextmanager
+def _directory(chosen: Path | None) -> Iterator[Path]:
+    if chosen is not None:
+        yield chosen
+        return
+    with tempfile.TemporaryDirectory(prefix="tvmify-") as temporary:
+        yield Path(temporary)
