@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -334,3 +334,15 @@ def _leaf_from_json(value: Any) -> tuple[int, tuple[Size, ...]]:
         case [int(leaf), list(sizes)]:
             return leaf, tuple(map(size_from_json, sizes))
     raise ValueError(f"{reprlib.repr(value)} describes no leaf")
+
+
+def shape_lines(
+    described: Mapping[str, Any], lines: Callable[[Shapes], list[str]] = Shapes.lines
+) -> list[str]:
+    """List the shapes in JSON that may come from anywhere; empty for a static program."""
+    if "shapes" not in described:
+        return []
+    try:
+        return lines(Shapes.from_json(described["shapes"]))
+    except ValueError as error:  # written by another version
+        return [f"shapes that cannot be read: {error}"]

@@ -9,6 +9,8 @@ from tvmify.cache.differences import differences, nearest
 from tvmify.cache.disk import DiskCache, disk_at
 from tvmify.cache.key import Key
 from tvmify.cache.levels import TwoLevels
+from tvmify.cache.listing import ListedEntry, clear
+from tvmify.cache.listing import list_entries as list
 from tvmify.cache.measurements import Measurements
 from tvmify.cache.memory import MemoryCache
 from tvmify.cache.neighbours import Neighbours
@@ -22,16 +24,19 @@ __all__ = [
     "Imported",
     "Key",
     "Limits",
+    "ListedEntry",
     "Measurements",
     "MemoryCache",
     "Neighbours",
     "RemoteCache",
     "StoredEntry",
     "TwoLevels",
+    "clear",
     "differences",
     "disk_at",
     "export",
     "import_",
+    "list",
     "nearest",
     "remote_at",
 ]

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from tvmify.cache import packed
 from tvmify.cache.disk import DiskCache
+from tvmify.cache.listing import named_cache
 from tvmify.cache.manifest import Manifest
-from tvmify.cache.stored import Limits
 from tvmify.errors import CacheError, warn
-from tvmify.options import CompileOptions
 from tvmify.system.regular_files import NotRegular, open_regular
 
 #: The most refused entries that a message names.
@@ -75,7 +74,7 @@ def export(
     OSError
         The archive cannot be written.
     """
-    path, cache = Path(path), _cache(directory)
+    path, cache = Path(path), named_cache(directory, may_be_new=True)
     entries = cache.entries()
     digests = [digests] if isinstance(digests, str) else digests
     for start in digests or ():
@@ -130,7 +129,7 @@ def import_(
     FileNotFoundError
         The file does not exist.
     """
-    cache = _cache(directory)
+    cache = named_cache(directory, may_be_new=True)
     cache.entries()  # raises if the directory is not private; `store` would only warn
     stored, present, refused = [], [], {}
     with contextlib.ExitStack() as stack:
@@ -162,14 +161,6 @@ def import_(
             raise CacheError(message)
         warn(message)
     return Imported([d for d in stored if d in kept], [d for d in present if d in kept], refused)
-
-
-def _cache(directory: str | os.PathLike[str] | None) -> DiskCache:
-    options = CompileOptions(cache=True if directory is None else Path(directory))
-    place = options.cache_directory()
-    if place is None:
-        raise CacheError("this user has no cache directory: set TVMIFY_CACHE_DIR")
-    return DiskCache(place, Limits(*options.cache_limits()))
 
 
 def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[tuple[Manifest, bytes]]:

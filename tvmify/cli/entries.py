@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from tvmify.cache.differences import leaves_of
-from tvmify.cache.manifest import Manifest
+from tvmify.artifact.shapes import shape_lines
+from tvmify.cache.listing import entries_of, verdict_of
 from tvmify.cache.program_differences import numbered
 from tvmify.cli.printing import (
     SHOWN_DIGITS,
@@ -23,12 +22,13 @@ from tvmify.cli.printing import (
     failures,
     print_all,
     print_json,
-    shape_lines,
     size,
     summary,
     text,
 )
-from tvmify.errors import CacheError
+
+#: What the JSON of a listing says of an entry that is not damaged.
+_FACTS = ("inputs", "shapes", "target", "verdict", "torch", "tvm")
 
 
 def list_entries(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
@@ -38,19 +38,17 @@ def list_entries(directory: CacheDirectory = None, as_json: AsJson = False) -> N
     """
     with failures():
         cache = cache_at(directory)
-        entries = cache.entries()[::-1]
+        entries = entries_of(cache)
     rows, facts = Table("entry", "used", "size", "inputs", "target", "calls", box=None), []
     for entry in entries:
-        try:
-            known = _overview(entry.manifest())
-            inputs = "; ".join([known["inputs"], *known["shapes"]])
-            shown = inputs, known["target"], known["verdict"]
-        except CacheError as error:
-            known = {"damaged": str(error)}
-            shown = f"damaged: {error}", "", ""
-        facts.append(facts_of(entry) | known)
-        cells = entry.digest[:SHOWN_DIGITS], date(entry.used), size(entry.bytes), *shown
-        rows.add_row(*map(text, cells))
+        if entry.damaged:
+            shown = f"damaged: {entry.damaged}"
+            facts.append(facts_of(entry) | {"damaged": entry.damaged})
+        else:
+            shown = "; ".join([entry.inputs, *entry.shapes])
+            facts.append(facts_of(entry) | {name: getattr(entry, name) for name in _FACTS})
+        cells = entry.digest[:SHOWN_DIGITS], date(entry.used), size(entry.bytes)
+        rows.add_row(*map(text, (*cells, shown, entry.target, entry.verdict)))
     if as_json:
         print_json({"directory": str(cache.directory), "entries": facts})
         return
@@ -91,7 +89,7 @@ def show(
                 "directory": entry.path,
                 "size": f"{size(entry.bytes)}, {size(len(library))} of them code, whole",
                 "used": date(entry.used),
-                "calls": _verdict(artifact) or "not compared with eager PyTorch",
+                "calls": verdict_of(manifest) or "not compared with eager PyTorch",
                 "writes to": artifact.get("writes") or "nothing",
             }
         ),
@@ -100,44 +98,6 @@ def show(
         *_report(artifact.get("report")),
         *_titled("program", text(numbered(program))),
     )
-
-
-def _overview(manifest: Manifest) -> dict[str, Any]:
-    entries = manifest.key.entries
-    return {
-        "inputs": ", ".join(leaves_of(manifest.key)),
-        "shapes": shape_lines(manifest.artifact),
-        "target": _target(entries.get("target", "")),
-        "verdict": _verdict(manifest.artifact),
-        "torch": entries.get("torch", ""),
-        "tvm": entries.get("tvm", ""),
-    }
-
-
-def _target(described: str) -> str:
-    """Summarise the instruction set by its widest vector feature."""
-    try:
-        target = json.loads(described)
-        features = {str(name) for name in target.get("mattr", ())}
-        widest = next((f for f in ("+avx512f", "+avx2", "+avx", "+neon") if f in features), "")
-        return f"{target.get('mcpu', target.get('kind'))} {widest}".rstrip()
-    except (ValueError, RecursionError, AttributeError, TypeError):
-        return described
-
-
-def _verdict(artifact: Mapping[str, Any]) -> str:
-    """Say how compiled code compared with eager PyTorch, for each number of threads."""
-    verdicts = artifact.get("verdicts")
-    if not isinstance(verdicts, Mapping):
-        return ""
-    texts = []
-    for threads, pair in verdicts.items():
-        try:
-            compiled, eager = (f"{1e3 * seconds:.3g}" for seconds in pair)
-            texts.append(f"{threads} threads: {compiled} ms, eager {eager} ms")
-        except (TypeError, ValueError):  # written by another version
-            texts.append(f"{threads} threads: ?")
-    return "; ".join(texts)
 
 
 def _report(report: Any) -> list[Any]:

@@ -9,7 +9,7 @@ import typer
 from rich import filesize
 from rich.table import Table
 
-from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.shapes import Shapes, shape_lines
 from tvmify.cli.printing import (
     FAILED,
     USAGE,
@@ -17,7 +17,6 @@ from tvmify.cli.printing import (
     fail,
     print_all,
     print_json,
-    shape_lines,
     size,
     summary,
     text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvmify.artifact.shapes import Shapes
 from tvmify.cache import DiskCache, StoredEntry
 from tvmify.errors import CacheError, OptionError
 from tvmify.options import default_cache_directory
@@ -134,18 +133,6 @@ def printable(value: str) -> str:
 def size(count: Any) -> str:
     """Return a readable number of bytes."""
     return filesize.decimal(count) if isinstance(count, int) else "?"
-
-
-def shape_lines(
-    described: Mapping[str, Any], lines: Callable[[Shapes], list[str]] = Shapes.lines
-) -> list[str]:
-    """List the shapes in JSON that may come from anywhere; empty for a static program."""
-    if "shapes" not in described:
-        return []
-    try:
-        return lines(Shapes.from_json(described["shapes"]))
-    except ValueError as error:  # written by another version
-        return [f"shapes that cannot be read: {error}"]
 
 
 def date(seconds: float) -> str:
