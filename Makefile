@@ -101,6 +101,7 @@ opinfo: install
 
 programs: install
 	$(BIN)/python -m conformance.programs --programs $(PROGRAMS) --seed $(SEED)
+	$(BIN)/python -m conformance.varying --programs $(PROGRAMS) --seed $(SEED)
 	$(BIN)/python -m conformance.layers --layers $(LAYERS) --seed $(SEED)
 
 # What was tried before stays as it was; remove build/models to begin anew.

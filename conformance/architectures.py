@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
+#: The number of items, and of tokens in each.
+Sizes = tuple[int, int]
 Settings = dict[str, Any]
 
 VOCABULARY = 96
-TOKENS = 12
 IMAGE = 64  # pixels on each side
 
 
@@ -34,14 +35,14 @@ class Architecture:
     settings
         Of the configuration.
     inputs
-        Draws the keyword arguments of a call.
+        Draws the keyword arguments of a call; only texts have a length that varies.
     """
 
     kind: str
     configuration: str
     network: str
     settings: Settings
-    inputs: Callable[[], Inputs]
+    inputs: Callable[[Sizes], Inputs]
 
     def build(self) -> nn.Module:
         """Return the network with random weights, in evaluation mode."""
@@ -72,42 +73,48 @@ def _with_lively_weights(network: nn.Module) -> nn.Module:
     return network
 
 
-def text() -> Inputs:
-    """Draw two sentences, of which one is shorter, by no, one or several tokens, and padded."""
-    mask = torch.ones(2, TOKENS, dtype=torch.int64)
-    mask[1, TOKENS - int(torch.randint(6, ())) :] = 0
-    return {"input_ids": torch.randint(3, VOCABULARY, (2, TOKENS)), "attention_mask": mask}
+def text(sizes: Sizes) -> Inputs:
+    """Draw sentences, the second of which is shorter, by no, one or several tokens, and padded."""
+    batch, tokens = sizes
+    mask = torch.ones(batch, tokens, dtype=torch.int64)
+    mask[1, tokens - int(torch.randint(6, ())) :] = 0
+    return {"input_ids": torch.randint(3, VOCABULARY, sizes), "attention_mask": mask}
 
 
-def translation() -> Inputs:
-    """Draw two sentences, and the beginnings of two others."""
-    return text() | {"decoder_input_ids": torch.randint(3, VOCABULARY, (2, 5))}
+def translation(sizes: Sizes) -> Inputs:
+    """Draw sentences, and the beginnings of others."""
+    return text(sizes) | {"decoder_input_ids": _beginnings(sizes)}
 
 
-def image() -> Inputs:
-    """Draw two images."""
-    return {"pixel_values": torch.randn(2, 3, IMAGE, IMAGE)}
+def image(sizes: Sizes) -> Inputs:
+    """Draw images."""
+    return {"pixel_values": torch.randn(sizes[0], 3, IMAGE, IMAGE)}
 
 
-def image_and_text() -> Inputs:
-    """Draw two images and two sentences."""
-    return text() | image()
+def image_and_text(sizes: Sizes) -> Inputs:
+    """Draw as many images as sentences."""
+    return text(sizes) | image(sizes)
 
 
-def sound() -> Inputs:
-    """Draw two waves of 0.2 s."""
-    return {"input_values": torch.randn(2, 3200)}
+def sound(sizes: Sizes) -> Inputs:
+    """Draw waves of 0.2 s."""
+    return {"input_values": torch.randn(sizes[0], 3200)}
 
 
-def spectrogram() -> Inputs:
-    """Draw two spectrograms of 64 steps with 16 bins."""
-    return {"input_values": torch.randn(2, 64, 16)}
+def spectrogram(sizes: Sizes) -> Inputs:
+    """Draw spectrograms of 64 steps with 16 bins."""
+    return {"input_values": torch.randn(sizes[0], 64, 16)}
 
 
-def speech() -> Inputs:
-    """Draw two spectrograms of 64 steps, and the beginnings of two sentences."""
-    decoded = torch.randint(3, VOCABULARY, (2, 5))
-    return {"input_features": torch.randn(2, 16, 64), "decoder_input_ids": decoded}
+def speech(sizes: Sizes) -> Inputs:
+    """Draw spectrograms of 64 steps, and the beginnings of sentences."""
+    features = torch.randn(sizes[0], 16, 64)
+    return {"input_features": features, "decoder_input_ids": _beginnings(sizes)}
+
+
+def _beginnings(sizes: Sizes) -> Tensor:
+    batch, tokens = sizes
+    return torch.randint(3, VOCABULARY, (batch, tokens // 2 - 1))
 
 
 _TOKENS: Settings = {
@@ -177,7 +184,7 @@ def _vision(prefix: str, network: str = "ForImageClassification", **s: Any) -> A
 
 
 def _audio(
-    prefix: str, network: str, inputs: Callable[[], Inputs], **settings: Any
+    prefix: str, network: str, inputs: Callable[[Sizes], Inputs], **settings: Any
 ) -> Architecture:
     return Architecture("audio", f"{prefix}Config", prefix + network, settings, inputs)
 
@@ -208,7 +215,11 @@ ARCHITECTURES = {
     "xlnet": _encoder("XLNet", **_TOKENS, d_model=32, n_layer=2, n_head=4, d_inner=64),
     "longformer": _encoder("Longformer", **_TEXT, attention_window=[8, 8]),
     "fnet": Architecture(
-        "encoder", "FNetConfig", "FNetModel", _TEXT, lambda: {"input_ids": text()["input_ids"]}
+        "encoder",
+        "FNetConfig",
+        "FNetModel",
+        _TEXT,
+        lambda sizes: {"input_ids": text(sizes)["input_ids"]},
     ),
     "gpt2": _decoder("GPT2", "LMHeadModel", **_GPT),
     "gpt_neo": _decoder(

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from conformance.architectures import ARCHITECTURES
 from conformance.document import replace_section
-from conformance.trial import Trial, attempt
+from conformance.trial import SIZES, Trial, attempt
 
 RECORDS = "trials.jsonl"
 PATIENCE = 900  # seconds for one architecture
@@ -105,7 +105,7 @@ def read(folder: Path) -> dict[str, Trial]:
 
 def report(trials: dict[str, Trial], write: bool) -> None:
     """Print a table and, if asked to, write it into the document."""
-    table = Table("architecture", "kind", "right", "ran", "operators", "error", "eager's", box=None)
+    table = Table("architecture", "kind", "right", "ran", "sizes", "error", "eager's", box=None)
     for trial in trials.values():
         table.add_row(*_row(trial), style="" if trial.right else "red")
     console = Console()
@@ -133,10 +133,13 @@ def document(trials: Iterable[Trial]) -> str:
     lines = [
         summary(trials),
         "",
+        f"Each is called with {len(set(SIZES))} pairs of a batch and, where there is text, a "
+        "length; the column says whether one program, or one for each class, serves all but the "
+        "first. "
         "Error is the largest against float64 over the largest output, of the tensor where ours is "
         "largest; beside it eager PyTorch's of the same tensor.",
         "",
-        "| architecture | kind | right | ran | operators | error | eager's |",
+        "| architecture | kind | right | ran | sizes | error | eager's |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join(lines + [f"| {' | '.join(_row(trial))} |" for trial in trials])
@@ -158,6 +161,14 @@ def _verdict(trial: Trial) -> str:
     return "right" if trial.right else f"wrong: {trial.difference}"
 
 
+def _sizes(trial: Trial) -> str:
+    if not trial.compiled:
+        return ""
+    if trial.one_shape:
+        return f"a program each: {trial.one_shape}"
+    return f"any, {trial.programs} programs"
+
+
 def _row(trial: Trial) -> list[str]:
     ran = trial.compiled or bool(trial.reason)
     return [
@@ -165,7 +176,7 @@ def _row(trial: Trial) -> list[str]:
         trial.kind,
         "yes" if trial.right else f"no: {trial.difference}",
         how_it_ran(trial),
-        str(trial.operators) if trial.compiled else "",
+        _sizes(trial),
         f"{trial.error:.1e}" if ran and trial.right else "",
         f"{trial.eager_error:.1e}" if ran and trial.right else "",
     ]

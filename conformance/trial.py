@@ -39,6 +39,10 @@ class Trial:
         How many the program has.
     error, eager_error
         Against float64 over the largest output, of the tensor where ours is largest.
+    programs
+        How many were built for all calls, which differ in their sizes.
+    one_shape
+        Why there is a program for each shape, where there is none for any.
     seconds
         Of the first call.
     """
@@ -53,21 +57,27 @@ class Trial:
     operators: int = 0
     error: float = 0.0
     eager_error: float = 0.0
+    programs: int = 0
+    one_shape: str = ""
     seconds: float = 0.0
 
 
+#: Those of the calls: the first three differ in values, the last ones in sizes.
+SIZES = ((2, 12), (2, 12), (3, 17), (2, 9), (5, 13))
+
+
 def attempt(name: str, architecture: Architecture) -> Trial:
-    """Build a network, call it three times, the last time with other values, and compare."""
+    """Build a network, call it with other values and other sizes, and compare."""
     torch.manual_seed(0)
     trial = Trial(name, architecture.kind)
     network = architecture.build()
     # copies, for some models of transformers leave hooks in themselves when they are called
     wide = _in_float64(network)
     fast: Any = tvmify(copy.deepcopy(network), cache=False, compare=False, progress=False)
-    first, other = architecture.inputs(), architecture.inputs()
+    drawn = [architecture.inputs(sizes) for sizes in SIZES]
     with torch.inference_mode():
         try:
-            for inputs in (first, first, other):
+            for inputs in (drawn[0], *drawn):
                 start = time.perf_counter()
                 result = _seeded(fast, inputs)
                 trial.seconds = trial.seconds or time.perf_counter() - start
@@ -103,10 +113,14 @@ def _seeded(network: Callable[..., Any], inputs: dict[str, Tensor]) -> Any:
 
 
 def _note_how_it_ran(fast: Any, trial: Trial) -> None:
-    outcome = list(dispatcher_of(fast)._memory.values())[-1]
+    outcomes = list(dispatcher_of(fast)._memory.values())
+    outcome = outcomes[-1]
+    trial.programs = fast.cache_info().builds
     if not isinstance(outcome, Compiled):
         trial.reason = outcome.reason.reason if outcome.reason else "by regions"
         return
+    reasons = [one.facts.one_shape for one in outcomes if isinstance(one, Compiled)]
+    trial.one_shape = "; ".join(str(why.reason) for why in reasons if why is not None)
     report = outcome.executor.artifact.report
     trial.compiled = True
     trial.bridged = dict(report.get("bridged", {}))

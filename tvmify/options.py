@@ -130,7 +130,7 @@ class CompileOptions:
     # The key has a separate entry for the target, resolved for the device of the call.
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
-    dynamic: bool | None = field(default=False, metadata=_NOT_KEYED)
+    dynamic: bool | None = field(default=None, metadata=_NOT_KEYED)
     tune: str | None = None
     compare: bool = field(default=True, metadata=_NOT_KEYED)
     cuda_graph: bool = field(default=False, metadata=_NOT_KEYED)

@@ -449,7 +449,7 @@ def test_a_default_device_does_not_stop_compilation(inference: None) -> None:
 
 
 def test_the_memory_cache_has_the_size_of_the_option(inference: None) -> None:
-    fast = decorate(Minus().eval(), strict=True, cache_size=2)
+    fast = decorate(Minus().eval(), strict=True, cache_size=2, dynamic=False)
     with pytest.warns(TvmifyWarning, match="more than cache_size=2 signatures"):
         for rows in (1, 2, 3):
             fast(X[:rows], X[:rows])
@@ -620,7 +620,7 @@ def test_results_belong_to_the_caller(inference: None) -> None:
 
 def test_threads_that_call_first_together_build_once() -> None:
     plain = Scaled().eval()
-    fast: Any = decorate(plain, strict=True)
+    fast: Any = decorate(plain, strict=True, dynamic=False)
     with torch.no_grad():
         expected = {rows: plain(X[:rows]) for rows in (1, 2, 3)}
     barrier, failures = threading.Barrier(8), []

@@ -94,9 +94,34 @@ class Slices(nn.Module):
         return torch.cat([x[:, :1], x[:, 1:] * 2], 1) + at[:, None], x[:, -1] * 2, x.mean(1)
 
 
+class Moved(nn.Module):
+    """What moves and counts elements."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        padded = nn.functional.pad(x, (1, -1, 0, 2), value=3.0)
+        running = (x.cumsum(0), x.cumsum(1), x.t().cumprod(0))
+        return padded, *running, x.flip(1)[:, ::2] * 2, y * x.shape[0], y + 1
+
+
+class Views(nn.Module):
+    """Results that are views of an argument, or of one another."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = x * 2
+        return x.t(), x[1:], y, y[:, 1:], y.flatten(), y.t()
+
+
+class Parts(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return (x * 2).chunk(2, -1)
+
+
 LAYERS: dict[str, tuple[nn.Module, Any]] = {
     "cache": (Cached(), lambda n: (drawn(1, 1, 8), drawn(1, n, 8))),
     "slices": (Slices(), lambda n: (drawn(2, n, 8),)),
+    "moved": (Moved(), lambda n: (drawn(n, 5), torch.ones(0, n))),
+    "views": (Views(), lambda n: (drawn(n, 8),)),
+    "parts": (Parts(), lambda n: (drawn(n, 8),)),
     "lstm": (nn.LSTM(8, 8, batch_first=True), lambda n: (drawn(2, n, 8),)),
     "images": (
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
@@ -114,6 +139,19 @@ def test_one_program_computes_what_eager_does(name: str) -> None:
         check(fast, module, *arguments(size))
     assert fast.cache_info().builds == 2
     assert fast.cache_info().eager == 0
+
+
+def test_views_of_any_size_share_the_memory_that_they_do_in_eager() -> None:
+    fast, module = compiled(Views()), Views()
+    for rows in (3, 5, 7):
+        x = drawn(rows, 8)
+        for run in (fast, module):
+            results = run(x)
+            memory = [result.untyped_storage().data_ptr() for result in results]
+            assert memory[:2] == [x.untyped_storage().data_ptr()] * 2
+            assert len(set(memory[2:])) == 1
+        assert [r.stride() for r in fast(x)] == [r.stride() for r in module(x)]
+    assert fast.cache_info().builds == 2
 
 
 def test_shapes_that_were_served_are_hits() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmify.artifact.expressions import Size, check_size, expect, symbols_of, value_of
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 #: Limit of leaves, tensors and elements, so that native code can count with 64 bits.
 _TOO_MANY = 1 << 62
+
+
+class Strided(NamedTuple):
+    """A `Geometry` without symbols."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -40,13 +48,16 @@ class Geometry:
 
     def of(self, base: torch.Tensor, values: Mapping[str, int] | None = None) -> torch.Tensor:
         """Return the view of a tensor, for values of the symbols; the two share memory."""
-        given = values or {}
-        sizes, strides = _numbers(self.sizes, given), _numbers(self.strides, given)
-        return base.as_strided(sizes, strides, base.storage_offset() + value_of(self.offset, given))
+        sizes, strides, offset = self.at(values or {})
+        return base.as_strided(sizes, strides, base.storage_offset() + offset)
 
-
-def _numbers(sizes: Iterable[Size], values: Mapping[str, int]) -> list[int]:
-    return [value_of(size, values) for size in sizes]
+    def at(self, values: Mapping[str, int]) -> Strided:
+        """Return it with numbers in place of the symbols."""
+        return Strided(
+            tuple(value_of(size, values) for size in self.sizes),
+            tuple(value_of(stride, values) for stride in self.strides),
+            value_of(self.offset, values),
+        )
 
 
 def check_indices(*values: Any) -> None:

@@ -11,7 +11,7 @@ from sympy.logic import boolalg
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy import functions
 
-from tvmify.artifact.expressions import Condition, Size, Term
+from tvmify.artifact.expressions import Condition, Size, Term, renamed
 from tvmify.artifact.shapes import Shapes, Symbol, canonical_names
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import identity_of
@@ -98,6 +98,22 @@ def symbol_names(program: ExportedProgram) -> dict[str, str]:
     """Return the name in `Shapes` of each of torch's symbols that stands alone as a size."""
     leaves = _leaves(program)
     return canonical_names({leaf: tuple(map(_size, shape)) for leaf, shape in leaves.items()})
+
+
+def size_of(value: int | torch.SymInt, names: Mapping[str, str]) -> Size:
+    """Return a size, a stride or an offset of a tensor of a program.
+
+    Parameters
+    ----------
+    names
+        See `symbol_names`.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It cannot be said.
+    """
+    return renamed(_size(identity_of(value)), names)
 
 
 def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:

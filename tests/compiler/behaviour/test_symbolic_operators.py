@@ -277,6 +277,12 @@ CASES = {
         {"matmul", "elementwise"},
         _WEIGHTS[:1],
     ),
+    "every other": Case(
+        lambda _, x: op.strided_slice(x, [1], [0], [64], [2]),
+        [(("s0", 64), _FLOAT)],
+        lambda x: x[:, ::2],
+        _ELEMENTWISE,
+    ),
     "broadcast": Case(
         lambda _, x, y: op.add(x, y),
         [(("s0", "s1", 24), _FLOAT), (("s0", 1, 24), _FLOAT)],

@@ -11,10 +11,10 @@ from tvm import sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.sizes import product
 
 #: Shorter vectors gain nothing.
 _FEWEST_LANES = 4
@@ -71,7 +71,8 @@ class _Shuffling:
             return None
         start = self.analyzer.simplify(substitute(first + min(known), self._value))
         span = max(known) - min(known) + 1
-        windows = _windows(self.analyzer.modular_set(start), span, lanes, load.source)
+        count = self.analyzer.modular_set(tirx.const(1, "int64") * product(load.source.ty.shape))
+        windows = _windows(self.analyzer.modular_set(start), span, lanes, count)
         vectors, places = [], {}
         for begin, width in windows:
             for i in range(width):
@@ -112,14 +113,15 @@ class _Shuffling:
 
 
 def _windows(
-    begins: sym.ModularSet, span: int, lanes: int, source: tirx.Var
+    begins: sym.ModularSet, span: int, lanes: int, elements: sym.ModularSet
 ) -> list[tuple[int, int]]:
     """Cover elements by vectors of one width: where each begins, relative to the first element.
 
     None is read that the tensor does not have: either vectors begin and end with the elements, or
     they are those that the whole tensor consists of.
     """
-    whole = element_count(source.ty.shape) % lanes == 0 and int(begins.coeff) % lanes == 0
+    consists_of_vectors = int(elements.coeff) % lanes == int(elements.base) % lanes == 0
+    whole = consists_of_vectors and int(begins.coeff) % lanes == 0
     before = int(begins.base) % lanes
     if whole and before + span <= lanes:
         return [(-before, lanes)]

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from tvm.ir import Expr
 
 from tvmify.compiler.aten import operators
 from tvmify.compiler.messages import first_line
+from tvmify.compiler.sizes import hint
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.silence import silenced
 from tvmify.torch_compat.symbols import hint_of
@@ -34,7 +36,7 @@ def refuse_what_raises(node: fx.Node) -> None:
         or not any(_is_empty(argument) for argument in node.all_input_nodes)
     ):
         return
-    args, kwargs = pytree.tree_map_only(fx.Node, _example, (node.args, dict(node.kwargs)))
+    args, kwargs = pytree.tree_map(_example, (list(node.args), dict(node.kwargs)))
     try:
         with torch.no_grad(), silenced():  # the call itself warns
             target(*args, **kwargs)
@@ -52,9 +54,13 @@ def _is_empty(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and is_empty(value)
 
 
-def _example(node: fx.Node) -> Any:
-    """Return zeros of the same shape, in no memory to speak of."""
-    value = node.meta.get("val")
+def _example(argument: Any) -> Any:
+    """Return zeros of the same shape, in no memory to speak of, and a number for a size."""
+    if isinstance(argument, Expr):
+        return hint(argument)
+    if not isinstance(argument, fx.Node):
+        return argument
+    value = argument.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
     return torch.zeros((), dtype=value.dtype).expand([hint_of(extent) for extent in value.shape])

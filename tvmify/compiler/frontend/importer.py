@@ -280,19 +280,22 @@ class Importer(ExportedProgramImporter):
                 self.env[node] = self._constant(constant)
 
     def _constant(self, tensor: torch.Tensor) -> relax.Expr:
-        if tensor.numel() == 0:
-            # Computed, since TVM can store a constant without elements but not load it again.
-            return self.emit(relax.op.zeros(list(tensor.shape), dtype_name(tensor.dtype)))
+        if is_empty(tensor):
+            return self._empty(tensor)
         # A copy: the constant's memory must not change when the caller's tensor does.
         copy = tensor.detach().cpu().contiguous().clone()
         dtype = _check_type(copy, "a tensor constant")
         return relax.const(tvm.runtime.from_dlpack(copy), dtype)
 
+    def _empty(self, tensor: torch.Tensor) -> relax.Var:
+        # Computed, since TVM can store a constant without elements but not load it again.
+        return self.emit(relax.op.zeros(list(self.sizes(tensor)), dtype_name(tensor.dtype)))
+
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         refuse_what_raises(node)
         if isinstance(expected, torch.Tensor) and is_empty(expected) and not is_complex(node):
-            return self._constant(expected)
+            return self._empty(expected)
         name = operators.short_name(node)
         if name != "getitem" and (is_complex(node) or operators.is_random(node)):
             return self._bridge(node)

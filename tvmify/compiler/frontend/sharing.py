@@ -7,8 +7,8 @@ sees the other change.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
@@ -17,11 +17,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.geometry import Geometry, Strided
+from tvmify.artifact.recorded_shapes import size_of, symbol_names
 from tvmify.artifact.results import Argument, Repeated
 from tvmify.compiler.aten import operators
 from tvmify.errors import UnsupportedOperator
-from tvmify.torch_compat.symbols import identities_of, is_symbolic
+from tvmify.torch_compat.symbols import identities_of, identity_of, is_symbolic
 
 #: Return their argument itself where there is nothing to do, and say so in no schema.
 _IDENTITIES = frozenset(
@@ -133,6 +134,7 @@ class _Reader:
         self.owners: dict[int, list[fx.Node]] = {}
         self.depends_on_strides = False
         self.written: set[Writable] = set()
+        self.names = symbol_names(program)
         leaf = -1
         placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
         for spec in program.graph_signature.input_specs:
@@ -244,7 +246,7 @@ class _Reader:
                 raise UnsupportedOperator(
                     [operators.name(node)], "it returns a view of memory that two tensors share"
                 )
-            owner, geometry = owners[0], _geometry(node, owners[0])
+            owner, geometry = owners[0], self._geometry(node, owners[0])
             self.depends_on_strides = True
         base = self.bases[owner]
         if isinstance(base, Literal):
@@ -262,16 +264,15 @@ class _Reader:
     ) -> None:
         """Make results that show the same memory views of one of them."""
         if len(group) > 1 and is_symbolic(*(nodes[i].meta["val"] for i in group)):
-            raise UnsupportedOperator(
-                [operators.name(nodes[group[0]])], "it returns several views of a varying size"
-            )
-        if len(group) == 1 or not _overlap([nodes[i].meta["val"] for i in group]):
+            self._relate_varying(group, nodes, places)
+            return
+        if len(group) == 1 or not _overlap([self._numbers(nodes[i]) for i in group]):
             return
         largest = max(group, key=lambda i: nodes[i].meta["val"].numel())
         base = nodes[largest]
-        shown = _positions(base.meta["val"])
-        inside = all(torch.isin(_positions(nodes[i].meta["val"]), shown).all() for i in group)
         value = base.meta["val"]
+        shown = _positions(self._numbers(base))
+        inside = all(torch.isin(_positions(self._numbers(nodes[i])), shown).all() for i in group)
         order = tuple(range(value.dim()))
         if not value.is_contiguous():  # whatever the stride of an axis of one element is
             order = tuple(sorted(order, key=lambda axis: -value.stride(axis)))
@@ -284,7 +285,50 @@ class _Reader:
         orders[largest] = order
         for i in group:
             if i != largest or not value.is_contiguous():
-                places[i] = Place(Repeated(largest), _geometry(nodes[i], base))
+                places[i] = Place(Repeated(largest), self._geometry(nodes[i], base))
+
+    def _relate_varying(
+        self, group: list[int], nodes: list[Any], places: list[Place | None]
+    ) -> None:
+        """Make results of varying sizes views of the one that is all of their memory."""
+        values = [nodes[i].meta["val"] for i in group]
+        whole = next((i for i in group if _is_all_of_its_memory(nodes[i].meta["val"])), None)
+        if whole is None and not any(_overlap(each) for each in self._with_numbers(values)):
+            return
+        if whole is None:
+            raise UnsupportedOperator(
+                [operators.name(nodes[group[0]])], "it returns views that share memory in part"
+            )
+        self.depends_on_strides = True
+        for i in group:
+            if i != whole:
+                places[i] = Place(Repeated(whole), self._geometry(nodes[i], nodes[whole]))
+
+    def _with_numbers(self, tensors: list[torch.Tensor]) -> Iterator[list[Strided]]:
+        """Yield where tensors lie for numbers in place of symbols, none of them equal by chance."""
+        names = list(self.names.values())
+        primes = [n for n in range(5, 1000) if all(n % d for d in range(2, n))][: len(names)]
+        for order in (primes, primes[::-1]):
+            numbers = dict(zip(names, order, strict=True))
+            yield [self._lying(x, 0).at(numbers) for x in tensors]
+
+    def _numbers(self, node: fx.Node) -> Strided:
+        return self._lying(node.meta["val"], 0).at({})
+
+    def _lying(self, x: torch.Tensor, origin: int | torch.SymInt) -> Geometry:
+        return Geometry(
+            tuple(size_of(size, self.names) for size in x.shape),
+            tuple(size_of(stride, self.names) for stride in x.stride()),
+            size_of(x.storage_offset() - origin, self.names),
+        )
+
+    def _geometry(self, node: fx.Node, base: fx.Node) -> Geometry:
+        x, whole = node.meta["val"], base.meta["val"]
+        if x.dtype != whole.dtype or x.is_conj() or x.is_neg():
+            raise UnsupportedOperator(
+                [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
+            )
+        return self._lying(x, whole.storage_offset())
 
 
 def _name(node: fx.Node) -> str:
@@ -344,29 +388,24 @@ def _layout(x: torch.Tensor) -> tuple[Any, ...]:
     return x.dtype, x.dim(), *identities_of(sizes)
 
 
-def _geometry(node: fx.Node, base: fx.Node) -> Geometry:
-    x, whole = node.meta["val"], base.meta["val"]
-    if x.dtype != whole.dtype or x.is_conj() or x.is_neg():
-        raise UnsupportedOperator(
-            [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
-        )
-    if is_symbolic(x, whole):
-        raise UnsupportedOperator([operators.name(node)], "it returns a view of a varying size")
-    return Geometry(
-        tuple(x.shape), tuple(x.stride()), int(x.storage_offset()) - int(whole.storage_offset())
-    )
+def _is_all_of_its_memory(x: torch.Tensor) -> bool:
+    """Whether a tensor is dense, in order, and no element of its storage is left out."""
+    stride: Any = 1
+    for size, given in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if identity_of(given) != identity_of(stride):
+            return False
+        stride = stride * size
+    return identity_of(stride * x.element_size()) == identity_of(x.untyped_storage().nbytes())
 
 
-def _positions(x: torch.Tensor) -> torch.Tensor:
+def _positions(view: Strided) -> torch.Tensor:
     """Return the places of the elements of a tensor in its storage."""
-    places = torch.tensor(int(x.storage_offset()))
-    for size, stride in zip(x.shape, x.stride(), strict=True):
+    places = torch.tensor(view.offset)
+    for size, stride in zip(view.sizes, view.strides, strict=True):
         places = places.unsqueeze(-1) + torch.arange(size) * stride
     return places.unique()
 
 
-def _overlap(tensors: list[torch.Tensor]) -> bool:
-    if any(prod(x.shape) == 0 for x in tensors):
-        tensors = [x for x in tensors if prod(x.shape)]
-    places = [_positions(x) for x in tensors]
+def _overlap(views: list[Strided]) -> bool:
+    places = [_positions(view) for view in views if 0 not in view.sizes]
     return sum(p.numel() for p in places) > (torch.cat(places).unique().numel() if places else 0)

@@ -20,6 +20,7 @@ from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
+from tvmify.compiler.sizes import bounds, is_static
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -363,8 +364,10 @@ def _check_divisor(importer: Importer, node: fx.Node) -> int | None:
     if node.meta["val"].dtype.is_floating_point:
         return None
     if not isinstance(divisor, fx.Node):
-        if divisor:
+        if is_static(divisor) and divisor:
             return int(divisor)
+        if bounds(divisor)[0] > 0:
+            return None
     else:
         constant = constant_of(importer.program, divisor)
         if constant is not None and bool(((constant != 0) & (constant != -1)).all()):

@@ -241,7 +241,7 @@ def softmax(importer: Importer, node: fx.Node) -> relax.Expr:
 def running(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype, shape = accumulator(node.meta["val"].dtype), importer.shape(node)
     x = importer.tensor(node.args[0], dtype)
-    if not shape or 0 in shape:
+    if not shape:
         return x
     axis = int(node.args[1]) % len(shape)  # type: ignore[arg-type]
     before, after = shape[:axis], shape[axis + 1 :]
@@ -253,10 +253,10 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
         flat, len(before[:1]), dtype_of(x), name, Microarchitecture.current()
     )
     variable = importer.block_builder.add_func(function, name)
-    if flat != shape:
+    if len(flat) < len(shape):
         x = importer.emit(relax.op.reshape(x, flat))
     result = importer.emit(relax.call_tir(variable, [x], relax.TensorType(flat, dtype_of(x))))
-    return result if flat == shape else relax.op.reshape(result, list(shape))
+    return result if len(flat) == len(shape) else relax.op.reshape(result, list(shape))
 
 
 @converts("linalg_vector_norm.default")

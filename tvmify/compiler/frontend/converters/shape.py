@@ -130,19 +130,20 @@ def fill(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("constant_pad_nd.default")
 def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     """Padding by a constant; a negative width crops."""
-    widths = list(node.args[1])  # type: ignore[arg-type]
+    widths: list[Any] = list(node.args[1])  # type: ignore[arg-type]
     value = importer.argument(node, 2, "value", 0)
-    shape, out = importer.shape(node.args[0]), importer.shape(node)
-    before = [0] * (len(shape) - len(widths) // 2) + widths[-2::-2]
+    out = importer.shape(node)
+    kept = [0] * (len(out) - len(widths) // 2)
+    before, after = kept + widths[-2::-2], kept + widths[::-2]
 
     def padded(x: te.Tensor) -> te.Tensor:
         def element(*indices: Any) -> Any:
             at = [i - b for i, b in zip(indices, before, strict=True)]
-            inside = [a >= 0 for a, b in zip(at, before, strict=True) if b > 0]
+            inside = [a >= 0 for a, width in zip(at, before, strict=True) if bounds(width)[1] > 0]
             inside += [
                 a < extent
-                for a, b, extent, result in zip(at, before, shape, out, strict=True)
-                if result - b > extent
+                for a, width, extent in zip(at, after, x.shape, strict=True)
+                if bounds(width)[1] > 0
             ]
             if not inside:
                 return x(*at)

@@ -7,8 +7,8 @@ turns; columns are vectors.
 
 from __future__ import annotations
 
-import functools
-from math import gcd, prod
+from collections.abc import Sequence
+from math import gcd
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -27,6 +27,16 @@ from tvmify.compiler.kernels.common.emission import (
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, OPAQUE
 from tvmify.compiler.kernels.matmul.plan import split_evenly
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.sizes import (
+    Size,
+    Variables,
+    bounds,
+    ceil_div,
+    hint,
+    is_one,
+    is_static,
+    product,
+)
 
 #: Of the rules, and of their anchors.
 SUM, PRODUCT = "cumsum", "cumprod"
@@ -34,9 +44,8 @@ SUM, PRODUCT = "cumsum", "cumprod"
 _ROWS, _COLUMNS = 8, 64
 
 
-@functools.cache
 def kernel(
-    shape: tuple[int, ...], axis: int, dtype: str, name: str, machine: Microarchitecture
+    shape: Sequence[Size], axis: int, dtype: str, name: str, machine: Microarchitecture
 ) -> tirx.PrimFunc:
     """Return the function of a tensor and its running sums, or products, along an axis.
 
@@ -49,31 +58,31 @@ def kernel(
     name
         `SUM` or `PRODUCT`.
     """
-    outer, count, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    shape = Variables().of(shape)
+    outer, count, inner = product(shape[:axis]), shape[axis], product(shape[axis + 1 :])
     lanes = machine.lanes(bits_of(dtype))
-    rows = gcd(outer, _ROWS) if inner == 1 else 1
-    columns = split_evenly(inner, _COLUMNS)
-    if columns < inner:  # whole vectors, or halves
-        columns = -(-columns * 2 // lanes) * lanes // 2
-    across = -(-inner // columns)
+    rows = _rows(outer) if is_one(inner) else 1
+    columns = _columns(inner, lanes)
+    down, across = ceil_div(outer, rows), ceil_div(inner, columns)
     cuts = vectors(columns, lanes)
     carried = "float64" if dtype.startswith("float") else dtype
     # Along memory there are no vectors: an element takes as long as three of them.
-    work = prod(shape) if inner > 1 else prod(shape) * 3 * lanes
-    moved = 2 * prod(shape) * bits_of(dtype) // 8
+    elements = hint(product(shape))
+    work = elements * 3 * lanes if is_one(inner) else elements
+    moved = 2 * elements * bits_of(dtype) // 8
 
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         # What follows would be computed without vectors, too: three to seven times as slowly, if it
         # is an exponential.
-        T.func_attr(OPAQUE if inner == 1 else FUSIBLE)
+        T.func_attr(OPAQUE if is_one(inner) else FUSIBLE)
         source, result = (argument(role, shape, dtype) for role in ("source", "result"))
         with (
             anchor(name, [source], result),
-            tasks(outer // rows * across, work, moved, machine) as task,
+            tasks(down * across, work, moved, machine) as task,
             block("task"),
         ):
-            first_row = task // across * rows
-            # The last columns begin where they fit, and some are computed twice.
+            # The last rows and columns begin where they fit, and some are computed twice.
+            first_row = tirx.min(task // across * rows, outer - rows)
             first_column = tirx.min(task % across * columns, inner - columns)
             carry = registers((rows, columns), carried)
 
@@ -93,3 +102,15 @@ def kernel(
             with T.serial(count) as k, T.unroll(rows) as row:
                 lanewise(cuts, lambda column: go_on(row, column, k))
     return builder.get()
+
+
+def _rows(count: Size) -> int:
+    return min(_ROWS, bounds(count)[0]) if not is_static(count) else gcd(int(count), _ROWS)
+
+
+def _columns(count: Size, lanes: int) -> int:
+    if not is_static(count):
+        return min(_COLUMNS, bounds(count)[0])
+    columns = split_evenly(int(count), _COLUMNS)
+    # Whole vectors, or halves.
+    return columns if columns == count else -(-columns * 2 // lanes) * lanes // 2
