@@ -65,3 +65,33 @@ def test_an_alias_leads_to_the_value_as_long_as_that_is_kept() -> None:
     cache.clear()
     cache.store("general", "value")
     assert cache.load("exact") is None
+
+
+def test_what_is_found_again_counts_as_used() -> None:
+    cache: MemoryCache[str] = MemoryCache(3)
+    for key in "abc":
+        cache.store(key, key.upper())
+    assert [cache.load(key) for key in "abcbbaa"] == list("ABCBBAA")
+    assert cache.values() == ["A", "B", "C"]
+    assert [cache.load(key) for key in "aaa"] == list("AAA")
+    assert cache.store("d", "D") == ["b"]
+    assert (cache.load("b"), cache.load("a")) == (None, "A")
+
+
+def test_more_keys_than_are_kept_at_hand_are_found() -> None:
+    cache: MemoryCache[int] = MemoryCache(200)
+    for key in range(200):
+        cache.store(key, key + 1)
+    for _ in range(2):
+        assert [cache.load(key) for key in range(200)] == list(range(1, 201))
+    assert (cache.hits, cache.misses) == (400, 0)
+
+
+def test_an_alias_that_leads_elsewhere_is_followed() -> None:
+    cache: MemoryCache[str] = MemoryCache(2)
+    cache.store("a", "A")
+    cache.store("b", "B")
+    cache.alias("exact", "a")
+    assert cache.load("exact") == "A"
+    cache.alias("exact", "b")
+    assert cache.load("exact") == "B"
