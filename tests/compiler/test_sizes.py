@@ -65,3 +65,18 @@ def test_in_no_trial_but_the_first_are_symbols_alike_by_chance() -> None:
         assert len({trial(B) < trial(S) for trial in sizes.trials()[1:]}) == 2
     with sizes.symbols({}):
         assert [trial(7) for trial in sizes.trials()] == [7]
+
+
+def test_variables_of_different_sizes_have_different_names() -> None:
+    """By its name a symbol is known: of one name, two would be taken for one."""
+    own = sizes.Variables()
+    more, less = own.of([S + 1, S - 1])
+    assert not sizes.same(more, less)
+    assert sizes.hints([more, less]) == [49, 47]
+    assert [sizes.bounds(more), sizes.bounds(less)] == [(3, 513), (1, 511)]
+    assert own(S + 1).same_as(more)
+
+
+def test_a_size_is_a_number_to_compute_with() -> None:
+    assert str(sizes.as_number(3, "float32").ty.dtype) == "float32"
+    assert str(sizes.as_number(S, "float64").ty.dtype) == "float64"

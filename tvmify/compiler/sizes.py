@@ -8,12 +8,12 @@ cuts a program into functions.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import tvm_ffi
@@ -70,9 +70,12 @@ def variable_for(size: Size) -> tirx.Var:
 
     A function can take a size from its arguments only where it is a variable.
     """
-    if isinstance(size, tirx.Var):
-        return size
-    return symbol_for(size, re.sub(r"\W+", "_", f"n_{size}").strip("_"))
+    return size if isinstance(size, tirx.Var) else symbol_for(size, name_of(size))
+
+
+def name_of(size: Size) -> str:
+    """Return the name of what stands for a size: one for equal texts, in every process."""
+    return f"size_{sha256(str(size).encode()).hexdigest()[:12]}"
 
 
 class Variables:
@@ -203,6 +206,11 @@ def ceil_div(size: Any, step: int) -> Size:
     if is_static(size):
         return -(-int(size) // step)
     return tirx.floordiv(size - 1, step) + 1
+
+
+def as_number(size: Any, dtype: str) -> Expr:
+    """Return a size as a number of a dtype, to compute with."""
+    return tirx.const(int(size), dtype) if is_static(size) else size.astype(dtype)
 
 
 def is_one(size: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any, TypeVar
 
 import tvm
@@ -49,7 +48,7 @@ class Bindings:
         for size in every:
             known = set(self.variables).issuperset(sizes.variables_of(size))
             if not known and not any(sizes.same(size, one) for one, _ in self.compound):
-                self.compound.append((size, sizes.symbol_for(size, _name(size))))
+                self.compound.append((size, sizes.variable_for(size)))
         for size, symbol in self.compound:
             self._solve(size, symbol)
         return self
@@ -244,8 +243,3 @@ def _factors(size: Expr) -> list[Expr]:
 
 def _equal(one: Expr, other: Expr) -> bool:
     return one.same_as(other) or bool(tvm_ffi.structural_equal(one, other))
-
-
-def _name(size: Expr) -> str:
-    """Return the name of what stands for a size: one for equal ones, in every process."""
-    return f"size_{sha256(str(size).encode()).hexdigest()[:12]}"
