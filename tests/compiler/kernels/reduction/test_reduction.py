@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tests.compiler.kernels.kernels import (
     TARGETS,
@@ -15,6 +15,10 @@ from tests.compiler.kernels.kernels import (
     random,
     widest_vector,
 )
+from tests.compiler.symbolic import EDGES
+from tests.compiler.symbolic import build as build_for_any
+from tests.compiler.symbolic import check as check_any
+from tvmify.compiler.kernels.common import choice
 
 op = relax.op
 
@@ -157,3 +161,40 @@ def test_parallel_only_when_worth_it():
 
     assert has_parallel_loop(of(512, 512))
     assert not has_parallel_loop(of(8, 40))
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
+def test_a_strict_mean_divides_by_how_many_elements_there_are(axes):
+    """Not by how many there are in the calls that the program is tuned for."""
+    with choice.choosing(choice.Choices("strict")):
+        program = build_for_any(lambda _, x: op.mean(x, axes), [(("s0", "s1"), "float32")])
+    for rows in EDGES:
+        check_any(program, lambda x: x.mean(tuple(axes)), [random(rows, 5)])
+
+
+def test_layer_norm_of_any_length():
+    def reference(x, scale, shift):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale + shift
+
+    program = build_for_any(
+        lambda _, x, scale, shift: op.nn.layer_norm(x, scale, shift, [-1]),
+        [((3, "s0"), "float32"), (("s0",), "float32"), (("s0",), "float32")],
+    )
+    for length in EDGES:
+        inputs = [random(3, length) + 3, random(length, seed=1), random(length, seed=2)]
+        check_any(program, reference, inputs, tolerance=2e-5)
+
+
+def test_a_long_sum_may_have_an_axis_that_is_likely_one_element():
+    """Sums of sums are then along the other: along this one they would become no fewer."""
+
+    def describe(builder, x):
+        count, rows, columns = x.ty.shape.values
+        shape = [count, rows - 1, columns]
+        rest = builder.call_te(lambda x: te.compute(shape, lambda i, j, k: x(i, j + 1, k)), x)
+        return op.sum(builder.emit(rest), [0, 1])
+
+    program = build_for_any(describe, [((300, "s0", 24), "float32")], hint=2)
+    for rows in (2, 3, 17):
+        check_any(program, lambda x: x[:, 1:].sum((0, 1)), [random(300, rows, 24)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -24,7 +23,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     rows, columns = shape[:-count], shape[-count:]
 
     def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
-        size = tirx.const(float(prod(columns)), x.dtype)
+        size = sizes.as_number(sizes.product(x.shape[-count:]), str(x.dtype))
         epsilon = tirx.const(float(call.attrs.epsilon), x.dtype)
         # A stage of its own: then the others read each row in one way only.
         first = te.compute(rows, lambda *row: x(*row, *[0] * count), name="first")

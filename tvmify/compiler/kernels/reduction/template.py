@@ -37,8 +37,8 @@ def legalize_whole(builder: relax.BlockBuilder, call: Call) -> Expr:
     def total(x: te.Tensor) -> te.Tensor:
         result = topi.sum(topi.cast(x, "float64"), axes, bool(call.attrs.keepdims))
         if call.op.name == "relax.mean":
-            count = element_count(x.shape) / element_count(result.shape)
-            result = topi.divide(result, tirx.const(count, "float64"))
+            along = range(len(x.shape)) if axes is None else axes
+            result = _divided(result, sizes.product(x.shape[axis] for axis in along))
         return topi.cast(result, "float32")
 
     hint = call.op.name.partition(".")[2]
@@ -63,7 +63,7 @@ def _cascaded(builder: relax.BlockBuilder, call: Call) -> Expr:
             whole.append(axis)
             length *= sizes.hint(shape[axis])
         if length == 1:  # the axis alone is too long
-            longest = next(axis for axis in reversed(axes) if not sizes.is_one(shape[axis]))
+            longest = max(axes, key=lambda axis: sizes.hint(shape[axis]))
             x = builder.emit(builder.call_te(_in_blocks, x, longest, primfunc_name_hint="sum"))
         else:
             x = builder.emit(builder.call_te(topi.sum, x, whole, True, primfunc_name_hint="sum"))
@@ -71,15 +71,16 @@ def _cascaded(builder: relax.BlockBuilder, call: Call) -> Expr:
 
     def last(x: te.Tensor, count: Size = count) -> te.Tensor:
         total = topi.sum(x, axes, bool(call.attrs.keepdims))
-        is_mean = call.op.name == "relax.mean"
-        if not is_mean:
-            return total
-        if isinstance(count, int):
-            return topi.divide(total, tirx.const(float(count), "float32"))
-        return te.compute(total.shape, lambda *i: total(*i) / tirx.Cast("float32", count))
+        return _divided(total, count) if call.op.name == "relax.mean" else total
 
     given = [] if isinstance(count, int) else [count]  # TVM gives functions symbols of their own
     return builder.call_te(last, x, *given, primfunc_name_hint=call.op.name.partition(".")[2])
+
+
+def _divided(total: te.Tensor, count: Size) -> te.Tensor:
+    """Return sums divided by how many elements each is of."""
+    number = sizes.as_number(count, str(total.dtype))
+    return te.compute(total.shape, lambda *i: total(*i) / number, name="mean")
 
 
 def _in_blocks(x: te.Tensor, axis: int) -> te.Tensor:
