@@ -62,8 +62,8 @@ def common_axes(
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Yield which axes of `shape` hold the elements of which axes of `source`.
 
-    Of either as few as have the same number of elements; an axis of one element is in no group.
-    Neither shape has an extent of zero.
+    Of either as few as are known to have the same number of elements; an axis of one element is in
+    no group. Neither shape has an extent of zero.
     """
     own = [axis for axis, size in enumerate(shape) if not sizes.is_one(size)]
     others = [axis for axis, size in enumerate(source) if not sizes.is_one(size)]
@@ -73,11 +73,14 @@ def common_axes(
             size := sizes.product(shape[a] for a in mine),
             other := sizes.product(source[a] for a in theirs),
         ):
+            if not (own or others):
+                break  # that ``s // 2 * 2`` and ``s`` are one number is what a guard says
             # Two sizes with symbols may differ and have the same hint: then both are too few.
             count, wanted = sizes.hint(size), sizes.hint(other)
-            if count <= wanted and own:
+            more, more_of_theirs = count <= wanted or not others, count >= wanted or not own
+            if more and own:
                 mine.append(own.pop(0))
-            if count >= wanted and others:
+            if more_of_theirs and others:
                 theirs.append(others.pop(0))
         yield mine, theirs
 
