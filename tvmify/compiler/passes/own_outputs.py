@@ -70,7 +70,7 @@ def _root(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
 
 
 def _has_memory(root: relax.Expr) -> bool:
-    return 0 not in sizes.hints(root.ty.shape)
+    return not any(sizes.same(size, 0) for size in root.ty.shape)
 
 
 def _is_computed(root: relax.Expr) -> bool:

@@ -15,6 +15,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Expr
 
+from tvmify.compiler import sizes
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.attention.lower_attention import stands_for_attention
 from tvmify.compiler.kernels.common.loops import element_count
@@ -39,12 +40,13 @@ def _shall_merge(
 
 
 def _is_turned_parameter(weight: Expr, bindings: Mapping[relax.Var, Expr]) -> bool:
-    """Whether this is the transpose of a weight of a linear layer."""
+    """Whether this is the transpose of a weight of a linear layer, which has one shape."""
     turned = bindings.get(weight)
     return (
         turned is not None
         and _name(turned) == "relax.permute_dims"
         and turned.args[0] not in bindings
+        and sizes.is_static(*shape_of(weight))
     )
 
 

@@ -91,8 +91,13 @@ def element_count(shape: Iterable[object]) -> int:
 
 
 def iterations(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    """How often the body of a block runs."""
+    """How often the body of a block runs; an estimate where that has symbols."""
     return element_count(variable.dom.extent for variable in sch.get(block).iter_vars)
+
+
+def exact_iterations(sch: s_tir.Schedule, block: SBlockRV) -> Size:
+    """How often the body of a block runs, in symbols if it has some."""
+    return sizes.product(variable.dom.extent for variable in sch.get(block).iter_vars)
 
 
 def traffic(function: tirx.PrimFunc, most: float) -> float:

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
+from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.inlining import nests_too_deep
-from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
+from tvmify.compiler.kernels.common.loops import (
+    blocks_of,
+    exact_iterations,
+    is_injective,
+    is_output,
+)
 from tvmify.compiler.kernels.common.rewriting import substitute
 
 
@@ -43,7 +49,7 @@ class Chain:
         results = [region.source for region in sch.get(sch.get_sblock(anchor)).writes]
         if any(result in sch.mod["main"].params for result in results):
             return None
-        count = iterations(sch, sch.get_sblock(following[0]))
+        count = exact_iterations(sch, sch.get_sblock(following[0]))
         for name in following[:-1]:
             block = sch.get_sblock(name)
             if not is_injective(sch, block) or is_output(sch, block) or nests_too_deep(sch, block):
@@ -52,7 +58,7 @@ class Chain:
         block = sch.get_sblock(following[-1])
         last = sch.get(block)
         store, place = last.body, [variable.var for variable in last.iter_vars]
-        same = _is_at(place, store.indices) and count == iterations(sch, block)
+        same = _is_at(place, store.indices) and sizes.same(count, exact_iterations(sch, block))
         read = [load.source for load in _loads(store.value) if load.source in results]
         if not same or not read or any(source != read[0] for source in read):
             return None

@@ -1,0 +1,29 @@
+"""Results are memory of their own."""
+
+from __future__ import annotations
+
+import pytest
+from tvm import relax, te
+
+from tests.compiler.symbolic import build
+
+
+def _without_two(builder, x):
+    rows, columns = x.ty.shape.values
+    shape = [rows - 2, columns]
+    return builder.emit(
+        builder.call_te(lambda x: te.compute(shape, lambda i, j: x(i + 2, j) * 2), x)
+    )
+
+
+@pytest.mark.parametrize("hint", [2, 48])
+def test_two_results_share_no_memory_whatever_is_likely(hint):
+    """With two rows there are no elements to share: of other numbers, there are."""
+
+    def describe(builder, x):
+        rest = _without_two(builder, x)
+        rows, columns = rest.ty.shape.values
+        return relax.Tuple([rest, builder.emit(relax.op.reshape(rest, [rows, 2, columns // 2]))])
+
+    program = build(describe, [(("s0", 8), "float32")], hint=hint)
+    assert "copy" in program.report
