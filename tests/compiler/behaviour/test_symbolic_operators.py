@@ -128,6 +128,17 @@ def _first_left_out(builder, x, weight):
     return _linear(builder, builder.emit(rest), weight)
 
 
+def _over_one_more(builder, x, last):
+    keys = builder.emit(op.concat([x, last], 0))
+    scores = builder.emit(op.matmul(x, builder.emit(op.permute_dims(keys))))
+    return op.matmul(builder.emit(op.nn.relu(scores)), keys)
+
+
+def _over_one_more_reference(x, last):
+    keys = np.concatenate([x, last])
+    return np.maximum(x @ keys.T, 0) @ keys
+
+
 _ONE, _PAST = ((1, 2, 1, 16), _FLOAT), ((1, 2, "s0", 16), _FLOAT)
 _BATCH = ("s0", "s1", 64)
 _ELEMENTWISE, _REDUCTION, _MATMUL = {"elementwise"}, {"reduction"}, {"matmul"}
@@ -282,6 +293,12 @@ CASES = {
         [(("s0", 64), _FLOAT)],
         lambda x: x[:, ::2],
         _ELEMENTWISE,
+    ),
+    "a sum over one more": Case(
+        _over_one_more,
+        [(("s0", 24), _FLOAT), ((1, 24), _FLOAT)],
+        _over_one_more_reference,
+        {"matmul", "elementwise"},
     ),
     "broadcast": Case(
         lambda _, x, y: op.add(x, y),

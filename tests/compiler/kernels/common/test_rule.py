@@ -12,7 +12,7 @@ from tvm import relax, s_tir, tirx
 
 from tests.compiler.kernels.kernels import build, random, use_rules
 from tvmify.compiler.kernels.common.guards import names_of
-from tvmify.compiler.kernels.common.rule import STRICT, Rule
+from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.microarchitecture import Microarchitecture
 
@@ -122,6 +122,14 @@ def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.Monkey
         "unscheduled (one failed: ValueError: no such loop; two failed: ValueError: no such loop)"
     }
     assert "tirx.is_scheduled" not in built.kernel().attrs
+
+
+@pytest.mark.usefixtures("lenient")
+def test_what_only_its_own_rule_ends_in_time_is_for_no_other(monkeypatch: pytest.MonkeyPatch):
+    """The last block of such a sum is shorter, which its description does not say."""
+    use_rules(monkeypatch, Failing(), Elementwise())
+    with pytest.raises(RuleFailure, match="failing failed"):
+        build(lambda _, x, y: relax.op.matmul(x, y), [random(8, 1103), random(1103, 16)])
 
 
 def test_what_is_scheduled_says_so():

@@ -7,6 +7,8 @@ there instead: whole tiles run without conditions.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import s_tir, sym, tirx
 from tvm.ir import Expr
 from tvm.tirx import Stmt
@@ -22,21 +24,34 @@ def has_symbols(function: tirx.PrimFunc) -> bool:
     return not all(sizes.is_static(*shape) for shape in shapes)
 
 
+#: What sizes are made of.
+_OPERATORS: dict[str, type[tirx.expr.BinaryOpExpr]] = {
+    "+": tirx.Add,
+    "-": tirx.Sub,
+    "*": tirx.Mul,
+    "//": tirx.FloorDiv,
+    "%": tirx.FloorMod,
+    "min": tirx.Min,
+    "max": tirx.Max,
+}
+
+
 def written(size: Size) -> int | str:
-    """Write a size down as an annotation, which may hold no symbols: its factors by name.
+    """Write a size down as an annotation, which may hold no symbols: by name, operators last.
 
     Raises
     ------
     ValueError
-        It is not a product of numbers and symbols.
+        It is made in a way that sizes are not.
     """
     if sizes.is_static(size):
         return int(size)
-    if isinstance(size, tirx.Mul):
-        return f"{written(size.a)}*{written(size.b)}"
-    if not isinstance(size, tirx.Var):
-        raise ValueError(f"the size {size} is no product of symbols")
-    return str(size.name)
+    if isinstance(size, tirx.Var):
+        return str(size.name)
+    operator = next((name for name, kind in _OPERATORS.items() if isinstance(size, kind)), None)
+    if operator is None:
+        raise ValueError(f"the size {size} is no sum, product or quotient of symbols")
+    return f"{written(size.a)} {written(size.b)} {operator}"
 
 
 def size_of(annotation: object, function: tirx.PrimFunc) -> Size:
@@ -46,8 +61,17 @@ def size_of(annotation: object, function: tirx.PrimFunc) -> Size:
     shapes = (p.ty.shape for p in function.params if hasattr(p.ty, "shape"))
     symbols = {v.name: v for shape in shapes for size in shape for v in sizes.variables_of(size)}
     symbols |= {p.name: p for p in function.params if not hasattr(p.ty, "shape")}
-    names = str(annotation).split("*")
-    return sizes.product(int(name) if name.isdigit() else symbols[name] for name in names)
+    operands: list[Any] = []
+    for name in str(annotation).split():
+        if name in _OPERATORS:
+            last = operands.pop()
+            operands.append(_OPERATORS[name](operands.pop(), last))
+        elif name in symbols:
+            operands.append(symbols[name])
+        else:
+            operands.append(tirx.const(int(name), "int64"))
+    (size,) = operands
+    return size
 
 
 def bound_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -6,6 +6,7 @@ which no schedule can say. Padding with zeros would be no way out: a zero times 
 
 from __future__ import annotations
 
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
@@ -18,6 +19,28 @@ from tvmify.compiler.sizes import Size
 #: Annotation of the loop along a block: the length of the whole reduction, and which iteration
 #: variable numbers the blocks.
 _LENGTH = "tvmify.length"
+#: Annotation of a block that reads past the end, unless its rule asks for an end in time.
+_OPEN = "tvmify.open"
+
+
+def open_ended(length: Size, block: int) -> dict[str, bool]:
+    """Return the ``attrs`` of a ``te.compute`` of blocks of a reduction, the last of them shorter.
+
+    No other rule than that of its template may schedule what has them.
+    """
+    return {} if isinstance(length, int) and length % block == 0 else {_OPEN: True}
+
+
+def is_open_ended(function: tirx.PrimFunc) -> bool:
+    """Whether a function has a block that reads past the end as it is described."""
+    found = []
+
+    def look(block: s_tir.SBlock) -> None:
+        if _OPEN in block.annotations:
+            found.append(block)
+
+    tvm_ffi.structural_walk(function.body, [(s_tir.SBlock, look)])
+    return bool(found)
 
 
 def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: Size, blocks: str) -> None:

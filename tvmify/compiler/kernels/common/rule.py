@@ -14,6 +14,7 @@ from tvm.s_tir.dlight.base import ApplyDefaultSchedule, ScheduleRule
 from tvm.target import Target
 
 from tvmify.compiler.kernels.common.guards import names_of
+from tvmify.compiler.kernels.common.last_block import is_open_ended
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: The attribute by which dlight knows what is scheduled.
@@ -34,8 +35,8 @@ class Rule(ScheduleRule):
     A rule finds its anchor block, fuses what surrounds it, and returns None when it has no
     business with the function. An exception means "mine, but it did not work", which is a mistake
     in the rule: the next rule is tried, and the report and a warning in the log say so. Where the
-    environment variable `STRICT` is set, it is an error. Either way, what it did to the schedule is
-    forgotten.
+    environment variable `STRICT` is set, or the function is `open_ended`, it is an error. Either
+    way, what it did to the schedule is forgotten.
     """
 
     #: Name in the report.
@@ -118,6 +119,8 @@ class _InTurn(ScheduleRule):
             except Exception as error:  # TVM's errors share no narrower class
                 outcome.failures.append(Failure(name, error))
                 fresh = None  # what stopped half-way may be neither the old schedule nor a new one
+                if is_open_ended(func):
+                    return None
                 continue
             if isinstance(schedule, s_tir.Schedule):
                 outcome.rule = name
@@ -151,7 +154,8 @@ def apply_in_turn(
     Raises
     ------
     RuleFailure
-        A rule failed, and the environment variable `STRICT` is ``"1"``.
+        A rule failed, and the environment variable `STRICT` is ``"1"``, or no other rule may
+        schedule the function.
     """
     # dlight passes over what claims to be scheduled.
     tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
@@ -163,7 +167,7 @@ def apply_in_turn(
     for variable, outcome in outcomes.items():
         for failure in outcome.failures:
             message = f"schedule rule on {variable.name_hint!r}: {failure}"
-            if os.environ.get(STRICT) == "1":
+            if os.environ.get(STRICT) == "1" or is_open_ended(functions[variable]):
                 raise RuleFailure(message) from failure.error
             _LOG.warning("%s; the next rule is tried", message, exc_info=failure.error)
     return scheduled, outcomes

@@ -14,6 +14,7 @@ from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
+from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.windows import Window, pad
@@ -236,6 +237,7 @@ class Direct:
             ROWS_FIRST: self.rows_first,
             SIDE_BY_SIDE: self.side,
             DEPTH: self.in_channels,
+            **open_ended(self.in_channels, self.block),
             **named(*names, "window_y", "window_x", "input"),
         }
         head = (n, self.groups, int(packed.shape[1]))

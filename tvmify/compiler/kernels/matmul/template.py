@@ -12,6 +12,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
+from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.matmul import compact, pairs
 from tvmify.compiler.kernels.matmul import plan as plans
@@ -228,7 +229,7 @@ class Product:
             # Each block is added up in registers, then added to the sums: the panel's block stays
             # in the nearest cache, and sums of sums are more exact than one long sum.
             known = {DEPTH: self.depth} if isinstance(self.depth, int) else {}
-            whole = known | named("block", *nest, "k")
+            whole = known | open_ended(self.depth, plan.depth) | named("block", *nest, "k")
             parts = te.compute((blocks, *shape), part, name=PARTIAL, attrs=whole)
             step = te.reduce_axis((0, blocks), "step")
             sums = te.compute(
