@@ -35,6 +35,7 @@ VARIABLES = (
     "TVMIFY_COMPARE",
     "TVMIFY_DISABLE",
     "TVMIFY_RECORD",
+    "TVMIFY_SYSTEM_LINKER",
 )
 
 # Marks a field that cannot change the compiled code, so it is not part of the disk key.
@@ -341,6 +342,11 @@ def environment() -> dict[str, str]:
 def disabled() -> bool:
     """Whether ``TVMIFY_DISABLE`` is set to anything but 0, so that every call runs in eager."""
     return _flag("TVMIFY_DISABLE", False)
+
+
+def system_linker() -> bool:
+    """Whether ``TVMIFY_SYSTEM_LINKER`` has the system's C++ compiler link compiled code."""
+    return _flag("TVMIFY_SYSTEM_LINKER", False)
 
 
 def _is_url(cache: bool | str | os.PathLike[str]) -> bool:

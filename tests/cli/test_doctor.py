@@ -39,6 +39,7 @@ def test_json_and_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("doctor", "--quick", "--json")
     assert result.exit_code == 0
     assert json.loads(result.output)["ok"]
+    monkeypatch.setenv("TVMIFY_SYSTEM_LINKER", "1")
     monkeypatch.setenv("CC", "/no/compiler")
     monkeypatch.delenv("CXX", raising=False)
     result = run("doctor", "--quick", "--json")
@@ -48,6 +49,19 @@ def test_json_and_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     (error,) = (finding for finding in document["findings"] if finding["status"] == ERROR)
     assert "/no/compiler" in error["detail"] and "apt-get install g++" in error["advice"]
     assert "1 of" in run("doctor", "--quick").output
+
+
+def test_which_linker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    (both,) = findings.linker()
+    assert both.status == OK and "tvmify's own" in both.detail and "g++" in both.detail
+    monkeypatch.setenv("PATH", "")
+    (ours,) = findings.linker()
+    assert ours.status == OK and "tvmify's own" in ours.detail and "no C++ compiler" in ours.detail
+    monkeypatch.setenv("TVMIFY_SYSTEM_LINKER", "1")
+    (none,) = findings.linker()
+    assert none.status == ERROR and "Unset TVMIFY_SYSTEM_LINKER" in none.advice
 
 
 def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,15 +99,6 @@ def is_digest(name: str) -> bool:
     return _DIGEST.match(name) is not None
 
 
-def has_entries(place: Path) -> bool:
-    """Whether a cache directory may have an entry; entries are not checked."""
-    try:
-        with os.scandir(place) as found:
-            return any(is_digest(file.name) for file in found)
-    except OSError:
-        return False
-
-
 def read_manifest(entry: int) -> Manifest:
     """Read the manifest in an open entry.
 

@@ -30,7 +30,7 @@ def doctor(
         findings.versions(),
         findings.native_library(),
         findings.processor(),
-        findings.compiler(),
+        findings.linker(),
         findings.gpus(),
         findings.cache(directory),
         findings.environment(),

@@ -117,8 +117,10 @@ def processor() -> Iterator[Finding]:
         yield Finding(OK, "threads", detail)
 
 
-def compiler() -> Iterator[Finding]:
-    """Find the compiler that links compiled code, get its version, and link a library with it."""
+def linker() -> Iterator[Finding]:
+    """Say what links compiled code; try the C++ compiler, which is needed if it is asked for."""
+    asked = options.system_linker()
+    ours = "" if asked else "tvmify's own, and for what it does not know "
     try:
         command = toolchain.find()
         answer = subprocess.run(
@@ -127,14 +129,16 @@ def compiler() -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix="tvmify-doctor-") as folder:
             empty = ["-x", "assembler", os.devnull, "-o", str(Path(folder, "empty.so"))]
             toolchain.run([*command, "-shared", *empty, "-lm"], Path(folder), 30)
-    except BuildError as error:
-        advice = f"{toolchain.INSTALL} Until then only cached programs run compiled."
-        yield Finding(ERROR, "C++ compiler", error.reason, advice)
-    except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(ERROR, "C++ compiler", f"it does not run: {error}", toolchain.INSTALL)
+    except (BuildError, OSError, subprocess.SubprocessError) as error:
+        problem = error.reason if isinstance(error, BuildError) else f"it does not run: {error}"
+        if asked:
+            advice = f"Unset TVMIFY_SYSTEM_LINKER. Or: {toolchain.INSTALL}"
+            yield Finding(ERROR, "linker", problem, advice)
+        else:
+            yield Finding(OK, "linker", f"{ours}none ({problem})")
     else:
         version = answer.stdout.decode(errors="replace").partition("\n")[0]
-        yield Finding(OK, "C++ compiler", f"{shlex.join(command)}: {version}")
+        yield Finding(OK, "linker", f"{ours}{shlex.join(command)}: {version}")
 
 
 def gpus() -> Iterator[Finding]:

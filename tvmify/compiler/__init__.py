@@ -58,7 +58,7 @@ def compile(
         What to build for.
     on_stage
         Called with the name of each stage as it begins: ``"decompose"``, ``"import"``, ``"tune"``,
-        ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``.
+        ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``, ``"release"``.
     accuracy
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
     tuning
@@ -171,6 +171,8 @@ def _compile(
         generated = build.generate(planned, tvm_target, threads=threads)
     with stages("link"):
         library = build.link(generated, places)
+    # What this function holds is freed when it returns, which takes longer than to link.
+    stages.on_stage("release")
     return Artifact(
         library=library,
         target=str(target),

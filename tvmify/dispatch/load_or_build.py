@@ -19,7 +19,6 @@ from tvmify.artifact import Artifact
 from tvmify.artifact.shapes import Shapes
 from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.cache.directory import is_there
-from tvmify.cache.stored import has_entries
 from tvmify.capture import Program
 from tvmify.dispatch import background, building, keys, on_miss
 from tvmify.dispatch.allowance import allowance
@@ -30,10 +29,10 @@ from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
 from tvmify.dispatch.sizes import Specialised
-from tvmify.errors import BuildError, CacheError
+from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on
-from tvmify.system import forks, toolchain
+from tvmify.system import forks
 from tvmify.system.garbage import uncollected
 from tvmify.target import Target
 
@@ -171,24 +170,6 @@ def load_again(key: Key, artifact: Artifact) -> Executor:
     return _LOADED.setdefault(key.digest, Executor(artifact))
 
 
-def check_toolchain(options: CompileOptions) -> None:
-    """Refuse a call, before it is captured, whose program can be neither found nor built.
-
-    Raises
-    ------
-    BuildError
-        There is nothing to link with, and no cache that could have the program.
-    """
-    if not on_miss.builds(options) or options.cache_url() is not None or len(_LOADED):
-        return
-    try:
-        toolchain.find()
-    except BuildError:
-        directory = options.cache_directory()
-        if directory is None or not has_entries(directory):
-            raise
-
-
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
     """Store again, in the disk cache if there is one, what has changed about an artifact."""
     disk = _disk(options)
@@ -292,7 +273,6 @@ def _export(work: Work, stages: Stages) -> ExportedProgram:
 
 def _build(work: Work, stages: Stages) -> Artifact:
     key, options, unpacked = work.key, work.request.options, work.unpacked
-    toolchain.find()  # before the work
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
 

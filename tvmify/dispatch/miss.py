@@ -20,14 +20,7 @@ from tvmify.capture import Program, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
 from tvmify.dispatch.found import Source
-from tvmify.dispatch.load_or_build import (
-    Wanted,
-    check_toolchain,
-    keep,
-    load_again,
-    obtain,
-    reject,
-)
+from tvmify.dispatch.load_or_build import Wanted, keep, load_again, obtain, reject
 from tvmify.dispatch.module_state import Bound, ModuleState
 from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
 from tvmify.dispatch.outcomes import Outcomes
@@ -183,7 +176,6 @@ class Miss:
         if made is not None:
             self._note(captured=made.captured, key=made.key, source=Source.KEPT)
             return made.key, load_again(made.key, made.artifact)
-        check_toolchain(request.options)
         self._stages.begin("capture")
         try:
             program = self._capture(place)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,28 +15,35 @@ from tvm import relax
 from tvm.relax import vm_build
 from tvm.tirx.build import codegen_build
 
-from tvmify.compiler.codegen import scratch
+from tvmify import options
+from tvmify.compiler.codegen import elf, scratch
 from tvmify.compiler.codegen.lowering import lower
-from tvmify.compiler.codegen.objects import emit, is_whole_library, undefined_symbols
+from tvmify.compiler.codegen.objects import emit, is_whole_library
 from tvmify.compiler.cuda import kernels
 from tvmify.errors import BuildError
 from tvmify.system import toolchain
 
-#: Bytes that a build may need beside object code and library.
+#: Bytes that a compiler may need beside object code and library.
 _ROOM = 1 << 18
+#: Where TVM looks for packed modules; each library has one.
+_IMPORTS = "__tvm_ffi__library_bin"
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Generated:
-    """LLVM modules, optimised but not yet machine code, and the virtual machine's program.
+    """Machine code, and the virtual machine's program.
 
     Attributes
     ----------
+    objects
+        Object files, each with some of the functions.
     kernels
         For a GPU, if there are any.
     """
 
-    modules: list[tvm.runtime.Module]
+    objects: list[bytes]
     executable: tvm.runtime.Module
     functions: list[str]
     kernels: kernels.Kernels | None
@@ -71,49 +79,80 @@ def generate(
             for part in (functions[i::workers] for i in range(workers))
             if part
         ]
-        modules = list(pool.map(lambda part: codegen_build(part, host), parts))
+        made = list(pool.map(lambda part: _compiled(part, host), parts))
+    first, objects = made[0][0], [content for _, content in made]
     compiled = kernels.generate(for_gpu, target) if for_gpu is not None else None
     if compiled is not None:
-        modules[0].import_module(compiled.module)
+        first.import_module(compiled.module)
     constants = dict(ir_mod.attrs["const_name_to_constant"]) if ir_mod.attrs else {}
-    executable = vm_build._ffi_api.VMLink(builder, target, modules[0], [], constants)
+    executable = vm_build._ffi_api.VMLink(builder, target, first, [], constants)
     names = [variable.name_hint for variable, _ in functions]
-    return Generated(modules, executable, names, compiled)
+    return Generated(objects, executable, names, compiled)
+
+
+def _compiled(part: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.runtime.Module, bytes]:
+    module = codegen_build(part, target)
+    return module, emit(module)
 
 
 def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
-    """Emit machine code and link it.
+    """Link machine code and the virtual machine's program to a shared library.
+
+    This needs no other program. The system's C++ compiler links what ours does not know, and
+    everything if ``TVMIFY_SYSTEM_LINKER`` is set.
 
     Parameters
     ----------
     places
-        Directories for temporary files, should the usual one have no room.
+        Directories for temporary files of a compiler, should the usual one have no room.
 
     Raises
     ------
     BuildError
-        There is no compiler to link with, it fails, or there is no room for its files.
+        Our linker does not know something, and there is no compiler to link with, it fails, or
+        there is no room for its files.
     """
-    compiler = toolchain.find()  # before the work
-    modules = [*generated.modules, *_packed_imports(generated)]
-    with ThreadPoolExecutor(len(modules)) as pool:
-        contents = list(pool.map(emit, modules))
-    size = sum(map(len, contents))
-    if generated.kernels is not None:
-        size += len(generated.kernels.cubin)
-    with scratch.folder(_ROOM + 2 * size, places) as folder:
+    imports = elf.with_data(_IMPORTS, _packed_imports(generated), generated.objects[0])
+    objects = [*generated.objects, imports]
+    known = set(generated.functions)
+
+    def alias(symbol: str) -> str:
+        """Resolve calls between parts.
+
+        Such a call names the function without the prefix that TVM gives its symbol, and LLVM
+        numbers the name (``matmul``, ``matmul.7``) when a part calls the function more than once.
+        """
+        name, _, _ = symbol.partition(".")
+        return f"__tvm_ffi_{name}" if name in known else ""
+
+    if options.system_linker():
+        return _link_by_compiler(objects, alias, places)
+    try:
+        return elf.link(objects, alias)
+    except elf.CannotLink as reason:
+        _logger.debug("the system's compiler links, since %s", reason)
+        try:
+            return _link_by_compiler(objects, alias, places)
+        except BuildError as error:
+            raise BuildError(f"{reason}; and {error.reason}", error.next_step) from error
+
+
+def _link_by_compiler(
+    objects: Sequence[bytes], alias: Callable[[str], str], places: Sequence[Path]
+) -> bytes:
+    compiler = toolchain.find()
+    with scratch.folder(_ROOM + 2 * sum(map(len, objects)), places) as folder:
         files = []
-        for number, content in enumerate(contents):
+        for number, content in enumerate(objects):
             files.append(folder / f"kernels{number}.o")
             files[-1].write_bytes(content)
-        if generated.kernels is not None:
-            files.append(kernels.pack(generated.executable, generated.kernels, folder))
         library = folder / "library.so"
-        arguments = [*map(str, files), *_aliases(contents, generated.functions)]
-        # -s: symbols for debuggers would double the size of what every process reads from disk.
+        undefined = sorted({symbol for content in objects for symbol in elf.undefined(content)})
+        aliases = [f'-Wl,--defsym,"{name}"={alias(name)}' for name in undefined if alias(name)]
+        # -s: with the sections for debuggers, every process would read twice as much.
         # -z now: a symbol that is not there shows when the library is loaded, not in a call.
-        options = ["-shared", "-fPIC", "-s", "-Wl,-z,now", "-o", str(library)]
-        toolchain.run([*compiler, *options, *arguments, "-lm"], folder)
+        made_as = ["-shared", "-fPIC", "-s", "-Wl,-z,now", "-o", str(library)]
+        toolchain.run([*compiler, *made_as, *map(str, files), *aliases, "-lm"], folder)
         content = library.read_bytes() if library.is_file() else b""
     if not is_whole_library(content):
         raise BuildError(
@@ -123,25 +162,8 @@ def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
     return content
 
 
-def _packed_imports(generated: Generated) -> list[tvm.runtime.Module]:
-    """Return a module of the VM's program and its constants; those of a GPU go another way."""
+def _packed_imports(generated: Generated) -> bytes:
+    """Return the VM's program, its constants and a GPU's kernels, as TVM packs them."""
     if generated.kernels is not None:
-        return []
-    description = generated.modules[0].get_function("_get_target_string")()
-    pack_imports = tvm.runtime._ffi_api.ModulePackImportsToLLVM
-    return [pack_imports(generated.executable, False, description, "")]
-
-
-def _aliases(objects: list[bytes], functions: list[str]) -> list[str]:
-    """Return linker options that resolve calls between parts.
-
-    Such a call names the function without the prefix that TVM gives its symbol, and LLVM numbers
-    the name (``matmul``, ``matmul.7``) when a part calls the function more than once.
-    """
-    undefined = {symbol for content in objects for symbol in undefined_symbols(content)}
-    known = set(functions)
-    return [
-        f'-Wl,--defsym,"{symbol}"=__tvm_ffi_{symbol.partition(".")[0]}'
-        for symbol in sorted(undefined)
-        if symbol.partition(".")[0] in known
-    ]
+        return kernels.pack(generated.executable, generated.kernels)
+    return tvm.runtime._ffi_api.ModulePackImportsToTensor(generated.executable).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Machine code in memory, and what it refers to."""
+"""Machine code in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import struct
-from collections.abc import Iterator
 
 import tvm
 
@@ -19,9 +18,8 @@ _LINE = 128
 #: Headers of an object file.
 _HEADERS = 1 << 16
 _ZEROS = re.compile(r"^\s*\.(?:zero|space|skip)\s+(\d+)", re.MULTILINE)
-#: Of ELF with 64 bits, least significant byte first: how a file begins, the kind of a library, the
-#: type of a section of symbols, and the index of the section of what is undefined.
-_MAGIC, _LIBRARY, _SYMTAB, _UNDEFINED = b"\x7fELF\x02\x01", 3, 2, 0
+#: Of ELF with 64 bits, least significant byte first: how a file begins, and the kind of a library.
+_MAGIC, _LIBRARY = b"\x7fELF\x02\x01", 3
 
 
 def emit(module: tvm.runtime.Module) -> bytes:
@@ -80,23 +78,6 @@ def _largest_size(assembly: str) -> int:
     """Return a bound for the bytes of an object file, from its assembly."""
     zeros = sum(map(int, _ZEROS.findall(assembly)))
     return _HEADERS + len(assembly) + _LINE * assembly.count("\n") + zeros
-
-
-def undefined_symbols(content: bytes) -> Iterator[str]:
-    """List the symbols that an object file refers to."""
-    if not content.startswith(_MAGIC):
-        raise ValueError("LLVM has not made a file of the kind ELF64, little-endian")
-    (start,) = struct.unpack_from("<Q", content, 40)
-    size, count = struct.unpack_from("<HH", content, 58)
-    sections = [struct.unpack_from("<IIQQQQII", content, start + i * size) for i in range(count)]
-    for _, kind, _, _, at, length, linked, _ in sections:
-        if kind != _SYMTAB:
-            continue
-        names = sections[linked][4]
-        for name, _, _, section, _, _ in struct.iter_unpack("<IBBHQQ", content[at : at + length]):
-            if name and section == _UNDEFINED:
-                begin = names + name
-                yield content[begin : content.index(b"\0", begin)].decode()
 
 
 def is_whole_library(content: bytes) -> bool:

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import tvm
 from tvm.tirx.build import codegen_build
@@ -26,16 +25,6 @@ _GENERATING = forks.Lock()
 _KIND, _HOST = b"cuda", b"_lib"
 #: TVM's names of the forms of their code.
 _SOURCE, _BINARY = b"cuda", b"cubin"
-#: Where TVM looks for packed modules; each library has one.
-_SYMBOL = "__tvm_ffi__library_bin"
-_ASSEMBLY = """
-    .section .rodata
-    .globl {symbol}
-    .balign 64
-{symbol}:
-    .incbin "{path}"
-    .section .note.GNU-stack,"",@progbits
-"""
 
 
 @dataclass(frozen=True)
@@ -70,8 +59,8 @@ def _without_runtime() -> Iterator[None]:
             os.environ[name] = before
 
 
-def pack(executable: tvm.runtime.Module, kernels: Kernels, folder: Path) -> Path:
-    """Write a file for the linker that carries all that is no machine code of the host.
+def pack(executable: tvm.runtime.Module, kernels: Kernels) -> bytes:
+    """Pack all that is no machine code of the host, with compiled kernels.
 
     Parameters
     ----------
@@ -79,15 +68,9 @@ def pack(executable: tvm.runtime.Module, kernels: Kernels, folder: Path) -> Path
         The virtual machine's program, which imports the kernels.
     kernels
         The same.
-    folder
-        Where the file goes, and one that it names.
     """
     packed = tvm.runtime._ffi_api.ModulePackImportsToTensor(executable).numpy().tobytes()
-    content = folder / "imports.bin"
-    content.write_bytes(with_cubin(packed, kernels.source.encode(), kernels.cubin))
-    assembly = folder / "imports.S"
-    assembly.write_text(_ASSEMBLY.format(symbol=_SYMBOL, path=content))
-    return assembly
+    return with_cubin(packed, kernels.source.encode(), kernels.cubin)
 
 
 def with_cubin(packed: bytes, source: bytes, cubin: bytes) -> bytes:

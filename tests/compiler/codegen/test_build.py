@@ -1,0 +1,103 @@
+"""Libraries are linked without any other program, unless that is asked for or needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import TvmifyWarning, tvmify
+from tvmify.cache import DiskCache
+from tvmify.compiler.codegen import elf
+from tvmify.system import toolchain
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+from tvmify import tvmify
+torch.manual_seed(0)
+layers = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+net = nn.Sequential(*layers, nn.Linear(1024, 32), nn.LayerNorm(32), nn.GELU()).eval()
+fast = tvmify(net, target="llvm", strict=True)
+with torch.inference_mode():
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.allclose(fast(x), net(x), rtol=1e-3, atol=1e-4)
+print(fast.cache_info().builds, fast.cache_info().disk_hits, "tvm" in sys.modules)
+"""
+
+
+@pytest.fixture
+def no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CXX", "CC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the commands that were run."""
+    commands: list[list[str]] = []
+    run = toolchain.run
+
+    def noted(command: list[str], *arguments: Any) -> None:
+        commands.append(command)
+        run(command, *arguments)
+
+    monkeypatch.setattr(toolchain, "run", noted)
+    return commands
+
+
+def refuse(*_: Any) -> bytes:
+    raise elf.CannotLink("a relocation of type 99 to f is not known")
+
+
+def test_no_program_is_needed_to_compile_store_and_load(
+    cache_directory: Path, no_programs: None
+) -> None:
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.split())
+    assert said == [["1", "0", "True"], ["0", "1", "False"]]
+
+
+def test_the_kernels_of_a_stored_library_have_names(cache_directory: Path, inference: None) -> None:
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    tvmify(net, target="llvm", strict=True)(x)
+    (library,) = cache_directory.rglob("*.so")
+    listed = subprocess.run(["nm", str(library)], capture_output=True, text=True, check=True).stdout
+    assert " t tvmify_" in listed and " T __tvm_ffi_tvmify_" in listed
+
+
+@pytest.mark.parametrize("how", ["ours", "asked for", "needed"])
+def test_which_linker(
+    how: str, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    if how == "asked for":
+        monkeypatch.setenv("TVMIFY_SYSTEM_LINKER", "1")
+    if how == "needed":
+        monkeypatch.setattr(elf, "link", refuse)
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", strict=True, cache=False)
+    assert torch.allclose(fast(x), net(x), atol=1e-5)
+    assert len(started) == (how != "ours")
+
+
+def test_what_neither_links_runs_in_eager_and_both_reasons_are_given(
+    cache_directory: Path, no_programs: None, monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    monkeypatch.setattr(elf, "link", refuse)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm")
+    with pytest.warns(TvmifyWarning, match=r"type 99 .* no C\+\+ compiler .*apt-get install g\+\+"):
+        assert torch.equal(fast(x), net(x))
+    assert DiskCache(cache_directory).entries() == []
