@@ -109,3 +109,42 @@ def test_another_size_of_the_cache_is_named(monkeypatch: pytest.MonkeyPatch, tex
     monkeypatch.setenv("TVMIFY_CACHE_SIZE", text)
     with pytest.raises(OptionError, match=f"TVMIFY_CACHE_SIZE is '{text}'.*500 entries"):
         CompileOptions.of({}).cache_limits()
+
+
+def test_the_name_of_a_device_is_understood_as_target() -> None:
+    assert CompileOptions(target="cpu") == CompileOptions(target="llvm")
+    described = {"kind": "cpu", "mcpu": "znver4"}
+    assert CompileOptions(target=described).target == {"kind": "llvm", "mcpu": "znver4"}
+    assert described["kind"] == "cpu"
+
+
+def test_tuning_may_be_a_flag() -> None:
+    assert CompileOptions(tune=True) == CompileOptions(tune="quick")
+    assert CompileOptions(tune=True).key_text() == CompileOptions(tune="quick").key_text()
+    assert CompileOptions(tune=False) == CompileOptions()
+
+
+def test_modes_of_torch_compile() -> None:
+    assert CompileOptions.of({"mode": None}) == CompileOptions.of({"mode": "default"})
+    assert CompileOptions.of({"mode": "max-autotune"}) == CompileOptions(
+        tune="quick", cuda_graph=True
+    )
+    chosen = CompileOptions.of({"mode": "max-autotune", "cuda_graph": False})
+    assert chosen == CompileOptions(tune="quick")
+    for mode in ("fast", 3, ["default"]):
+        with pytest.raises(OptionError, match="expected one of default, reduce-overhead"):
+            CompileOptions.of({"mode": mode})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("fullgraph", True, "write strict=True"),
+        ("backend", "inductor", 'torch.compile(model, backend="tvmify")'),
+        ("options", {"strict": True}, "as keywords"),
+        ("disable", True, "TVMIFY_DISABLE=1"),
+    ],
+)
+def test_other_arguments_of_torch_compile(name: str, value: object, advice: str) -> None:
+    with pytest.raises(OptionError, match=f"{name!r} is one of torch.compile.*{re.escape(advice)}"):
+        CompileOptions.of({name: value})

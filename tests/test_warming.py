@@ -267,3 +267,10 @@ def test_code_for_other_machines(models: Path) -> None:
 def test_a_subject_that_is_none(models: Path, subject: str, message: str) -> None:
     with pytest.raises(WarmUpError, match=message):
         Subjects(subject)
+
+
+def test_a_module_in_place_of_its_name() -> None:
+    with pytest.raises(tvmify.OptionError, match="subject is a ReLU: name what other processes"):
+        tvmify.warm_cache(torch.nn.ReLU(), [(3,)])  # type: ignore[arg-type]
+    with pytest.raises(tvmify.OptionError, match="unknown target 'gpu'"):
+        tvmify.warm_cache("a:b", [(3,)], target="gpu")

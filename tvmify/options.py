@@ -47,13 +47,32 @@ _HALF_A_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 ON_MISS = ("build", "background", "eager", "error")
 
 
+#: What the modes of ``torch.compile`` mean.
+_MODES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graph": True},
+    "max-autotune": {"tune": "quick", "cuda_graph": True},
+    "max-autotune-no-cudagraphs": {"tune": "quick"},
+}
+#: What to write instead of the other arguments of ``torch.compile``.
+_OF_TORCH_COMPILE = {
+    "backend": 'leave it out, or write torch.compile(model, backend="tvmify")',
+    "disable": "set TVMIFY_DISABLE=1",
+    "fullgraph": "write strict=True, with which a call never runs in eager PyTorch",
+    "options": "write them as keywords",
+}
+
+
 class Options(TypedDict, total=False):
-    """The keyword arguments of `tvmify`, for type checkers: the fields of `CompileOptions`."""
+    """The keyword arguments of `tvmify`, for type checkers.
+
+    They are the fields of `CompileOptions`, and ``mode``, which stands for some of them.
+    """
 
     target: str | Mapping[str, Any] | None
     accuracy: Literal["default", "strict"]
     dynamic: bool | None
-    tune: Literal["quick"] | None
+    tune: Literal["quick"] | bool | None
     compare: bool
     cuda_graph: bool
     strict: bool
@@ -62,6 +81,7 @@ class Options(TypedDict, total=False):
     progress: bool | None
     on_miss: Literal["build", "background", "eager", "error"]
     record: str | os.PathLike[str] | None
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +93,8 @@ class CompileOptions:
     Attributes
     ----------
     target
-        What TVM builds for: ``"llvm"``, ``"cuda"``, a dict of TVM's target attributes with a
-        ``"kind"``, or None to follow the device of the inputs.
+        What TVM builds for: ``"llvm"`` (or ``"cpu"``), ``"cuda"``, a dict of TVM's target
+        attributes with a ``"kind"``, or None to follow the device of the inputs.
     accuracy
         ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
         eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most twice eager's; this
@@ -88,7 +108,7 @@ class CompileOptions:
         None: a cost model chooses the kernels. ``"quick"``: candidates for each matrix product,
         convolution, attention, recurrent layer, pool, reduction and element-wise kernel are timed
         for a few milliseconds, once per workload, processor and number of threads; about 20 seconds
-        in total at most.
+        in total at most. True means ``"quick"``, False means None.
     compare
         After a build, time compiled code against eager PyTorch on the inputs of the call, for
         about 0.1 s, or up to 2 s while eager is ahead, and use the faster one. With False, or with
@@ -132,7 +152,7 @@ class CompileOptions:
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
     dynamic: bool | None = field(default=None, metadata=_NOT_KEYED)
-    tune: str | None = None
+    tune: str | bool | None = None
     compare: bool = field(default=True, metadata=_NOT_KEYED)
     cuda_graph: bool = field(default=False, metadata=_NOT_KEYED)
     strict: bool = field(default=False, metadata=_NOT_KEYED)
@@ -143,7 +163,9 @@ class CompileOptions:
     record: str | os.PathLike[str] | None = field(default=None, metadata=_NOT_KEYED)
 
     def __post_init__(self) -> None:
-        targets.check(self.target)
+        object.__setattr__(self, "target", targets.check(self.target))
+        if isinstance(self.tune, bool):
+            object.__setattr__(self, "tune", "quick" if self.tune else None)
         _expect(
             self.accuracy in ("default", "strict"),
             "accuracy",
@@ -201,7 +223,7 @@ class CompileOptions:
         Parameters
         ----------
         given
-            The arguments.
+            The arguments: fields, and ``mode``, of which `options_of_mode` says what it means.
         without
             Names of options that may not be among them.
 
@@ -211,6 +233,11 @@ class CompileOptions:
             A name or value is not valid; the message lists the valid ones.
         """
         names = [f.name for f in dataclasses.fields(cls) if f.name not in without]
+        given = {**options_of_mode(given.get("mode")), **given}
+        given.pop("mode", None)
+        for name in given:
+            if advice := _OF_TORCH_COMPILE.get(name):
+                raise OptionError(f"option {name!r} is one of torch.compile, not ours: {advice}")
         check_names(given, names)
         return cls(**given)
 
@@ -257,6 +284,36 @@ class CompileOptions:
         if self.progress is not None:
             return self.progress
         return sys.stderr is not None and sys.stderr.isatty()
+
+
+def options_of_mode(mode: str | None) -> Mapping[str, Any]:
+    """Return the options that a mode of ``torch.compile`` stands for.
+
+    Raises
+    ------
+    OptionError
+        It does not exist.
+    """
+    if mode is not None and (not isinstance(mode, str) or mode not in _MODES):
+        raise OptionError(f"mode is {mode!r}: expected one of {', '.join(_MODES)}")
+    return _MODES[mode or "default"]
+
+
+def check_path(path: object, call: str) -> None:
+    """Refuse what is no path, such as a module in its place.
+
+    Parameters
+    ----------
+    call
+        How the function is called right.
+
+    Raises
+    ------
+    OptionError
+        It is no path.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError(f"path is a {type(path).__qualname__}: write {call}")
 
 
 def check_names(given: Iterable[str], names: Sequence[str]) -> None:

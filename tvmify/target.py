@@ -16,6 +16,8 @@ TARGET_OF_DEVICE = {"cpu": "llvm", "cuda": "cuda"}
 #: Kinds that ``target=`` accepts, and the type of torch device that each serves.
 DEVICE_OF_KIND = {kind: device for device, kind in TARGET_OF_DEVICE.items()}
 KINDS = tuple(DEVICE_OF_KIND)
+#: Other names of a kind: those of the devices, where they are not the same.
+_KIND_NAMED = {device: kind for device, kind in TARGET_OF_DEVICE.items() if device != kind}
 
 #: Limits that hold on every GPU that CUDA 12 and later support, for schedules and codegen.
 _GPU = {
@@ -88,13 +90,19 @@ class Target:
 
 
 def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
-    """Validate the ``target=`` option without looking at the machine.
+    """Validate the ``target=`` option without looking at the machine; return it as TVM spells it.
+
+    The name of a device stands for what TVM builds for it: ``"cpu"`` for ``"llvm"``.
 
     Raises
     ------
     OptionError
         The kind is unknown (the message lists the known ones), or a GPU's ``arch`` is malformed.
     """
+    if isinstance(option, str):
+        option = _KIND_NAMED.get(option, option)
+    elif isinstance(option, Mapping) and isinstance(named := option.get("kind"), str):
+        option = {**option, "kind": _KIND_NAMED.get(named, named)}
     kind = option.get("kind") if isinstance(option, Mapping) else option
     if option is not None and kind not in KINDS:
         raise OptionError(

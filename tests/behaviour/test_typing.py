@@ -31,4 +31,4 @@ def test_what_they_check_is_true() -> None:
 
 def test_type_checkers_know_all_options() -> None:
     known = get_type_hints(CompileOptions)
-    assert sorted(get_type_hints(Options)) == sorted(known)
+    assert sorted(get_type_hints(Options)) == sorted([*known, "mode"])

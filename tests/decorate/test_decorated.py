@@ -3,12 +3,14 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import tvmify
+from tvmify import OptionError
 from tvmify import tvmify as decorate
 
 
@@ -48,3 +50,46 @@ def test_what_is_decorated() -> None:
     assert all(map(tvmify.is_decorated, decorated))
     others = [Typed, nn.ReLU(), script, Undecorated(), len, None, tvmify]
     assert not any(map(tvmify.is_decorated, others))
+
+
+@pytest.mark.parametrize("path", ["net.pt", Path("net.pt")])
+@pytest.mark.parametrize(
+    "function",
+    [
+        decorate,
+        tvmify.cache_info,
+        tvmify.explain,
+        tvmify.refresh,
+        tvmify.warmup,
+        lambda path: tvmify.save(path, "copy.pt"),
+        lambda path: tvmify.export(path, "copy.pt2", signature=[(3,)]),
+    ],
+)
+def test_a_path_in_place_of_a_module(function: Any, path: Any) -> None:
+    with pytest.raises(OptionError, match=r"no module.* torch\.jit\.load\('net\.pt'\)"):
+        function(path)
+
+
+def test_the_file_of_an_exported_program_in_place_of_a_module() -> None:
+    with pytest.raises(OptionError, match=r"torch\.export\.load\('net\.pt2'\)"):
+        decorate("net.pt2")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", ["llvm", "cpu", "cuda"])
+def test_an_option_that_is_no_keyword(name: Any) -> None:
+    with pytest.raises(OptionError, match=f"write tvmify\\(target={name!r}\\)"):
+        decorate(name)
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        (lambda net: tvmify.save("net.pt", net), r"save\(model, path\)"),
+        (lambda net: tvmify.export("net.pt2", net), r"export\(model, path\)"),
+        (tvmify.load, r"load\(path\)"),
+        (tvmify.inspect, r"inspect\(path\)"),
+    ],
+)
+def test_a_module_in_place_of_a_path(function: Any, call: str) -> None:
+    with pytest.raises(OptionError, match=f"path is a ReLU: write {call}"):
+        function(nn.ReLU())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +14,10 @@ from tvmify.decorate.methods import Decoration, dispatcher_of_method
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.explained import Explanation
-from tvmify.errors import SaveError, WarmUpError
+from tvmify.errors import OptionError, SaveError, WarmUpError
 from tvmify.runtime import autocast_text
 from tvmify.signature import example_arguments
+from tvmify.target import KINDS
 
 
 def cache_info(subject: Any) -> CacheInfo:
@@ -233,6 +235,23 @@ def is_decorated(subject: object) -> TypeIs[Decorated]:
     return isinstance(subject, Single) or getattr(type(subject), "__tvmify__", None) is not None
 
 
+def refuse_path(subject: object) -> None:
+    """Refuse a path, or the value of an option, in the place of a module.
+
+    Raises
+    ------
+    OptionError
+        It is one; the message says what to write instead.
+    """
+    if not isinstance(subject, (str, os.PathLike)):
+        return
+    text = os.fspath(subject)
+    if text in ("cpu", *KINDS):
+        raise OptionError(f"options are keywords: write tvmify(target={text!r})")
+    load = "torch.export.load" if str(text).endswith(".pt2") else "torch.jit.load"
+    raise OptionError(f"{text!r} is no module: load the file first, as {load}({text!r})")
+
+
 def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
     """Return the dispatcher of a decorated object, or of one of its methods.
 
@@ -264,6 +283,7 @@ def dispatchers_of(subject: Any) -> list[Dispatcher]:
 def _decoration_of(subject: Any) -> Decoration:
     decoration = getattr(type(subject), "__tvmify__", None)
     if decoration is None:
+        refuse_path(subject)
         raise TypeError(f"{type(subject).__qualname__} is not decorated with tvmify")
     return decoration
 

@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 from typing_extensions import Unpack
 
-from tvmify.decorate.decorated import METHODS, Decorated, Single
+from tvmify.decorate.decorated import METHODS, Decorated, Single, refuse_path
 from tvmify.decorate.methods import Decoration, check_methods, decorate_methods, shortcut
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
@@ -165,8 +165,7 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
         return _ScriptedModule(subject, compile_options)
     if callable(subject) and not inspect.isclass(subject):
         return TvmifiedFunction(subject, compile_options)
-    if isinstance(subject, str):
-        raise OptionError(f"options are keywords: write tvmify(target={subject!r})")
+    refuse_path(subject)
     raise TypeError(
         f"cannot decorate {subject!r}: expected a torch.nn.Module class or instance, a TorchScript "
         "module, or a function"

@@ -17,6 +17,7 @@ from tvmify.dispatch.outcome import Run
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, flatten, gradients_text
 from tvmify.signature import Signature, TensorSpec, map_only, repeat, repetitions
+from tvmify.target import check as check_target
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -144,7 +145,7 @@ class Request:
             autocast=autocast_text(),
             repeated=repetitions((args, kwargs)),
             options=options,
-            target=target or options.target,
+            target=check_target(target) or options.target,
         )
 
     @property

@@ -14,13 +14,6 @@ from tvmify.integrations.calls import GraphCalls
 from tvmify.integrations.dynamo_graph import DynamoGraph, name_of
 from tvmify.options import CompileOptions
 
-#: What the modes of ``torch.compile`` mean.
-_MODES: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "reduce-overhead": {"cuda_graph": True},
-    "max-autotune": {"tune": "quick", "cuda_graph": True},
-    "max-autotune-no-cudagraphs": {"tune": "quick"},
-}
 #: Options of the decorator that mean nothing here, and what to do instead.
 _ELSEWHERE = {
     "dynamic": "give it to torch.compile itself, as torch.compile(model, dynamic=True)",
@@ -84,9 +77,7 @@ def compile_options(mode: str | None, options: Mapping[str, Any] | None) -> Comp
     BackendOptionError
         As `backend` says.
     """
-    if mode is not None and mode not in _MODES:
-        raise BackendOptionError(f"mode is {mode!r}: expected one of {', '.join(_MODES)}")
-    given = {**_MODES[mode or "default"], **(options or {})}
+    given = {**(options or {}), "mode": mode}
     try:
         return CompileOptions.of(given, without=_ELSEWHERE)
     except OptionError as error:

@@ -13,6 +13,7 @@ import torch
 from torch.jit import _recursive
 
 from tvmify.errors import ArchiveError, SaveError
+from tvmify.options import check_path
 from tvmify.runtime.manifest import check, seal
 
 # This import also registers the classes that archives contain.
@@ -91,6 +92,7 @@ def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None =
     FileNotFoundError
         There is no such file.
     """
+    check_path(path, "load(path), with the path of a file that tvmify.save wrote")
     path = Path(path)
     with _opened(path) as file:
         check(file, path, key)
@@ -134,6 +136,7 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
     ArchiveError
         As `load`.
     """
+    check_path(path, "inspect(path), with the path of a file that tvmify.save wrote")
     path = Path(path)
     with _opened(path) as file:
         return check(file, path, key)

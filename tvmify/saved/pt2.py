@@ -31,6 +31,7 @@ from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import SaveError
+from tvmify.options import check_path
 from tvmify.runtime import compiled_module, embedded
 from tvmify.saved.exported import exported_call
 from tvmify.torch_compat.memory import check_saved
@@ -97,6 +98,8 @@ def export(
     >>> program = tvmify.export(model, "model.pt2", signature=[(1, 3, 224, 224)])
     >>> torch.export.load("model.pt2").module()(image)
     """
+    if path is not None:
+        check_path(path, "export(model, path)")
     if inspect.isclass(model):
         raise TypeError(f"export an instance of {model.__name__}, not the class")
     subject = model if is_decorated(model) else tvmify(model)

@@ -17,6 +17,7 @@ from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
+from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, Compiled, saved_form
@@ -67,6 +68,8 @@ def save(
 
     Raises
     ------
+    OptionError
+        ``path`` is no path, or ``model`` is one.
     SaveError
         No call is known (give ``example_inputs`` or ``signatures``); ``forward`` is not decorated
         (name it in ``methods=``); nothing could be compiled; the model has no TorchScript form, or
@@ -83,6 +86,7 @@ def save(
     >>> tvmify.save(net, "net.pt", example_inputs=torch.randn(8, 64))
     >>> tvmify.save(net, "net.pt", signatures=[[(1, 64)], [(8, 64)]], key="secret")
     """
+    check_path(path, "save(model, path)")
     is_open = is_exported(model) and has_symbols(model)
     subject = model if is_decorated(model) else tvmify(model, dynamic=is_open)
     dispatcher = saved_method(subject)

@@ -20,8 +20,9 @@ import torch
 
 from tvmify.dispatch.recording import Recorded, read
 from tvmify.dispatch.request import TargetOption
-from tvmify.errors import WarmUpError
+from tvmify.errors import OptionError, WarmUpError
 from tvmify.signature import example_arguments
+from tvmify.target import check as check_target
 
 #: Where the program of a signature came from.
 BUILT, LOADED, EAGER = "built", "loaded from disk", "eager"
@@ -129,6 +130,8 @@ def warm_cache(
 
     Raises
     ------
+    OptionError
+        ``subject`` is no text, or the target does not exist.
     WarmUpError
         ``subject`` cannot be imported or is of another kind, or no signature is of it: record some
         with ``TVMIFY_RECORD``, or give shapes.
@@ -140,6 +143,12 @@ def warm_cache(
     >>> warmed = tvmify.warm_cache("service.models:make_net", [(1, 3, 224, 224)], jobs=2)
     >>> assert warmed.is_complete
     """
+    if not isinstance(subject, str):
+        raise OptionError(
+            f"subject is a {type(subject).__qualname__}: name what other processes can import, as "
+            "'package.module:attribute'; to compile in this process, call warmup"
+        )
+    target = check_target(target)
     notes: list[str] = []
     recorded = []
     for signature in signatures:
