@@ -1,4 +1,4 @@
-"""Builds the native part; everything else about the package is in pyproject.toml.
+"""Builds the native part, and says what it needs; all else is in pyproject.toml.
 
 ``tvmify/lib/libtvmify.so`` needs no Python: a C++ program can load it. ``tvmify/_C`` is the path
 of every call from Python, and is linked to it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import runpy
 import sysconfig
 from pathlib import Path
 
@@ -17,12 +18,36 @@ from torch.utils import cpp_extension
 
 NATIVE = Path("tvmify/native")
 LIBRARY = "tvmify.lib.libtvmify"
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+# CI asks for errors: a compiler that warns of more than ours should not stop who installs this.
+WARNINGS = ["-Wall", "-Wextra", *(["-Werror"] if os.environ.get("TVMIFY_WERROR") == "1" else [])]
+
+
+# The table of what is supported; tvmify itself cannot be imported before it is built.
+SUPPORTED = runpy.run_path("tvmify/torch_compat/versions.py")
+if complaint := SUPPORTED["complaint"](importlib.metadata.version("torch")):
+    raise SystemExit(complaint)
 
 
 def versions(*names: str) -> str:
     """Return requirements that only the installed versions of these packages meet."""
     return " ".join(f"{name}=={importlib.metadata.version(name)}" for name in names)
+
+
+DEPENDENCIES = [
+    # PyTorch's C++ interface changes with every minor version: what is built here serves this one.
+    f"torch=={SUPPORTED['minor'](importlib.metadata.version('torch'))}.*",
+    "apache-tvm==0.27.0.post1",
+    # TVM asks for "0.1.14.post0 or later", but its tuner crashes with 0.1.15; 0.1.13 does not load.
+    "apache-tvm-ffi==0.1.14.post1",
+    "cachetools>=5.3",
+    "filelock>=3.32",
+    "fsspec>=2023.1",  # for cache="s3://…"; torch needs it, too, so it is there in any case
+    "numpy>=1.24",
+    "platformdirs>=4.0",
+    "rich>=13.0",
+    "typer>=0.12",
+    "typing_extensions>=4.10",
+]
 
 
 # What compiled programs are linked to, and what the library is: it refuses others, since it depends
@@ -71,7 +96,8 @@ def compile_args() -> list[str]:
     includes = [*cpp_extension.include_paths(), TVM / "include", TVM_FFI / "include"]
     includes.append(sysconfig.get_path("include"))
     system = [f"-isystem{path}" for path in includes]
-    flags = ["-std=c++17", "-O2", "-g0", "-fopenmp", "-fvisibility=hidden", *WARNINGS]
+    # The language is left to PyTorch: C++17 in 2.11, C++20 since 2.12.
+    flags = ["-O2", "-g0", "-fopenmp", "-fvisibility=hidden", *WARNINGS]
     return [*flags, *system, *sanitizer_args()]
 
 
@@ -143,6 +169,7 @@ class BuildNative(cpp_extension.BuildExtension):
 
 
 setup(
+    install_requires=DEPENDENCIES,
     ext_modules=[native_library(), python_module()],
     cmdclass={"build_ext": BuildNative},
 )

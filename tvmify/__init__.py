@@ -17,6 +17,8 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
+from tvmify.torch_compat import versions as _versions
+
 __version__ = metadata.version("tvmify")
 
 _HOMES = {
@@ -46,9 +48,17 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("tvmify.cache")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOME_OF[name] != "tvmify.errors":
+        _check_torch()
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
+
+
+def _check_torch() -> None:
+    # What an unsupported PyTorch lacks would be another error in each of its versions.
+    if complaint := _versions.complaint(_versions.installed_torch()):
+        raise importlib.import_module("tvmify.errors").NativeLibraryError(complaint)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from tests.cli.caches import add, run
 from tvmify.cli import findings
 from tvmify.cli.findings import ERROR, OK, WARNING, Finding
+from tvmify.errors import NativeLibraryError
+from tvmify.torch_compat import versions as supported
 
 
 def found(*options: object) -> dict[str, dict[str, Any]]:
@@ -82,7 +85,31 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert statuses["torch"].status == OK
     assert statuses["tvm"].status == ERROR and "pip install 'tvm==0.27'" in statuses["tvm"].advice
     assert statuses["gone"].status == ERROR
-    assert set(statuses) == {"tvmify", "torch", "tvm", "gone"}
+    assert set(statuses) == {"tvmify", "supported", "torch", "tvm", "gone"}
+    assert "PyTorch 2." in statuses["supported"].detail
+
+
+def test_a_pytorch_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = supported.complaint("2.9.1")
+    monkeypatch.setattr(supported, "installed_torch", lambda: "2.9.1")
+    finding = {finding.subject: finding for finding in findings.versions()}["supported"]
+    assert finding.status == ERROR and finding.detail in text
+    assert f"pip install '{supported.torch_requirement()}'" in finding.advice
+
+
+def test_a_native_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise NativeLibraryError("built for another")
+
+    # As an import would raise that nobody has done yet.
+    broken = types.ModuleType("tvmify.runtime.native")
+    broken.__getattr__ = lambda _: refuse()  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "tvmify.runtime.native", broken)
+    monkeypatch.setattr("tvmify.runtime.cpu_features", refuse)
+    statuses = found()
+    assert statuses["native library"]["status"] == ERROR
+    assert "built for another" in statuses["native library"]["detail"]
+    assert "CPU" not in statuses and "cache" in statuses
 
 
 def test_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

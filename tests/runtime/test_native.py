@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tvmify.errors import NativeLibraryError
 from tvmify.runtime import cpu_features, native
@@ -19,15 +20,34 @@ def test_the_versions_that_are_installed_pass():
     native._check_versions("torch==2.13.99+cu130")
 
 
-@pytest.mark.parametrize("built", ["torch==2.12.1+cpu", "apache-tvm==0.26.0", "apache-tvm-ffi==9"])
+@pytest.mark.parametrize("built", ["apache-tvm==0.26.0", "apache-tvm-ffi==9"])
 def test_other_versions_are_refused(built):
     with pytest.raises(NativeLibraryError, match=r"was built for .* is installed\. Reinstall"):
         native._check_versions(built)
 
 
+def test_a_build_for_another_pytorch_says_how_to_mend_it():
+    with pytest.raises(NativeLibraryError) as caught:
+        native._check_versions("torch==2.7.1+cpu apache-tvm==0")
+    text = str(caught.value)
+    assert "built for PyTorch 2.7," in text and f"and {torch.__version__} is installed" in text
+    assert "pip install 'torch==2.7.*'" in text and "--no-binary tvmify" in text
+
+
+def test_what_a_library_was_built_against_is_read_before_it_is_loaded(tmp_path):
+    library = Path(native.__file__).parents[1] / "lib" / "libtvmify.so"
+    assert native._read_built_against(library) == CURRENT
+    other = tmp_path / "libtvmify.so"
+    other.write_bytes(library.read_bytes()[:10000])
+    with pytest.raises(NativeLibraryError, match=r"damaged\. Reinstall"):
+        native._read_built_against(other)
+
+
 def test_a_missing_library_or_package_is_named():
     with pytest.raises(NativeLibraryError, match="cannot load /nowhere"):
         native._load_library(Path("/nowhere.so"))
+    with pytest.raises(NativeLibraryError, match="cannot load /nowhere"):
+        native._read_built_against(Path("/nowhere.so"))
     with pytest.raises(NativeLibraryError, match="'no_such_package' is not installed"):
         native._directory("no_such_package")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rich.text import Text
 from tvmify.cli import findings
 from tvmify.cli.findings import ERROR, OK, WARNING, Finding
 from tvmify.cli.printing import FAILED, AsJson, CacheDirectory, print_all, print_json, printable
+from tvmify.errors import NativeLibraryError
 
 _STYLES = {OK: "green", WARNING: "yellow", ERROR: "bold red"}
 
@@ -39,10 +41,12 @@ def doctor(
         parts.append(findings.round_trip(timeout))
     found = []
     for part in parts:
-        for finding in part:
-            found.append(finding)
-            if not as_json:
-                _print(finding)
+        # What needs the native library has nothing to say if that finding was an error.
+        with contextlib.suppress(NativeLibraryError):
+            for finding in part:
+                found.append(finding)
+                if not as_json:
+                    _print(finding)
     if as_json:
         print_json({"ok": not _errors(found), "findings": [finding._asdict() for finding in found]})
     elif errors := _errors(found):

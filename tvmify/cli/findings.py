@@ -21,8 +21,9 @@ from tvmify import options
 from tvmify.cache import DiskCache, Limits
 from tvmify.cache.directory import is_there
 from tvmify.cli.printing import size
-from tvmify.errors import BuildError, CacheError, OptionError
+from tvmify.errors import BuildError, CacheError, NativeLibraryError, OptionError
 from tvmify.system import toolchain
+from tvmify.torch_compat import versions as supported
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
@@ -64,6 +65,12 @@ def versions() -> Iterator[Finding]:
     """Compare installed packages with the versions that tvmify requires."""
     own = f"tvmify {importlib.metadata.version('tvmify')}, Python {platform.python_version()}"
     yield Finding(OK, "tvmify", f"{own}, {platform.system()} {platform.machine()}")
+    python = f"Python {supported.PYTHON[0].version} to {supported.PYTHON[-1].version}"
+    if complaint := supported.complaint(supported.installed_torch()):
+        sentence, _, command = complaint.partition(": run: ")
+        yield Finding(ERROR, "supported", sentence, f"Run: {command}.")
+    else:
+        yield Finding(OK, "supported", f"{supported.supported_torch()}, {python}")
     for requirement in importlib.metadata.requires("tvmify") or ():
         found = _REQUIREMENT.match(requirement)
         if found is None or "extra ==" in requirement:
@@ -88,10 +95,13 @@ def _is(version: str, wanted: str) -> bool:
 
 
 def native_library() -> Iterator[Finding]:
-    """Report what the native library was built against; if it did not load, this would not run."""
-    from tvmify.runtime.native import built_against
-
-    yield Finding(OK, "native library", f"loads; it was built against {built_against()}")
+    """Load the native library, and report what it was built against."""
+    try:
+        from tvmify.runtime.native import built_against
+    except NativeLibraryError as error:
+        yield Finding(ERROR, "native library", str(error), "Do what the message says.")
+    else:
+        yield Finding(OK, "native library", f"loads; it was built against {built_against()}")
 
 
 def processor() -> Iterator[Finding]:

@@ -40,14 +40,14 @@ class TensorState {
   Change compare(const at::Tensor& tensor) const {
     // The keys first: they say whether the tensor still has the other properties.
     if (tensor.key_set() != keys_ || tensor.scalar_type() != dtype_ ||
-        (is_dense_ && (tensor.device() != device_ || tensor.sizes() != sizes_))) {
+        (is_dense_ && (tensor.device() != device_ || tensor.sizes() != c10::IntArrayRef(sizes_)))) {
       return kStructure;
     }
-    const bool equal =
-        tensor.requires_grad() == requires_grad_ &&
-        storage_of(tensor) == storage_._unsafe_get_target() &&
-        (!is_dense_ || (place_of(tensor) == place_ && tensor.strides() == strides_)) &&
-        !(counts_writes_ && is_written(tensor));
+    const bool equal = tensor.requires_grad() == requires_grad_ &&
+                       storage_of(tensor) == storage_._unsafe_get_target() &&
+                       (!is_dense_ || (place_of(tensor) == place_ &&
+                                       tensor.strides() == c10::IntArrayRef(strides_))) &&
+                       !(counts_writes_ && is_written(tensor));
     return equal ? kNothing : kWeights;
   }
 

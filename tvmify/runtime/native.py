@@ -11,13 +11,16 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import re
 from pathlib import Path
 
 import torch
 
 from tvmify.errors import NativeLibraryError
+from tvmify.torch_compat import versions
 
 _REINSTALL = "Reinstall tvmify in this environment: pip install --force-reinstall --no-deps tvmify."
+_REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation --no-binary tvmify tvmify"
 
 
 def _directory(package: str) -> Path:
@@ -60,27 +63,49 @@ def _check_versions(built_against: str) -> None:
     NativeLibraryError
         One differs, so its objects may have another layout.
     """
+    if complaint := versions.complaint(torch.__version__):
+        raise NativeLibraryError(complaint)
     for requirement in built_against.split():
         package, _, built = requirement.partition("==")
-        installed = torch.__version__ if package == "torch" else importlib.metadata.version(package)
         if package == "torch":
-            # The C++ ABI is stable within a minor version and across builds (+cpu, +cu130).
-            built, installed = (".".join(v.split(".")[:2]) for v in (built, installed))
-        if built != installed:
+            wanted, found = versions.minor(built), versions.minor(torch.__version__)
+            if wanted != found:
+                raise NativeLibraryError(
+                    f"this tvmify is built for PyTorch {wanted}, and {torch.__version__} is "
+                    f"installed: run: pip install 'torch=={wanted}.*', or build tvmify for PyTorch "
+                    f"{found}: {_REBUILD}"
+                )
+        elif (installed := importlib.metadata.version(package)) != built:
             raise NativeLibraryError(
                 f"the native library was built for {package} {built}, but {installed} is "
                 f"installed. {_REINSTALL}"
             )
 
 
+def _read_built_against(path: Path) -> str:
+    """Return the packages that a library was compiled against, without loading it.
+
+    One that was compiled against another PyTorch lacks symbols here, or finds objects of another
+    layout while it registers its operators.
+    """
+    try:
+        found = re.search(rb"torch==\d[^\0]*", path.read_bytes())
+    except OSError as error:
+        raise NativeLibraryError(f"cannot load {path}: {error}. {_REINSTALL}") from error
+    if found is None:
+        raise NativeLibraryError(f"{path} is not tvmify's library, or damaged. {_REINSTALL}")
+    return found[0].decode()
+
+
 def _load() -> ctypes.CDLL:
+    path = Path(__file__).parents[1] / "lib" / "libtvmify.so"
+    _check_versions(_read_built_against(path))
     # Loaded by full path, since our library's run paths only work in site-packages; and globally,
     # since kernels refer to the runtime's functions by bare name.
     _load_library(_directory("tvm_ffi") / "lib" / "libtvm_ffi.so", ctypes.RTLD_GLOBAL)
     _load_library(_directory("tvm") / "lib" / "libtvm_runtime.so", ctypes.RTLD_GLOBAL)
-    library = _load_library(Path(__file__).parents[1] / "lib" / "libtvmify.so")
+    library = _load_library(path)
     library.tvmify_built_against.restype = ctypes.c_char_p
-    _check_versions(library.tvmify_built_against().decode())
     return library
 
 

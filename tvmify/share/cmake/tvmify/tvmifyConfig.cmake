@@ -55,6 +55,11 @@ if(NOT _tvmify_present VERSION_EQUAL _tvmify_wanted)
 ${_tvmify_present}.")
 endif()
 
+# Its headers need C++17 or C++20: as PyTorch's own package says.
+file(STRINGS "${_tvmify_torch}/share/cmake/Torch/TorchConfig.cmake" _tvmify_standard
+     REGEX "CXX_STANDARD [0-9]+" LIMIT_COUNT 1)
+string(REGEX REPLACE ".*CXX_STANDARD ([0-9]+).*" "\\1" _tvmify_standard "${_tvmify_standard}")
+
 # For programs that are installed with the libraries that they need.
 set(tvmify_LIBRARY_DIRS "${_tvmify}/lib" "${_tvmify_torch}/lib" "${_tvmify_tvm}/lib"
                         "${_tvmify_tvm_ffi}/lib")
@@ -75,7 +80,7 @@ if(NOT TARGET tvmify::tvmify)
   # what it has as targets, too, it adds to the paths of the program.
   set_target_properties(
     tvmify::tvmify
-    PROPERTIES INTERFACE_COMPILE_FEATURES cxx_std_17
+    PROPERTIES INTERFACE_COMPILE_FEATURES "cxx_std_${_tvmify_standard}"
                INTERFACE_INCLUDE_DIRECTORIES
                "${_tvmify_torch}/include;${_tvmify_torch}/include/torch/csrc/api/include"
                INTERFACE_LINK_LIBRARIES
