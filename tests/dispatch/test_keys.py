@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.cache.programs import artifact_of
 from tvmify.cache import Key
 from tvmify.capture import capture
 from tvmify.dispatch import keys
@@ -336,3 +338,20 @@ def test_processes_agree_on_keys_whatever_the_seed_of_hashes() -> None:
     first = printed("1")
     assert len(set(first.split())) == len(first.split()) >= 4
     assert printed("4242") == first
+
+
+def test_what_calls_no_pytorch_is_stored_for_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = key()
+    plain, calling = artifact_of(0), artifact_of(0)
+    calling = dataclasses.replace(calling, library=b"main\0tvmify.aten\0")
+    assert keys.key_of(ours, calling) == ours
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    theirs = key()
+    assert keys.key_of(ours, plain) == keys.key_of(theirs, plain) == keys.key_for_any_torch(ours)
+    assert keys.key_of(ours, calling) != keys.key_of(theirs, calling)
+    # Whoever asks why something was built is not told of a version that does not matter.
+    assert theirs.differences(keys.key_of(ours, plain)) == []
+
+
+def test_what_is_for_gpus_is_for_one_pytorch() -> None:
+    assert keys.key_for_any_torch(key(target=GPU)) == key(target=GPU)

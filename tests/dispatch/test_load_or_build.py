@@ -13,7 +13,7 @@ from tests.cache.programs import artifact_of, key_of
 from tests.cache.test_locks import holder
 from tvmify import TvmifyWarning, tvmify
 from tvmify.artifact import Artifact
-from tvmify.cache import DiskCache, Key
+from tvmify.cache import ANY_TORCH, DiskCache, Key
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.found import Source
 from tvmify.dispatch.load_or_build import build_once
@@ -137,6 +137,32 @@ def test_after_a_rejection_only_other_code_is_loaded(
     once_more = tvmify(copy.deepcopy(net), target="llvm")
     assert torch.equal(once_more(x), expected)
     assert once_more.cache_info().builds == 0
+
+
+class Cholesky(nn.Module):
+    """Has a result that PyTorch computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x @ x.T + torch.eye(2)) + 1
+
+
+@pytest.mark.parametrize(("net", "version"), [(nn.Linear(4, 4), ANY_TORCH), (Cholesky(), None)])
+def test_another_pytorch_finds_what_does_not_call_it(
+    cache_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inference: None,
+    net: nn.Module,
+    version: str | None,
+) -> None:
+    x = torch.randn(2, 4)
+    expected = tvmify(copy.deepcopy(net.eval()), target="llvm")(x)
+    key, _ = only_entry(DiskCache(cache_directory))
+    assert key.entries["torch"] == (version or torch.__version__)
+    load_or_build._LOADED.clear()
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    again = tvmify(copy.deepcopy(net), target="llvm")
+    assert torch.equal(again(x), expected)
+    assert again.cache_info().builds == (0 if version else 1)
 
 
 def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:

@@ -14,6 +14,9 @@ from tvmify.artifact.shapes import Shapes
 #: Increment when the meaning of a field or the calling convention of the library changes.
 FORMAT_VERSION = 7
 
+#: The function of the runtime by which a compiled program calls PyTorch's operators.
+CALL_OF_TORCH = "tvmify.aten"
+
 
 class Seconds(NamedTuple):
     """The shortest time of a call on each side."""
@@ -82,6 +85,13 @@ class Artifact:
     shapes: Shapes | None = None
     verdicts: dict[str, Seconds] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def calls_torch(self) -> bool:
+        """Whether the program has calls of PyTorch's operators, which its version may change."""
+        # Their name is among those that TVM's virtual machine looks up, wherever they come from:
+        # operators without a converter, products that a library computes.
+        return CALL_OF_TORCH.encode() in self.library
 
     def written_names(self) -> str:
         """Return what a call writes to, for messages; empty if it only computes."""

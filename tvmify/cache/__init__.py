@@ -7,7 +7,7 @@ manifest.
 from tvmify.cache.bundle import Imported, export, import_
 from tvmify.cache.differences import differences, nearest
 from tvmify.cache.disk import DiskCache, disk_at
-from tvmify.cache.key import Key
+from tvmify.cache.key import ANY_TORCH, Key
 from tvmify.cache.levels import TwoLevels
 from tvmify.cache.listing import ListedEntry, clear
 from tvmify.cache.listing import list_entries as list
@@ -19,6 +19,7 @@ from tvmify.cache.remote import RemoteCache, remote_at
 from tvmify.cache.stored import Limits, StoredEntry
 
 __all__ = [
+    "ANY_TORCH",
     "Cache",
     "DiskCache",
     "Imported",

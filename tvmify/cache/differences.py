@@ -38,8 +38,8 @@ def differences(ours: Key, other: Key) -> list[str]:
     Returns
     -------
     list of str
-        At least one line, and at most a few, for each entry of the keys that differs; empty if and
-        only if the keys are equal. Line breaks inside values are escaped. Other characters are not,
+        At least one line, and at most a few, for each entry that `Key.differences` names; empty if
+        it names none. Line breaks inside values are escaped. Other characters are not,
         and a stored key is untrusted input.
     """
     lines = []

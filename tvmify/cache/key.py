@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+#: The entry ``torch`` of keys of programs that do not depend on its version.
+ANY_TORCH = "any"
+
 
 @dataclass(frozen=True, eq=False)
 class Key:
@@ -39,9 +42,15 @@ class Key:
         }
 
     def differences(self, other: Key) -> list[str]:
-        """Return the names of the entries in which two keys differ."""
+        """Return the names of the entries in which two keys differ.
+
+        A program for any version of PyTorch does not differ in that from what is for one.
+        """
         names = sorted(set(self.entries) | set(other.entries))
-        return [name for name in names if self.entries.get(name) != other.entries.get(name)]
+        pairs = {name: (self.entries.get(name), other.entries.get(name)) for name in names}
+        if ANY_TORCH in pairs.get("torch", ()):
+            del pairs["torch"]
+        return [name for name, (ours, its) in pairs.items() if ours != its]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Key) and dict(self.entries) == dict(other.entries)

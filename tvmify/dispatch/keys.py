@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tvmify.artifact import FORMAT_VERSION
-from tvmify.cache import Key
+from tvmify.artifact import FORMAT_VERSION, Artifact
+from tvmify.cache import ANY_TORCH, Key
 from tvmify.dispatch import sources
 from tvmify.errors import UnsupportedTarget
 from tvmify.options import CompileOptions
@@ -24,6 +24,7 @@ from tvmify.target import DEVICE_OF_KIND, Target, target_for
 #: Name of the entry that only keys of programs for GPUs have, and the driver of one that was built
 #: without a GPU: it serves all of them.
 _CUDA, _ANY = "cuda", "any"
+_TORCH = "torch"
 
 #: What names a model of processor, on x86 and on ARM, in Linux's list of them.
 _MODEL = ("vendor_id", "model name", "cpu family", "model", "CPU implementer", "CPU part")
@@ -75,7 +76,7 @@ def key(
             "modes": modes_text(),
             "tuned for": _tuned_for(target, gpu) if options.tune else "",
             "tvmify": _tvmify_text(),
-            "torch": torch.__version__,
+            _TORCH: torch.__version__,
             "tvm": metadata.version("apache-tvm"),
             "tvm-ffi": metadata.version("apache-tvm-ffi"),
             **cuda,
@@ -91,6 +92,21 @@ def key_without_gpu(key: Key) -> Key | None:
     if _CUDA not in key.entries or key.entries[_CUDA] == _cuda_text(None):
         return None
     return Key({**key.entries, _CUDA: _cuda_text(None), "tuned for": ""})
+
+
+def key_for_any_torch(key: Key) -> Key:
+    """Return the key under which a program that calls no PyTorch is stored, whoever built it.
+
+    What is for GPUs was measured beside the libraries of one PyTorch, and stays with it.
+    """
+    if _CUDA in key.entries or _TORCH not in key.entries:
+        return key
+    return Key({**key.entries, _TORCH: ANY_TORCH})
+
+
+def key_of(key: Key, artifact: Artifact) -> Key:
+    """Return the key under which what was built for a key is stored."""
+    return key if artifact.calls_torch else key_for_any_torch(key)
 
 
 def target_of_call(
@@ -147,7 +163,7 @@ def processor(key: Key) -> str:
     """Return what decides, besides the workload, how long a kernel takes: see `Measurements`."""
     names = ["target", "tuned for", "tvmify", "tvm"]
     if _CUDA in key.entries:
-        names += [_CUDA, "torch"]  # which brings the libraries that are timed, too
+        names += [_CUDA, _TORCH]  # which brings the libraries that are timed, too
     return "\n".join(key.entries[name] for name in names)
 
 

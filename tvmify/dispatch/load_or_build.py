@@ -24,7 +24,7 @@ from tvmify.dispatch import background, building, keys, on_miss
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.fit import misfit
 from tvmify.dispatch.found import Found, Source
-from tvmify.dispatch.keys import key_without_gpu, processor
+from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu, processor
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
@@ -109,7 +109,7 @@ class Work:
 
 
 def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
-    """Return the key of a program, and its executor.
+    """Return the key under which a program is stored, and its executor.
 
     Parameters
     ----------
@@ -142,12 +142,14 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
             make, export = partial(_make, work, disk, proof), partial(_export, work, stages)
             with _BUILDING:  # another thread may have built it since we looked
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
-                _LOADED.setdefault(key.digest, found.executor)  # before the next thread looks
+                stored = key_of(key, found.executor.artifact)
+                _LOADED.setdefault(stored.digest, found.executor)  # before the next thread looks
+        stored = key_of(key, found.executor.artifact)
         if found.source is not Source.SHARED:
-            _LOADED[key.digest] = found.executor
+            _LOADED[stored.digest] = found.executor
         stale = tuple(n for n in found.executor.artifact.weights if n in wanted.volatile)
         if not stale:
-            return key, found
+            return stored, found
         unpacked = stale
 
 
@@ -159,8 +161,10 @@ def _log_key(key: Key, stages: Stages) -> None:
 
 
 def _shared(key: Key) -> Found | None:
-    loaded = _LOADED.get(key.digest)
-    return None if loaded is None else Found(loaded.share(), Source.SHARED)
+    for place in (key_for_any_torch(key), key):
+        if (loaded := _LOADED.get(place.digest)) is not None:
+            return Found(loaded.share(), Source.SHARED)
+    return None
 
 
 def load_again(key: Key, artifact: Artifact) -> Executor:
@@ -217,7 +221,7 @@ def build_once(
         artifact = build()
         executor = _proven(artifact, prove, stages)
         stages.begin("store")
-        disk.store(key, artifact)
+        disk.store(key_of(key, artifact), artifact)
         _REJECTED.discard(hash(artifact.library))
     return Found(executor, Source.BUILT)
 
@@ -242,7 +246,8 @@ def _make(work: Work, disk: Disk | None, prove: Prove, stages: Stages) -> Found:
 
 def _find(work: Work, disk: Disk) -> Executor | None:
     # What was built without a GPU serves, too; how fast it is here is noted under the first.
-    for place in filter(None, (work.key, key_without_gpu(work.key))):
+    places = key_for_any_torch(work.key), work.key, key_without_gpu(work.key)
+    for place in dict.fromkeys(filter(None, places)):
         artifact = disk.load(place)
         if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
             continue

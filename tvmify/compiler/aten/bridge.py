@@ -19,12 +19,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from tvm import relax
 
+from tvmify.artifact import CALL_OF_TORCH
 from tvmify.compiler.aten import operators
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.torch_compat.symbols import is_symbolic
-
-#: The function in the native library.
-FUNCTION = "tvmify.aten"
 
 #: Complex dtypes and those of their parts.
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -94,7 +92,9 @@ def bridge(
     text = _graph(node, nodes, len(arguments), used)
     types = [relax.TensorType(*_shape_and_dtype(results[i])) for i in used]
     ty = types[0] if len(types) == 1 else relax.TupleType(types)
-    call = relax.op.call_pure_packed(FUNCTION, tvm.ir.StringImm(text), *arguments, ty_args=[ty])
+    call = relax.op.call_pure_packed(
+        CALL_OF_TORCH, tvm.ir.StringImm(text), *arguments, ty_args=[ty]
+    )
     value = emit(call)
     if isinstance(node.meta["val"], torch.Tensor):
         return value

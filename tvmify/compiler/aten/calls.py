@@ -14,7 +14,8 @@ from torch._C import Graph
 from tvm import relax
 from tvm.ir import Expr
 
-from tvmify.compiler.aten.bridge import FUNCTION, example, insert
+from tvmify.artifact import CALL_OF_TORCH
+from tvmify.compiler.aten.bridge import example, insert
 
 
 class Aten:
@@ -54,7 +55,7 @@ def aten(
     record.graph.registerOutput(result)
     text = tvm.ir.StringImm(str(record.graph))
     return relax.op.call_pure_packed(
-        FUNCTION, text, *tensors, ty_args=[relax.TensorType(list(shape), dtype)]
+        CALL_OF_TORCH, text, *tensors, ty_args=[relax.TensorType(list(shape), dtype)]
     )
 
 
