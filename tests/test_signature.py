@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.export import Dim
 
 from tvmify import TensorSpec, UnsupportedInput, WarmUpError
 from tvmify.signature import Signature, example_arguments
@@ -70,15 +71,38 @@ def test_refusal_names_the_argument() -> None:
     ],
 )
 def test_every_form_of_a_warm_up_signature(signature: object) -> None:
-    args, kwargs = example_arguments(signature, torch.float32, CPU)
-    assert [TensorSpec.of(arg) for arg in args] == [TensorSpec((2, 3))]
-    assert kwargs == {}
+    made = example_arguments(signature, torch.float32, CPU)
+    assert [TensorSpec.of(arg) for arg in made.args] == [TensorSpec((2, 3))]
+    assert (made.kwargs, made.declared, made.dims) == ({}, {}, ())
+
+
+def test_sizes_of_a_warm_up_signature_that_vary() -> None:
+    n = Dim("n", max=9)
+    signature = [5, (n, 3, Dim.AUTO), {"y": TensorSpec((Dim("n", min=4), Dim.AUTO), torch.int64)}]
+    for sizes in None, (6, 7, 8):
+        made = example_arguments(signature, torch.float32, CPU, sizes)
+        a, b, c = sizes or (2, 2, 2)
+        assert made.args[1].shape == (a, 3, b)
+        assert TensorSpec.of(made.args[2]["y"]) == TensorSpec((max(a, 4), c), torch.int64)
+        assert [(dim.name, dim.least, dim.most) for dim in made.dims] == [
+            ("n", 4, 9),
+            (None, 2, 2**31 - 1),
+            (None, 2, 2**31 - 1),
+        ]
+        declared = {
+            place: [bool(size and size.varies) for size in said]
+            for place, said in made.declared.items()
+        }
+        assert declared == {
+            1: [True, False, True],
+            2: [True, True],
+        }
 
 
 def test_warm_up_with_keywords_nesting_and_values() -> None:
-    args, kwargs = example_arguments(
-        {"x": (2,), "rest": [(3,), {"y": (4,)}], "n": 5}, torch.int64, CPU
-    )
+    signature = {"x": (2,), "rest": [(3,), {"y": (4,)}], "n": 5}
+    made = example_arguments(signature, torch.int64, CPU)
+    args, kwargs = made.args, made.kwargs
     assert args == ()
     assert kwargs["x"].dtype == torch.int64
     assert kwargs["rest"][0].shape == (3,)

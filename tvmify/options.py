@@ -17,6 +17,7 @@ import platformdirs
 
 from tvmify import target as targets
 from tvmify.errors import OptionError, warn
+from tvmify.torch_compat.declared_sizes import declared_size
 
 #: Default limit of the disk cache in bytes; TVMIFY_CACHE_SIZE overrides it.
 _CACHE_SIZE = 10 * 10**9
@@ -72,6 +73,7 @@ class Options(TypedDict, total=False):
     target: str | Mapping[str, Any] | None
     accuracy: Literal["default", "strict"]
     dynamic: bool | None
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None
     tune: Literal["quick"] | bool | None
     compare: bool
     cuda_graph: bool
@@ -104,6 +106,13 @@ class CompileOptions:
         differs in sizes alone, those that differ become symbols, and one program serves all such
         calls (or a few, by size). True: all sizes from 2 on are symbols from the first call.
         On the CPU only.
+    dynamic_shapes
+        Which sizes are symbols from the first call on, and their limits, in the form that
+        ``torch.export.export`` takes: a dict by argument name, or a tuple in the order of the
+        arguments, with a dict by axis, or a size for each axis, for each tensor. A size is a
+        ``Dim``, ``Dim.AUTO``, ``Dim.DYNAMIC``, or ``Dim.STATIC``, an int or None for one that is no
+        symbol. What is not mentioned is as ``dynamic`` says. A call outside the limits gets a
+        program for its own shape.
     tune
         None: a cost model chooses the kernels. ``"quick"``: candidates for each matrix product,
         convolution, attention, recurrent layer, pool, reduction and element-wise kernel are timed
@@ -152,6 +161,9 @@ class CompileOptions:
     target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
     dynamic: bool | None = field(default=None, metadata=_NOT_KEYED)
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = field(
+        default=None, metadata=_NOT_KEYED
+    )
     tune: str | bool | None = None
     compare: bool = field(default=True, metadata=_NOT_KEYED)
     cuda_graph: bool = field(default=False, metadata=_NOT_KEYED)
@@ -178,6 +190,13 @@ class CompileOptions:
             self.dynamic,
             "True, False or None",
         )
+        _expect(
+            self.dynamic_shapes is None or isinstance(self.dynamic_shapes, (Mapping, list, tuple)),
+            "dynamic_shapes",
+            self.dynamic_shapes,
+            "a dict by argument name, or a tuple with an item for each argument",
+        )
+        _check_sizes(self.dynamic_shapes)
         _expect(self.tune in (None, "quick"), "tune", self.tune, "None or 'quick'")
         _expect(isinstance(self.compare, bool), "compare", self.compare, "True or False")
         _expect(isinstance(self.cuda_graph, bool), "cuda_graph", self.cuda_graph, "True or False")
@@ -404,6 +423,18 @@ def disabled() -> bool:
 def system_linker() -> bool:
     """Whether ``TVMIFY_SYSTEM_LINKER`` has the system's C++ compiler link compiled code."""
     return _flag("TVMIFY_SYSTEM_LINKER", False)
+
+
+def _check_sizes(said: Any) -> None:
+    """Refuse what ``dynamic_shapes`` cannot hold, as far as that can be said without a call."""
+    if isinstance(said, (Mapping, list, tuple)):
+        for part in said.values() if isinstance(said, Mapping) else said:
+            _check_sizes(part)
+        return
+    try:
+        declared_size(said)
+    except OptionError as error:
+        raise OptionError(f"option 'dynamic_shapes': {error}") from None
 
 
 def _is_url(cache: bool | str | os.PathLike[str]) -> bool:

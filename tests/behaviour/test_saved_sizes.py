@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import tvmify
 from tests.tolerances import assert_close_to_reference
@@ -142,3 +143,36 @@ def test_other_targets_have_programs_for_many_shapes_too(tmp_path: Path, small: 
     plain = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
     tvmify.save(called(small, 3, 5), tmp_path / "model.pt", targets=[plain])
     check(tvmify.load(tmp_path / "model.pt", strict=True), small, 3, 9)
+
+
+def test_dims_are_saved_with_all_classes_within_their_limits(
+    tmp_path: Path, small: nn.Module
+) -> None:
+    n = Dim("n", max=40)
+    tvmify.save(called(small, 3), tmp_path / "model.pt", signatures=[[(n, 8)]])
+    loaded = tvmify.load(tmp_path / "model.pt", strict=True)
+    assert len(signatures(loaded)) == 2  # up to 16 and 64
+    check(loaded, small, 2, 3, 16, 17, 40)
+    for count in (1, 41):
+        with pytest.raises(RuntimeError, match="holds no code"):
+            loaded(rows(count))
+
+
+def test_declared_sizes_are_saved_without_a_call(tmp_path: Path, small: nn.Module) -> None:
+    fast = called(small, dynamic_shapes={"x": {0: Dim("n", max=40)}})
+    tvmify.save(fast, tmp_path / "model.pt", example_inputs=rows(6))
+    loaded = tvmify.load(tmp_path / "model.pt", strict=True)
+    check(loaded, small, 2, 6, 40)
+    with pytest.raises(RuntimeError, match="holds no code"):
+        loaded(rows(41))
+
+
+def test_dims_that_cannot_vary_are_not_saved(tmp_path: Path) -> None:
+    module = nn.Conv2d(3, 4, 3).eval()
+    with pytest.raises(tvmify.SaveError, match="nothing of Conv2d could be compiled"):
+        tvmify.save(module, tmp_path / "model.pt", signatures=[[(1, 3, Dim("height"), 8)]])
+
+
+def test_an_exported_program_is_for_one_shape(small: nn.Module) -> None:
+    with pytest.raises(tvmify.SaveError, match="a number in place of each Dim"):
+        tvmify.export(small, signature=[(Dim("n"), 8)])

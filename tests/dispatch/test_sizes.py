@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 from tests.tolerances import assert_close_to_reference
+from tvmify import TensorSpec, TvmifyWarning, WarmUpError
 from tvmify import tvmify as decorate
 
 #: Around the edges of tiles of eight rows, and one beyond the largest class.
@@ -261,3 +263,72 @@ def test_gradients_lead_to_the_weights_through_any_shape() -> None:
         fast(x).sum().backward()
         (expected,) = torch.autograd.grad(module(x).sum(), module.linear.weight)
         torch.testing.assert_close(fast.linear.weight.grad, expected)
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+
+    def forward(self, ids: torch.Tensor, scale: float) -> torch.Tensor:
+        return self.table(ids).mean(1) * scale
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_all_classes_of_sizes_are_made_ahead(dynamic: bool | None) -> None:
+    module = Linear()
+    fast = compiled(module, dynamic)
+    info = fast.warmup([(Dim("rows", max=100), 8)])
+    assert info.builds == 3  # up to 16, 64 and 256
+    for rows in (2, 16, 17, 64, 65, 100):
+        check(fast, module, drawn(rows, 8))
+    assert fast.warmup([(Dim("rows", max=100), 8)]).builds == 3
+    check(fast, module, drawn(101, 8))
+    assert fast.cache_info().builds == 4
+
+
+def test_what_was_called_before_is_made_ahead_for_all_sizes() -> None:
+    module = Linear()
+    fast = compiled(module)
+    for rows in (2, 3):
+        check(fast, module, drawn(rows, 8))
+    fast.warmup([(Dim.AUTO(max=16), 8)])
+    builds = fast.cache_info().builds
+    for rows in (2, 3, 4, 5):
+        check(fast, module, drawn(rows, 8))
+    assert fast.cache_info().builds == builds
+
+
+def test_dims_may_stand_for_any_size_of_any_argument() -> None:
+    torch.manual_seed(0)
+    rows, length = Dim("rows", max=4), Dim("length", max=4)
+    module = Embedded().eval()
+    fast = compiled(module)
+    ids = TensorSpec((rows, length), torch.int64)
+    assert fast.warmup({"ids": ids, "scale": 0.5}).builds == 1
+    with torch.no_grad():
+        for shape in ((2, 3), (4, 4), (3, 2)):
+            ids = torch.zeros(shape, dtype=torch.int64)
+            torch.testing.assert_close(fast(ids=ids, scale=0.5), module(ids, 0.5))
+    assert fast.cache_info().builds == 1
+
+    pair = compiled(Pair())
+    assert pair.warmup([(rows, 8), (rows,)]).builds == 1
+    pair(drawn(4, 8), drawn(4))
+    assert pair.cache_info().builds == 1
+    pair(drawn(4, 8), drawn(3))  # these are not equal
+    assert pair.cache_info().builds == 2
+
+
+def test_what_cannot_be_made_for_all_sizes_is_made_for_one_with_a_warning() -> None:
+    torch.manual_seed(0)
+    fast = compiled(nn.Conv2d(3, 4, 3))
+    with pytest.warns(TvmifyWarning, match="no program for all sizes of"):
+        info = fast.warmup([(1, 3, Dim("height"), 8)])
+    assert info.builds == 1
+
+
+@pytest.mark.parametrize("size", [Dim.STATIC, Dim("n", max=1)])
+def test_a_dim_that_does_not_vary_is_refused(size: Any) -> None:
+    with pytest.raises(WarmUpError, match="does not vary"):
+        compiled(Linear()).warmup([(size, 8)])

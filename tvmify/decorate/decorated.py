@@ -11,12 +11,13 @@ from typing_extensions import TypeIs
 
 from tvmify.cache import Neighbours
 from tvmify.decorate.methods import Decoration, dispatcher_of_method
+from tvmify.dispatch import class_sizes
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.explained import Explanation
-from tvmify.errors import OptionError, SaveError, WarmUpError
+from tvmify.errors import OptionError, SaveError, WarmUpError, warn
 from tvmify.runtime import autocast_text
-from tvmify.signature import example_arguments
+from tvmify.signature import Example
 from tvmify.target import KINDS
 
 
@@ -122,7 +123,9 @@ def warmup(
         A decorated object.
     *signatures
         One per kind of call: a list with a shape, a `TensorSpec` or an example tensor for each
-        argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments.
+        argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments. A size may be a
+        ``torch.export.Dim``, ``Dim.AUTO`` or ``Dim.DYNAMIC``: then the programs for all classes of
+        sizes within its limits are made, whatever the option ``dynamic`` says.
     dtype
         Dtype of arguments that are given as bare shapes.
     device
@@ -140,32 +143,48 @@ def warmup(
     WarmUpError
         A signature has none of these forms, or ``method`` is missing or not decorated. The message
         shows the forms, or lists the methods.
+    OptionError
+        No size is within the limits of a ``Dim``.
     NotCompiled
         With ``strict=True``: a signature cannot be compiled.
+
+    Warns
+    -----
+    TvmifyWarning
+        No program serves all sizes of a ``Dim``, and why: one was compiled for a single shape.
 
     Examples
     --------
     >>> net.warmup([(1, 3, 224, 224)], [(8, 3, 224, 224)])
     >>> bert.warmup({"input_ids": TensorSpec((1, 128), torch.int64)})
+    >>> net.warmup([(Dim("batch", max=64), 3, 224, 224)])
     """
     dispatcher = dispatcher_of(subject, method)
     for signature in signatures:
-        dispatcher.warm_up(*example_call(subject, signature, dtype, device))
+        for call in example_calls(subject, signature, dtype, device):
+            outcome = dispatcher.warm_up(call.args, call.kwargs, call.declared)
+            if call.declared and outcome.facts.shapes is None:
+                why = outcome.facts.one_shape or outcome.reason or "its sizes are static"
+                warn(f"{dispatcher.name} has no program for all sizes of {signature}: {why}")
+                break
     return cache_info(subject)
 
 
-def example_call(
+def example_calls(
     subject: Any,
     signature: Any,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments for a decorated object from a signature of `warmup`."""
+) -> list[Example]:
+    """Return calls of a decorated object from a signature of `warmup`.
+
+    It is one, or, if sizes may vary, one for each class of sizes.
+    """
     if device is None:
         weights = subject.parameters() if isinstance(subject, nn.Module) else iter(())
         first = next(weights, None)
         device = first.device if first is not None else torch.get_default_device()
-    return example_arguments(signature, dtype, torch.device(device))
+    return class_sizes.example_calls(signature, dtype, torch.device(device))
 
 
 #: The methods that the decorator adds.

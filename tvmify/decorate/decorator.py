@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 
 from tvmify.decorate.decorated import METHODS, Decorated, Single, refuse_path
 from tvmify.decorate.methods import Decoration, check_methods, decorate_methods, shortcut
+from tvmify.dispatch.declared import check_names
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
@@ -263,6 +264,7 @@ class TvmifiedFunction(Single, Generic[P, R]):
     def __init__(self, function: Callable[P, R], compile_options: CompileOptions) -> None:
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
         functools.update_wrapper(self, function)
+        check_names(compile_options.dynamic_shapes, [function])
         subject = Subject.of(name, function, lambda _: function, compile_options)
         self._tvmify_dispatcher = Dispatcher(subject)
         self._function = function
@@ -291,6 +293,7 @@ class _ScriptedModule(Single, nn.Module):
     def __init__(self, script: torch.jit.ScriptModule, compile_options: CompileOptions) -> None:
         super().__init__()
         script = original(script)
+        check_names(compile_options.dynamic_shapes, [script])
         # Its children are the submodules, not the module itself, so that names stay the same.
         self.__dict__[f"{DISPATCHER}script"] = script
         self._register_again()

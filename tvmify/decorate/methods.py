@@ -12,6 +12,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
+from tvmify.dispatch.declared import check_names
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
@@ -55,9 +56,12 @@ def decorate_methods(
     Raises
     ------
     OptionError
-        The class has no such method, or it is not a plain method of instances.
+        The class has no such method, or it is not a plain method of instances; or the option
+        ``dynamic_shapes`` names an argument that none of them has.
     """
     eager = {name: _eager_method(cls, name) for name in methods}
+    without_self = [functools.partial(method, None) for method in eager.values()]
+    check_names(compile_options.dynamic_shapes, without_self)
     # Per class: several classes of one hierarchy may be decorated, each for its own methods.
     attribute = f"{DISPATCHER}{cls.__module__}.{cls.__qualname__}."
     decoration = Decoration(eager, compile_options, attribute)

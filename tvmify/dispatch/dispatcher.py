@@ -11,8 +11,9 @@ PyTorch instead.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Neighbours
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.explanation import explain, info_of
 from tvmify.dispatch.generalizing import Generalizing
@@ -33,7 +35,7 @@ from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Args, Kwargs, Request, TargetOption
-from tvmify.dispatch.sizes import AnySizes, Sizes
+from tvmify.dispatch.sizes import Sizes
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import NotCompiled, Uninitialized
 from tvmify.runtime import LatestCall, PackedWeights, flatten, unusual_signature
@@ -191,9 +193,20 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------- what others ask for
 
-    def warm_up(self, args: Args, kwargs: Kwargs) -> Outcome:
-        """Do all that `__call__` does, except to return a result; wait for what is missing."""
+    def warm_up(self, args: Args, kwargs: Kwargs, declared: Declared | None = None) -> Outcome:
+        """Do all that `__call__` does, except to return a result; wait for what is missing.
+
+        Parameters
+        ----------
+        args, kwargs
+            Of the call.
+        declared
+            What is said of its sizes: a program that serves all of these is made, even if there is
+            one for the sizes of the call.
+        """
         with on_miss.building_now():
+            if declared and (outcome := self._declared(args, kwargs, declared)) is not None:
+                return outcome
             _, outcome = self._find(args, kwargs)
             if isinstance(outcome.reason, Uninitialized):
                 module = self.module()
@@ -205,6 +218,14 @@ class Dispatcher:
         if isinstance(outcome, Eager):
             self._reports.eager(outcome)
         return outcome
+
+    def _declared(self, args: Args, kwargs: Kwargs, declared: Declared) -> Outcome | None:
+        signature = flatten(args, kwargs)[1]
+        with self._lock, self._stages() as stages:
+            self._look_again()
+            if signature is None or self._state.unsettled is not None:
+                return None
+            return self._misses.outcome(signature, args, kwargs, stages, declared)
 
     def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Artifact:
         """Return the code for a call, from a cache or the compiler, whether or not it is faster.
@@ -221,10 +242,16 @@ class Dispatcher:
         NotCompiled
             The call cannot run compiled, whatever the options say about that.
         """
-        return self._artifacts(args, kwargs, target, lambda _: [])[0]
+        with on_miss.building_now(), self._lock, self._stages() as stages:
+            self._look_again()
+            return self._artifact(self._request_of_file(args, kwargs, target, {}), stages)
 
     def compiled_for_file(
-        self, args: Args, kwargs: Kwargs, target: TargetOption = None
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        target: TargetOption = None,
+        declared: Declared | None = None,
     ) -> list[Artifact]:
         """Return what a file should hold for a call: its code, or that for calls of any sizes.
 
@@ -235,40 +262,48 @@ class Dispatcher:
         ----------
         args, kwargs, target
             As for `compiled`.
+        declared
+            What is said of the sizes of the call: a program that serves all of these is returned.
 
         Raises
         ------
         NotCompiled
-            The call cannot run compiled, whatever the options say about that.
+            The call cannot run compiled, whatever the options say about that; or no program serves
+            all sizes that are declared.
         """
-
-        def general(request: Request) -> list[AnySizes]:
-            return [] if self._has_own(request) else self._sizes.of_file(request)
-
-        return self._artifacts(args, kwargs, target, general)
-
-    def _artifacts(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        target: TargetOption,
-        general: Callable[[Request], list[AnySizes]],
-    ) -> list[Artifact]:
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._look_again()
-            args, kwargs = apart((args, kwargs))  # files hold for all arguments of a signature
-            exact = Request.of(args, kwargs, self.options, target)
-            found: list[Artifact] = []
-            for request in [*map(exact.generalized, general(exact)), exact]:
-                if request is exact and found:
-                    break
+            request = self._request_of_file(args, kwargs, target, declared or {})
+            if not declared:
+                if self._has_own(request):
+                    return [self._artifact(request, stages)]
+                if made := self._sizes.made_with(request):
+                    return [self._artifact(request.generalized(each), stages) for each in made]
+            begins_open = self.options.dynamic is True or request.declared
+            general = self._sizes.general(request) if begins_open else None
+            while general is not None:
+                wanted = request.generalized(general)
                 try:
-                    _, executor = Miss(self._shared, request, stages).obtain(PackedWeights())
-                    found.append(executor.artifact)
-                except NotCompiled:
-                    if request is exact:
+                    artifact = self._artifact(wanted, stages)
+                    general.check(artifact, wanted)
+                    return [artifact]
+                except NotCompiled as reason:
+                    general = self._sizes.narrower(request, general, reason)
+                    if general is None and declared:
                         raise
-            return found
+            return [self._artifact(request, stages)]
+
+    def _request_of_file(
+        self, args: Args, kwargs: Kwargs, target: TargetOption, declared: Declared
+    ) -> Request:
+        args, kwargs = apart((args, kwargs))  # files hold for all arguments of a signature
+        request = Request.of(args, kwargs, self.options, target)
+        declared = declared_sizes(self.subject, args, kwargs, declared)
+        return dataclasses.replace(request, declared=declared)
+
+    def _artifact(self, request: Request, stages: Stages) -> Artifact:
+        _, executor = Miss(self._shared, request, stages).obtain(PackedWeights())
+        return executor.artifact
 
     def _has_own(self, request: Request) -> bool:
         """Whether such a call ran with a program for its sizes alone."""

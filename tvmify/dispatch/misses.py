@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable
 
 from tvmify import options
 from tvmify.dispatch import recording
+from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.generalizing import Generalizing, Kept
 from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome
@@ -41,7 +43,14 @@ class Misses:
         self._latest = latest
         self._reports = reports
 
-    def outcome(self, signature: Hashable, args: Args, kwargs: Kwargs, stages: Stages) -> Outcome:
+    def outcome(
+        self,
+        signature: Hashable,
+        args: Args,
+        kwargs: Kwargs,
+        stages: Stages,
+        declared: Declared | None = None,
+    ) -> Outcome:
         """Return the outcome of a call; the lock of the dispatcher is held.
 
         Parameters
@@ -52,6 +61,13 @@ class Misses:
             Of the call.
         stages
             Told the name of each stage as it begins.
+        declared
+            What is said of the sizes of this call besides the options and marks on tensors.
+
+        Raises
+        ------
+        OptionError
+            The option ``dynamic_shapes`` does not fit the call.
         """
         subject, memory = self._subject, self._memory
         if not subject.is_part:  # else nobody calls it by itself
@@ -60,7 +76,7 @@ class Misses:
         if is_full and not self._general.serves_any():
             return Eager.because(TOO_MANY, "others")
         place = self._shared.module.current.number, signature
-        kept = self._without_program(signature, args, kwargs)
+        kept = self._without_program(signature, args, kwargs, declared or {})
         if isinstance(kept, Request):
             if is_full:
                 return Eager.because(TOO_MANY, "others")
@@ -71,7 +87,9 @@ class Misses:
         self._shared.counts.seconds.update(stages.seconds)  # which adds them up
         return kept.outcome
 
-    def _without_program(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Kept | Request:
+    def _without_program(
+        self, signature: Hashable, args: Args, kwargs: Kwargs, declared: Declared
+    ) -> Kept | Request:
         """Return an outcome that needs no new program, or the request for one."""
         if options.disabled():
             return Kept(signature, Eager(Facts(), Choice.DISABLED))
@@ -79,6 +97,8 @@ class Misses:
             request = Request.of(args, kwargs, self._subject.options, unusual=signature)
         except NotCompiled as reason:
             return Kept(signature, Eager(Facts(), reason))
+        declared = declared_sizes(self._subject, args, kwargs, declared)
+        request = dataclasses.replace(request, declared=declared)
         number = self._shared.module.current.number
         known = lambda general: self._memory.known((number, general))  # noqa: E731
         return self._general.served(request, known) or request

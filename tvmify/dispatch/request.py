@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -18,6 +18,7 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, flatten, gradients_text
 from tvmify.signature import Signature, TensorSpec, map_only, repeat, repetitions
 from tvmify.target import check as check_target
+from tvmify.torch_compat.declared_sizes import DeclaredShape
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
@@ -97,6 +98,8 @@ class Request:
         What to build for, as the option of that name.
     general
         Whose stand-ins the arguments hold, if they hold some.
+    declared
+        What is said of the sizes of the call's tensors, by leaf.
     """
 
     args: Args
@@ -110,6 +113,7 @@ class Request:
     options: CompileOptions
     target: TargetOption
     general: General | None = None
+    declared: Mapping[int, DeclaredShape] = field(default_factory=dict)
 
     @classmethod
     def of(

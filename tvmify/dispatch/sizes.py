@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
 from tvmify.runtime import ShapeGuard
 from tvmify.signature import TensorSpec
+from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,11 +98,21 @@ class AnySizes:
         NotCompiled
             It was recorded for a call of which its guards say another thing.
         """
+        self.check(artifact, request)
+        return run
+
+    def check(self, artifact: Artifact, request: Request) -> None:
+        """Refuse a program that does not serve the call.
+
+        Raises
+        ------
+        NotCompiled
+            It was recorded for a call of which its guards say another thing.
+        """
         shapes = artifact.shapes
         why = "it names none" if shapes is None else shapes.why_not(_sizes(request.leaves))
         if why is not None:
             raise Unserved(f"the program for any sizes does not serve this call: {why}", "Nothing.")
-        return run
 
 
 class Unserved(NotCompiled):
@@ -135,7 +146,7 @@ class Sizes:
         self._seen: dict[Hashable, list[_Sizes]] = {}
         self._programs: dict[SizesOpen, ShapeGuard] = {}
         # What is compiled for one shape each: its sizes decide on more than shapes.
-        self._static: dict[Hashable, NotCompiled] = {}
+        self._static: dict[tuple[Hashable, Hashable], NotCompiled] = {}
 
     def serves_any(self) -> bool:
         """Whether there is a program for any sizes."""
@@ -143,42 +154,47 @@ class Sizes:
 
     def served(self, request: Request) -> SizesOpen | None:
         """Return the signature of a program that serves a call already."""
-        leaves, rest = request.leaves, _rest(request)
-        found = None
-        for signature, guard in self._programs.items():
-            if signature.rest == rest and (values := guard.solve(leaves)) is not None:
-                if guard.shapes.hints == _hints(guard.shapes, _class_of(values)):
-                    return signature
-                found = found or signature
+        rest = _rest(request)
+        known = {s: guard for s, guard in self._programs.items() if s.rest == rest}
+        for signature, guard in known.items():
+            if self._suits(signature, guard, request):
+                return signature
+        if not self._are_enough():
+            return None
         # Another class serves all the same, where no more programs are to be made.
-        return found if len(self._programs) >= MOST_PROGRAMS else None
+        serving = (s for s, guard in known.items() if guard.serves(request.leaves))
+        return next((s for s in serving if _may_vary(s.varying, request)), None)
 
     def general(self, request: Request) -> AnySizes | None:
-        """Leave open the sizes that were seen to vary."""
+        """Leave open the sizes that were seen to vary, or of which that is said."""
         sizes, rest = _sizes(request.leaves), _rest(request)
-        is_static = not self._known if self._known is not None else self._dynamic is False
-        if is_static or rest in self._static or _is_on_gpu(request):
+        if self._known is not None and not self._known:
             return None
-        seen = self._seen.setdefault(rest, [])
+        if (rest, _said(request)) in self._static or _is_on_gpu(request):
+            return None
+        seen = [sizes] if self._dynamic is False else self._seen.setdefault(rest, [])
         if sizes not in seen:
             seen.append(sizes)
             del seen[1:-_REMEMBERED]  # the first stays
-        if len(self._programs) >= MOST_PROGRAMS:
+        if (known := self._with_other_gradients(request, rest)) is not None:
+            return known
+        if self._are_enough():
             return None
         if self._known is not None:
-            symbols = _from_two(self._known, sizes)
+            symbols, limits = _from_two(self._known, sizes), {}
         else:
-            symbols = _symbols(seen, sizes, is_first=self._dynamic is True)
+            symbols, limits = _symbols(seen, request, is_first=self._dynamic is True)
         if not symbols:
             return None
-        return self._any(request, rest, symbols, variant=0)
+        return self._any(request, rest, Varying(symbols, limits))
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
         """Ask for another program of the same sizes, recorded with those of this call."""
         variant = general.varying.variant + 1
         if not isinstance(reason, Unserved) or variant >= MOST_PROGRAMS:
             return None
-        return self._any(request, general.signature.rest, dict(general.varying.axes), variant)
+        varying = replace(general.varying, variant=variant)
+        return self._any(request, general.signature.rest, varying)
 
     def accept(self, general: AnySizes, outcome: Outcome) -> None:
         """Learn what a program serves."""
@@ -190,20 +206,20 @@ class Sizes:
         """Learn that such calls are compiled for one shape each."""
         _LOG.debug("%s: a program for this shape, since %s", request.title, reason)
         if not isinstance(reason, Specialised):
-            self._static[general.signature.rest] = reason
+            self._static[general.signature.rest, _said(request)] = reason
 
-    def of_file(self, request: Request) -> list[AnySizes]:
-        """Ask for all programs of the same sizes as one that serves a call, without gradients."""
+    def made_with(self, request: Request) -> list[AnySizes]:
+        """Ask for the programs for sizes like those of one that serves a call, without gradients.
+
+        None of them is missing: these are what was made, for all classes of sizes.
+        """
         rest, leaves = _rest(request).rest, request.leaves
         known = {s: g.shapes for s, g in self._programs.items() if s.rest.rest == rest}
         serving = [known[s].leaves for s in known if self._programs[s].serves(leaves)]
-        if not serving:
-            general = self.general(request) if self._dynamic is True else None
-            return [] if general is None else [general]
         return [
             AnySizes(signature, *request.call)
             for signature, shapes in known.items()
-            if shapes.leaves == serving[0]
+            if serving and shapes.leaves == serving[0]
         ]
 
     def forget(self) -> None:
@@ -212,43 +228,103 @@ class Sizes:
         self._programs.clear()
         self._static.clear()
 
-    def _any(
-        self,
-        request: Request,
-        rest: _Rest,
-        symbols: _Symbols,
-        variant: int,
-    ) -> AnySizes:
+    def _are_enough(self) -> bool:
+        return len({(s.rest.rest, s.varying) for s in self._programs}) >= MOST_PROGRAMS
+
+    def _with_other_gradients(self, request: Request, rest: _Rest) -> AnySizes | None:
+        """Ask for a program that serves such calls in other modes of gradients."""
+        for signature, guard in self._programs.items():
+            if signature.rest.rest == rest.rest and self._suits(signature, guard, request):
+                return AnySizes(SizesOpen(rest, signature.varying), *request.call)
+        return None
+
+    @staticmethod
+    def _suits(signature: SizesOpen, guard: ShapeGuard, request: Request) -> bool:
+        """Whether a program serves a call, and is of its class of sizes."""
+        if not _may_vary(signature.varying, request):
+            return False
+        values = guard.solve(request.leaves)
+        if values is None:
+            return False
+        return guard.shapes.hints == _hints(guard.shapes, _class_of(values))
+
+    def _any(self, request: Request, rest: _Rest, varying: Varying) -> AnySizes:
         sizes = _sizes(request.leaves)
         values = {
             name: size
-            for leaf, names in symbols.items()
+            for leaf, names in varying.axes.items()
             for name, size in zip(names, sizes[leaf] or (), strict=True)
             if name is not None
         }
         hints = _spread(_class_of(values.values()), list(values))
-        varying = Varying(symbols, hints=hints, variant=variant)
-        return AnySizes(SizesOpen(rest, varying), *request.call)
+        for name, (least, most) in varying.limits.items():
+            hints[name] = min(max(hints[name], least), most)
+        return AnySizes(SizesOpen(rest, replace(varying, hints=hints)), *request.call)
 
 
-def _symbols(seen: Sequence[_Sizes], sizes: _Sizes, *, is_first: bool) -> _Symbols:
-    """Return a name for each size that varies: one for those that were equal in all calls."""
-    names: dict[tuple[int, ...], str] = {}
+def _symbols(
+    seen: Sequence[_Sizes], request: Request, *, is_first: bool
+) -> tuple[_Symbols, dict[str, tuple[int, int]]]:
+    """Return a name for each size that varies, and limits of those that have some.
+
+    Sizes that were equal in all calls share a name. There is none where a size is not what was
+    said of it.
+    """
+    sizes, declared = _sizes(request.leaves), request.declared
+    names: dict[Hashable, str] = {}
+    said_of: dict[str, DeclaredSize] = {}
+    values: dict[str, int] = {}
 
     def name_of(leaf: int, axis: int, size: int) -> str | None:
+        said = declared[leaf][axis] if leaf in declared else None
+        if (
+            said is not None
+            and said.name is not None
+            and values.setdefault(said.name, size) != size
+        ):
+            raise _Undeclared
         history = tuple((other[leaf] or ())[axis] for other in seen)
-        if size < 2 or (len(set(history)) == 1 and not is_first):
+        varies = is_first or len(set(history)) > 1 if said is None else said.varies
+        if size < 2 or not varies:
             return None
         # Sizes of one call are often equal by chance.
-        same: tuple[int, ...] = history if len(seen) > 1 else (leaf, axis)
-        return names.setdefault(same, f"s{len(names)}")
+        same: Hashable = history if len(seen) > 1 else (leaf, axis)
+        if said is not None and said.name is not None:
+            same = said.name
+        name = names.setdefault(same, f"s{len(names)}")
+        if said is not None:
+            said_of[name] = said.within(said_of.get(name, said))
+            if not said_of[name].least <= size <= said_of[name].most:
+                raise _Undeclared
+        return name
 
-    found = {
-        leaf: tuple(name_of(leaf, axis, size) for axis, size in enumerate(shape))
-        for leaf, shape in enumerate(sizes)
-        if shape is not None
-    }
-    return {leaf: shape for leaf, shape in found.items() if any(shape)}
+    try:
+        found = {
+            leaf: tuple(name_of(leaf, axis, size) for axis, size in enumerate(shape))
+            for leaf, shape in enumerate(sizes)
+            if shape is not None
+        }
+    except _Undeclared:
+        return {}, {}
+    limits = {name: (said.least, said.most) for name, said in said_of.items() if said.is_limited}
+    return {leaf: shape for leaf, shape in found.items() if any(shape)}, limits
+
+
+class _Undeclared(Exception):
+    """A size is not what was said of it."""
+
+
+def _said(request: Request) -> Hashable:
+    return tuple(sorted(request.declared.items(), key=lambda item: item[0]))
+
+
+def _may_vary(varying: Varying, request: Request) -> bool:
+    """Whether no symbol stands for a size that is said to be none."""
+    return not any(
+        name is not None and said is not None and not said.varies
+        for leaf, names in varying.axes.items()
+        for name, said in zip(names, request.declared.get(leaf, ()), strict=False)
+    )
 
 
 def _from_two(known: _Symbols, sizes: _Sizes) -> _Symbols:

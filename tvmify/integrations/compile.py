@@ -27,7 +27,7 @@ from tvmify.runtime import load, original
 from tvmify.saved.exported import has_symbols
 from tvmify.saved.form import Call, Compiled
 from tvmify.saved.saving import compile_calls, known_calls, write_saved
-from tvmify.signature import TensorSpec
+from tvmify.signature import Example, TensorSpec
 
 #: Name of the file in ``export_dir``.
 FILE = "model.pt"
@@ -117,7 +117,7 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
     dtype, device = chosen.default_dtype or _dtype_of(converted), _device_of(converted, chosen)
     calls = [_call(infos, parameters, dtype, device) for infos in chosen.input_infos]
     calls = calls or _known_calls(model)
-    programs = compile_calls(dispatcher, calls, (None,))
+    programs = compile_calls(dispatcher, [Example(*call) for call in calls], (None,))
     for program in programs:
         _check_outputs(program, chosen.num_outputs)
     if chosen.tuning_log_file is not None:

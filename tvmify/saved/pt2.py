@@ -26,7 +26,7 @@ from tvmify.artifact.results import Computed, View, computed_count, hidden, mate
 from tvmify.artifact.structure import structure_of
 from tvmify.capture import Program, capture
 from tvmify.capture.carrier import Carrier
-from tvmify.decorate.decorated import example_call, is_decorated, saved_method
+from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
@@ -109,7 +109,7 @@ def export(
         if example is None:
             args, kwargs = exported_call(model) if is_exported(model) else _only_call(dispatcher)
         else:
-            args, kwargs = example_call(subject, example)
+            args, kwargs = _call(subject, example)
         # Fresh zeros: examples are stored in the file, and must be distinct tensors.
         args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         artifact = dispatcher.compiled(args, kwargs, target)
@@ -131,6 +131,16 @@ def _check_effects(name: str, artifact: Artifact) -> None:
             f"{name} cannot be exported: {effects}, which compiled code does in this process only. "
             "Take that tensor as an argument, and return its new value"
         )
+
+
+def _call(subject: Any, signature: Any) -> tuple[Args, Kwargs]:
+    first, *_ = example_calls(subject, signature)
+    if first.declared:
+        raise SaveError(
+            "an exported program is for one shape: give a number in place of each Dim in "
+            f"{signature}"
+        )
+    return first.args, first.kwargs
 
 
 def _only_call(dispatcher: Dispatcher) -> tuple[Args, Kwargs]:

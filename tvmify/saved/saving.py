@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
-from tvmify.decorate.decorated import example_call, is_decorated, saved_method
+from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.request import TargetOption
@@ -21,6 +21,7 @@ from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, Compiled, saved_form
+from tvmify.signature import Example
 
 
 def save(
@@ -51,7 +52,8 @@ def save(
         Arguments of one call: a tensor, a tuple of positional arguments, or a dict of keyword
         arguments. Their values do not matter, but shapes, dtypes and devices do.
     signatures
-        More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. Without
+        More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. A size may
+        be a ``torch.export.Dim``: the file serves all sizes within its limits. Without
         ``signatures`` and ``example_inputs``, every signature that the model was called with so
         far; for a float that may have any value, its first value. A call that a program for many
         shapes serves is saved as that program, in all classes of sizes that were made. For an
@@ -91,8 +93,9 @@ def save(
     subject = model if is_decorated(model) else tvmify(model, dynamic=is_open)
     dispatcher = saved_method(subject)
     given = [*([] if example_inputs is None else [example_inputs]), *signatures]
-    calls = [example_call(subject, signature) for signature in given]
-    programs = compile_calls(dispatcher, calls or known_calls(model), targets)
+    calls = [call for signature in given for call in example_calls(subject, signature)]
+    calls = calls or [Example(*call) for call in known_calls(model)]
+    programs = compile_calls(dispatcher, calls, targets)
     write_saved(dispatcher, programs, Path(path), strict=strict, key=key)
 
 
@@ -118,7 +121,7 @@ def _distinct(leaf: Any) -> Any:
 
 
 def compile_calls(
-    dispatcher: Dispatcher, calls: Sequence[Call], targets: Sequence[TargetOption]
+    dispatcher: Dispatcher, calls: Sequence[Example], targets: Sequence[TargetOption]
 ) -> list[Compiled]:
     """Compile for each call and target; warn of those that cannot be compiled.
 
@@ -132,13 +135,13 @@ def compile_calls(
             f"{dispatcher.name} was not called yet, so it is not known what to compile it for: "
             "give example_inputs, or signatures"
         )
-    calls = [pytree.tree_map(_distinct, call) for call in calls]
     compiled: list[Compiled] = []
     refused: list[NotCompiled] = []
-    for args, kwargs in calls:
+    for call in calls:
+        args, kwargs = pytree.tree_map(_distinct, (call.args, call.kwargs))
         for target in targets:
             try:
-                artifacts = dispatcher.compiled_for_file(args, kwargs, target)
+                artifacts = dispatcher.compiled_for_file(args, kwargs, target, call.declared)
             except NotCompiled as reason:
                 refused.append(reason)
                 continue

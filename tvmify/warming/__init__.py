@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tvmify.dispatch.class_sizes import example_calls
 from tvmify.dispatch.recording import Recorded, read
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import OptionError, WarmUpError
-from tvmify.signature import example_arguments
 from tvmify.target import check as check_target
 
 #: Where the program of a signature came from.
@@ -152,8 +152,9 @@ def warm_cache(
     notes: list[str] = []
     recorded = []
     for signature in signatures:
-        args, kwargs = example_arguments(signature, dtype, torch.device(device))
-        recorded.append(Recorded.of("", method or "", args, kwargs, training=False))
+        for call in example_calls(signature, dtype, torch.device(device)):
+            described = Recorded.of("", method or "", call.args, call.kwargs, training=False)
+            recorded.append(described.with_sizes(call.declared))
     if file is not None:
         found, unreadable = read(Path(file))
         recorded += [r for r in found if method in (None, r.method)]

@@ -19,6 +19,7 @@ from torch import nn
 from tvmify.decorate.decorated import dispatcher_of, dispatchers_of, is_decorated
 from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch import on_miss, recording
+from tvmify.dispatch.declared import Declared
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.outcome import Choice, Compiled, Eager
 from tvmify.dispatch.progress import Stages
@@ -132,7 +133,7 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
             with entered(wanted), on_miss.building_now():
                 names_target = (target or dispatcher.options.target) is not None
                 args, kwargs = recorded.call(names_target and not torch.cuda.is_available())
-                parts.append(_warm(dispatcher, args, kwargs, target))
+                parts.append(_warm(dispatcher, args, kwargs, target, recorded.declared()))
     except TvmifyError as error:
         reason = error.reason if isinstance(error, NotCompiled) else str(error)
         parts.append({"source": EAGER, "reason": reason})
@@ -148,18 +149,23 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
     }
 
 
-def _warm(dispatcher: Dispatcher, args: Any, kwargs: Any, target: Any) -> dict[str, Any]:
+def _warm(
+    dispatcher: Dispatcher, args: Any, kwargs: Any, target: Any, declared: Declared
+) -> dict[str, Any]:
     before, reason, size = dispatcher.cache_info(), "", 0
     if target is not None:
-        size = len(dispatcher.compiled(args, kwargs, target).library)
+        artifact, *_ = dispatcher.compiled_for_file(args, kwargs, target, declared)
+        size = len(artifact.library)
     else:
-        outcome = dispatcher.warm_up(args, kwargs)
+        outcome = dispatcher.warm_up(args, kwargs, declared)
         if isinstance(outcome, Eager):
             why = outcome.why
             reason = why.value if isinstance(why, Choice) else why.reason
             return {"source": EAGER, "reason": reason}
         if isinstance(outcome, Compiled):
             size = len(outcome.executor.artifact.library)
+            if declared and outcome.facts.shapes is None:
+                reason = f"for one shape: {outcome.facts.one_shape or 'its sizes are static'}"
         else:
             dispatcher(args, kwargs)  # its regions are compiled when they are called
             reason = outcome.parts.how

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tvmify.dispatch.declared import Declared
 from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.recording import trees
 from tvmify.dispatch.recording.modes import modes_now
@@ -18,6 +19,7 @@ from tvmify.errors import WarmUpError
 from tvmify.options import CompileOptions
 from tvmify.system.forks import short_lock
 from tvmify.system.regular_files import open_regular
+from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 #: Raised whenever a line means something else than before.
 VERSION = 1
@@ -47,6 +49,9 @@ class Recorded:
         The arguments, see `tvmify.dispatch.recording.trees`.
     modes
         Of torch, see `tvmify.dispatch.recording.modes`, and whether the module was training.
+    sizes
+        What is said of the sizes of tensors, for each number of a leaf: for each axis the fields
+        of a `DeclaredSize`, or None.
     """
 
     module: str
@@ -54,6 +59,7 @@ class Recorded:
     args: list[Any]
     kwargs: dict[str, Any]
     modes: dict[str, Any]
+    sizes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -70,9 +76,25 @@ class Recorded:
         named = {name: tree_of(value) for name, value in kwargs.items()}
         return cls(module, method, described, named, modes_now() | {"training": training})
 
+    def with_sizes(self, declared: Declared) -> Recorded:
+        """Return it with what is said of its sizes."""
+        sizes = {
+            str(leaf): [size and astuple(size) for size in shape]
+            for leaf, shape in declared.items()
+        }
+        return replace(self, sizes=sizes)
+
+    def declared(self) -> Declared:
+        """Return what is said of its sizes."""
+        return {
+            int(leaf): tuple(size and DeclaredSize(*size) for size in shape)
+            for leaf, shape in self.sizes.items()
+        }
+
     def to_json(self) -> str:
         """Return the line."""
-        return json.dumps({"version": VERSION} | vars(self))
+        said = {name: value for name, value in vars(self).items() if name != "sizes" or value}
+        return json.dumps({"version": VERSION} | said)
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Recorded:
@@ -87,13 +109,14 @@ class Recorded:
             entry = json.loads(line)
             version = entry.pop("version")
             recorded = cls(**entry)
-            fields = (str, str, list, dict, dict)
+            fields = (str, str, list, dict, dict, dict)
             if version != VERSION or any(map(_is_other, vars(recorded).values(), fields)):
                 raise ValueError(f"version {version}")
             used = recorded.modes.get("autocast", {}), recorded.modes.get("threads", 1)
             if any(map(_is_other, used, (dict, int))):
                 raise ValueError(f"modes {used}")
             str(recorded)
+            recorded.declared()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WarmUpError(f"no signature: {error!r}") from error
         return recorded

@@ -1,0 +1,176 @@
+"""The option ``dynamic_shapes``, and marks on tensors, as what is said of the sizes of a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.dispatch.subject import Subject
+from tvmify.errors import OptionError
+from tvmify.torch_compat.declared_sizes import (
+    STATIC,
+    DeclaredShape,
+    declared_size,
+    is_dim,
+    joined,
+    marked_sizes,
+    says_something,
+)
+
+#: What is said of the tensors of a call, by their numbers among the flattened arguments.
+Declared = Mapping[int, DeclaredShape]
+
+
+def declared_sizes(
+    subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], given: Declared
+) -> Declared:
+    """Return what is said of the sizes of a call.
+
+    Parameters
+    ----------
+    subject
+        What is called; its options have ``dynamic_shapes``.
+    args, kwargs
+        Of the call. Marks on tensors take precedence over the option.
+    given
+        What takes precedence over both.
+
+    Raises
+    ------
+    OptionError
+        The option does not fit the call.
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    said: dict[int, DeclaredShape] = {}
+    option = {} if subject.is_part else _of_option(subject, args, kwargs, leaves)
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            nothing = (None,) * leaf.dim()
+            sources = option.get(number, nothing), marked_sizes(leaf), given.get(number, nothing)
+            said[number] = joined(*sources)
+    return {number: shape for number, shape in said.items() if says_something(shape)}
+
+
+def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) -> None:
+    """Refuse a name in ``dynamic_shapes`` that no function has an argument for.
+
+    Raises
+    ------
+    OptionError
+        There is one; the message lists those that there are.
+    """
+    if not isinstance(dynamic_shapes, Mapping):
+        return
+    names = list(dict.fromkeys(name for f in functions for name in _parameters(f).parameters))
+    for name in dynamic_shapes:
+        if name not in names:
+            raise OptionError(
+                f"option 'dynamic_shapes' is about {name!r}, and the arguments are "
+                f"{', '.join(map(repr, names))}"
+            )
+
+
+def _of_option(
+    subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
+) -> Declared:
+    shapes = subject.options.dynamic_shapes
+    if shapes is None:
+        return {}
+    # A tree of the arguments, with the number of each leaf in its place.
+    structure = pytree.tree_structure((args, kwargs))
+    numbers = pytree.tree_unflatten(range(len(leaves)), structure)
+    try:
+        bound = _parameters_of(subject).bind(*numbers[0], **numbers[1]).arguments
+    except TypeError:
+        return {}  # the call itself will raise it
+    if not isinstance(shapes, Mapping):
+        if len(shapes) > len(bound):
+            raise OptionError(
+                f"option 'dynamic_shapes' is about {len(shapes)} arguments, and the call has "
+                f"{len(bound)}: {', '.join(bound)}"
+            )
+        shapes = dict(zip(bound, shapes, strict=False))
+    found: dict[int, DeclaredShape] = {}
+    for name, said in shapes.items():
+        if name in bound:  # it may have a default
+            found.update(_of_tree(name, said, bound[name], leaves))
+    return found
+
+
+def _of_tree(
+    path: str, said: Any, tree: Any, leaves: Sequence[Any]
+) -> Iterator[tuple[int, DeclaredShape]]:
+    if type(tree) is int:
+        if isinstance(leaves[tree], torch.Tensor):
+            yield tree, _of_tensor(path, said, leaves[tree])
+        elif said is not None and not (is_dim(said) and declared_size(said) == STATIC):
+            raise _unfit(path, said, f"{leaves[tree]!r}, no tensor: give None")
+        return
+    if isinstance(tree, Mapping):
+        parts, steps = list(tree.values()), [f"[{key!r}]" for key in tree]
+        kind = f"a dict of {', '.join(map(repr, tree))}"
+        if isinstance(said, Mapping):
+            if unknown := [key for key in said if key not in tree]:
+                raise _unfit(path, {unknown[0]: said[unknown[0]]}, kind)
+            said = [said.get(key, _NOTHING) for key in tree]
+    else:
+        parts, _ = pytree.tree_flatten(tree, is_leaf=lambda item: item is not tree)
+        steps = [f"[{place}]" for place in range(len(parts))]
+        kind = f"a {type(tree).__name__} of {len(parts)}"
+    if said is None:
+        said = [None] * len(parts)
+    if not isinstance(said, (list, tuple)) or len(said) != len(parts):
+        raise _unfit(path, said, kind)
+    for step, each, part in zip(steps, said, parts, strict=True):
+        if each is not _NOTHING:
+            yield from _of_tree(path + step, each, part, leaves)
+
+
+_NOTHING = object()
+
+
+def _of_tensor(path: str, said: Any, tensor: torch.Tensor) -> DeclaredShape:
+    rank = tensor.dim()
+    if said is None:
+        return (STATIC,) * rank
+    if isinstance(said, (list, tuple)) and len(said) == rank:
+        return tuple(map(declared_size, said))
+    if isinstance(said, Mapping):
+        axes: list[Any] = [None] * rank
+        for axis, size in said.items():
+            if type(axis) is not int or not -rank <= axis < rank:
+                raise _unfit(path, said, f"a tensor of {rank} axes: there is no axis {axis!r}")
+            axes[axis] = declared_size(size)
+        return tuple(axes)
+    raise _unfit(path, said, f"a tensor of {rank} axes: give a dict by axis, or {rank} sizes")
+
+
+def _unfit(path: str, said: Any, found: str) -> OptionError:
+    return OptionError(f"option 'dynamic_shapes' says {said!r} of {path}, which is {found}")
+
+
+def _parameters_of(subject: Subject) -> inspect.Signature:
+    captured = subject.captured()
+    if isinstance(captured, torch.jit.ScriptModule):
+        return _parameters(captured)
+    module = subject.module()
+    return _parameters(subject.eager if module is None else partial(subject.eager, module))
+
+
+def _parameters(function: Any) -> inspect.Signature:
+    """Return the parameters of a function, or of a TorchScript one."""
+    is_module = isinstance(function, torch.jit.ScriptModule)
+    if not is_module and not isinstance(function, torch.jit.ScriptFunction):
+        try:
+            return inspect.signature(function)
+        except ValueError:  # of what is written in C++
+            return inspect.signature(lambda *args, **kwargs: None)
+    scripted: Any = function.forward if is_module else function
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [argument.name for argument in scripted.schema.arguments][is_module:]
+    return inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names])
