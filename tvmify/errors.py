@@ -152,6 +152,10 @@ class BuildError(NotCompiled):
     """TVM, LLVM or the linker failed on a captured program; the message names the stage."""
 
 
+class NothingToCompute(BuildError):
+    """A program only returns arguments, or views of them, and constants."""
+
+
 class CacheMiss(NotCompiled):
     """No cache has the program of a call, and ``on_miss`` does not allow compiling it now.
 

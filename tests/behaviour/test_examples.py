@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.entry_points import entry_points
+
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 # Small settings where a script would take long; a script that is missing here runs as it is.
@@ -20,6 +22,7 @@ ARGUMENTS = {
     "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
     "05_predictor.py": ("--side", "64"),
     "06_warm_up.py": ("--sides", "64"),
+    "07_torch_compile.py": ("--steps", "30"),
 }
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
 
@@ -90,6 +93,19 @@ def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
 def test_predictor_needs_no_compiler(tmp_path: Path) -> None:
     printed = run("05_predictor.py", cache=tmp_path / "cache")
     assert "as in eager PyTorch, from a process without the compiler" in printed
+
+
+def test_a_model_is_trained_and_served_with_torch_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = os.pathsep.join([str(entry_points(tmp_path)), str(EXAMPLES.parent)])
+    monkeypatch.setenv("PYTHONPATH", path)
+    printed = run("07_torch_compile.py", cache=tmp_path / "cache")
+    assert "30 steps of training: 2 programs" in printed
+    assert printed.count("right, as in eager") == 4
+    assert "first half, 100%" in printed
+    # one for the first length, and one for all others
+    assert "4 programs, 0 calls in eager" in printed
 
 
 def test_a_service_that_was_warmed_up_compiles_nothing(tmp_path: Path) -> None:

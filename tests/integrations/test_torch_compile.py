@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import logging
+import os
+import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ import torch
 from torch import nn
 from torch._dynamo.backends import registry
 
+import tvmify
+from tests.entry_points import entry_points
 from tests.tolerances import assert_close_to_reference
 from tvmify import CacheInfo, NotCompiled, OptionError, TvmifyWarning
 from tvmify.integrations.calls import GRAPHS, GraphCalls
@@ -41,11 +45,13 @@ def compiled(model: Callable[..., Any], **options: Any) -> Any:
 
 
 def graphs() -> list[GraphCalls]:
-    return sorted(GRAPHS, key=lambda graph: graph.name)
+    return sorted(GRAPHS, key=lambda graph: graph.origin.label)
 
 
 def total() -> CacheInfo:
-    return CacheInfo.total([d.cache_info() for graph in graphs() for d in graph.dispatchers])
+    return CacheInfo.total(
+        [d.cache_info() for graph in graphs() for d in graph.dispatchers_for(None)]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +68,19 @@ def test_pyproject_names_the_entry_point(monkeypatch: pytest.MonkeyPatch) -> Non
     entry = EntryPoint(*named, "torch_dynamo_backends")
     monkeypatch.setitem(registry._BACKENDS, named[0], entry)
     assert registry.lookup_backend("tvmify") is backend
+
+
+def test_nothing_needs_to_be_imported(
+    run_python: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(entry_points(tmp_path)), str(ROOT)]))
+    lines = run_python(
+        "import torch\n"
+        "fast = torch.compile(lambda x: x + 1, backend='tvmify')\n"
+        "print(fast(torch.ones(2)).tolist())\n"
+        "import tvmify; print(tvmify.cache_info(fast).entries)\n"
+    )
+    assert lines == ["[2.0, 2.0]", "1"]
 
 
 @pytest.mark.usefixtures("no_grad")
@@ -89,7 +108,7 @@ def test_models_of_one_class_share_a_graph_and_keep_their_weights() -> None:
         for net, call in zip(nets, fast, strict=True):
             assert_close_to_reference(call(x), net, (x,))
     assert len(graphs()) == 1
-    assert len(graphs()[0].dispatchers) == 3
+    assert len(graphs()[0].dispatchers_for(None)) == 3
     assert total().builds == 1
 
 
@@ -99,11 +118,11 @@ def test_the_memory_of_a_model_is_free_when_the_model_is_gone() -> None:
     with torch.no_grad():
         fast(torch.randn(3, 8))
     (graph,), weight = graphs(), weakref.ref(net.first.weight.untyped_storage())
-    assert len(graph.dispatchers) == 1
+    assert len(graph.dispatchers_for(None)) == 1
     del net, fast
     gc.collect()  # the model
     gc.collect()  # and what was made for it
-    assert graph.dispatchers == []
+    assert graph.dispatchers_for(None) == []
     assert weight() is None
 
 
@@ -181,7 +200,9 @@ def test_a_graph_that_is_refused_runs_in_eager_and_says_why(
     assert torch.equal(got, bits(x))
     assert torch.equal(fast(x), bits(x))
     assert total().eager == 2
-    assert "runs in eager PyTorch" in str(graphs()[0].dispatchers[0].explain())
+    (signature,) = tvmify.explain(fast).signatures
+    assert signature.runs == "eager"
+    assert "aten.view.dtype" in signature.reason
     (record,) = (r for r in caplog.records if r.levelno == logging.INFO)
     assert "runs in eager PyTorch" in record.getMessage()
 
@@ -212,7 +233,7 @@ def test_a_mode_stands_for_options() -> None:
     net = Net().eval()
     compiled(net, mode="max-autotune-no-cudagraphs")(torch.randn(3, 8))
     (graph,) = graphs()
-    assert graph.dispatchers[0].options.tune == "quick"
+    assert graph.dispatchers_for(None)[0].options.tune == "quick"
 
 
 @pytest.mark.usefixtures("inference")
@@ -235,6 +256,42 @@ def test_buffers_and_arguments_are_written_in_place() -> None:
         torch.testing.assert_close(got, want)
         assert torch.equal(other.count, plain.count)
     assert total().eager == 0
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_explain_and_cache_info_are_about_one_model_and_all_its_graphs() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.net(x)
+            torch._dynamo.graph_break()
+            return y.view(torch.int32) + 1
+
+    first, second, x = Broken().eval(), Broken().eval(), torch.randn(3, 8)
+    fast, other = compiled(first), compiled(second)
+    assert tvmify.cache_info(fast) == CacheInfo.total([])
+    assert str(tvmify.explain(fast)) == ""
+    with pytest.warns(TvmifyWarning, match="view"):
+        fast(x)
+    fast(x)
+    other(x)
+    assert tvmify.cache_info(fast).builds == 1
+    before, after = tvmify.explain(fast).signatures
+    assert (before.runs, after.runs) == ("compiled", "eager")
+    assert "aten.view.dtype" in after.reason
+    with pytest.raises(TypeError, match="not decorated"):
+        tvmify.explain(first)
+
+    first.compile(backend="tvmify")
+    first(x)
+    assert tvmify.cache_info(first).builds == 1
+
+    function = compiled(lambda x: x + 1)
+    function(x)
+    assert tvmify.cache_info(function).builds == 1
 
 
 def convolutions() -> nn.Module:
@@ -265,7 +322,7 @@ def test_training_steps_are_those_of_eager(
             torch.testing.assert_close(got.grad, want.grad, rtol=1e-4, atol=1e-5, msg=name)
         for name, want in plain.state_dict().items():
             torch.testing.assert_close(other.state_dict()[name], want, rtol=1e-4, atol=1e-5)
-    assert {graph.name.rpartition(", ")[2] for graph in GRAPHS} == {"forward", "backward"}
+    assert {graph.origin.label.rpartition(", ")[2] for graph in GRAPHS} == {"forward", "backward"}
     assert total().eager == 0
     assert total().builds == len(graphs())
 
@@ -292,7 +349,7 @@ for rows in (3, 5, 6):
     with torch.no_grad():
         fast(torch.randn(rows, 8))
 fast(torch.randn(3, 8)).sum().backward()
-infos = [d.cache_info() for graph in GRAPHS for d in graph.dispatchers]
+infos = [d.cache_info() for graph in GRAPHS for d in graph.dispatchers_for(None)]
 print(sum(i.builds for i in infos), sum(i.disk_hits for i in infos), sum(i.eager for i in infos))
 print("tvm" in sys.modules)
 """
@@ -325,8 +382,6 @@ def no_grad() -> Iterator[None]:
 
 @pytest.fixture
 def run_python() -> Callable[..., list[str]]:
-    import subprocess
-
     def run(code: str, *, stderr: bool = False) -> list[str]:
         finished = subprocess.run(
             [sys.executable, "-c", code],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,10 @@ from tvmify.errors import OptionError, SaveError, WarmUpError, warn
 from tvmify.runtime import autocast_text
 from tvmify.signature import Example
 from tvmify.target import KINDS
+
+#: Find the dispatchers of what was compiled in another way than by the decorator; each returns None
+#: for what it does not know. Filled by those who offer such a way, when they are imported.
+FINDERS: list[Callable[[Any], list[Dispatcher] | None]] = []
 
 
 def cache_info(subject: Any) -> CacheInfo:
@@ -72,6 +77,8 @@ def explain(subject: Any) -> Explanation:
     >>> print(net.explain())
     """
     dispatchers = dispatchers_of(subject)
+    if not dispatchers:  # of what is compiled when it is called
+        return Explanation(())
     neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
     return Explanation(tuple(dispatcher.explain(neighbours) for dispatcher in dispatchers))
 
@@ -295,6 +302,10 @@ def dispatchers_of(subject: Any) -> list[Dispatcher]:
     """Return the dispatchers of a decorated object, one for each of its methods."""
     if isinstance(subject, Single):
         return [subject._tvmify_dispatcher]
+    if getattr(type(subject), "__tvmify__", None) is None:
+        for find in FINDERS:
+            if (found := find(subject)) is not None:
+                return found
     decoration = _decoration_of(subject)
     return [dispatcher_of_method(subject, name, decoration) for name in decoration.methods]
 

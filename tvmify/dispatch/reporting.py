@@ -8,7 +8,7 @@ from tvmify.dispatch import on_miss
 from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.outcome import Eager
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import Uninitialized
+from tvmify.errors import NothingToCompute, Uninitialized
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class Reports:
 
     def __init__(self, subject: Subject) -> None:
         self._name, self._options = subject.name, subject.options
+        self._is_part = subject.is_part
         self._warned: set[str] = set()
 
     def eager(self, outcome: Eager) -> None:
@@ -31,6 +32,8 @@ class Reports:
         reason = outcome.reason
         if reason is None or on_miss.is_awaited(reason):
             return
+        if self._is_part and isinstance(reason, NothingToCompute):
+            return  # nobody could write such a part in another way
         if on_miss.must_raise(reason, self._options):
             raise reason
         if not isinstance(reason, Uninitialized):  # after which the next call runs compiled

@@ -12,7 +12,7 @@ import torch
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.subject import Subject
-from tvmify.integrations.dynamo_graph import DynamoGraph
+from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 from tvmify.options import CompileOptions
 from tvmify.system import forks
 
@@ -63,14 +63,17 @@ class GraphCalls:
         return results if order is None else [results[i] if i >= 0 else args[~i] for i in order]
 
     @property
-    def name(self) -> str:
-        """Of the graph, for messages."""
-        return self._graph.name
+    def origin(self) -> Origin:
+        """Where the graph comes from."""
+        return self._graph.origin
 
-    @property
-    def dispatchers(self) -> list[Dispatcher]:
-        """Those of the models that it was called for and that are alive."""
-        return [model.dispatcher for model in list(self._models.values())]
+    def dispatchers_for(self, weights: set[int] | None) -> list[Dispatcher]:
+        """Return those of one model, by the identities of its tensors; None for all of them."""
+        return [
+            model.dispatcher
+            for ids, model in list(self._models.items())
+            if weights is None or weights.issuperset(ids or self.origin.parameters)
+        ]
 
     def _model(self, weights: Sequence[torch.Tensor]) -> _Model:
         key = tuple(map(id, weights))
@@ -115,7 +118,7 @@ class _Model:
         self.watches: list[weakref.ref[torch.Tensor]] = []
         self.module = graph.module([weight.detach() for weight in weights])
         subject = Subject.of(
-            name=graph.name,
+            name=graph.origin.label,
             eager=_forward,
             capturable=lambda module: module,
             options=options,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import CompileContext, CompileId
 
 from tvmify.capture import RecordedGraph
 
@@ -23,13 +24,51 @@ Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a graph comes from.
+
+    Attributes
+    ----------
+    label
+        For messages: the number of the graph, and the function and line where its code begins.
+    number
+        Dynamo's number of the compilation.
+    parameters
+        The identities of the parameters that Dynamo recorded it with.
+    """
+
+    label: str
+    number: CompileId | None
+    parameters: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> Origin:
+        """Return that of a graph of Dynamo."""
+        number = CompileContext.current_compile_id()
+        parameters = frozenset(id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
+        for node in module.graph.nodes:
+            rows = (node.meta.get("stack_trace") or "").strip().splitlines()
+            if node.op not in ("placeholder", "output") and rows:
+                file, line, code = rows[0].strip().split(", ")[:3]
+                file = file.removeprefix("File ").strip('"').rpartition("/")[2]
+                place = f"{file}:{line.removeprefix('line ')}"
+                label = f"graph {number} ({code.removeprefix('in ')}, {place})"
+                return cls(label, number, parameters)
+        return cls(f"graph {number}", number, parameters)
+
+    def part(self, name: str) -> Origin:
+        """Return that of a part of the graph."""
+        return Origin(f"{self.label}, {name}", self.number, self.parameters)
+
+
+@dataclass(frozen=True)
 class DynamoGraph:
     """What is known of a graph before its first call.
 
     Attributes
     ----------
-    name
-        For messages.
+    origin
+        Where it comes from.
     graph
         Reads weights as attributes, and takes the other arguments.
     attributes
@@ -47,7 +86,7 @@ class DynamoGraph:
         ``i`` of the call is the result. None if the results are those of ``graph``.
     """
 
-    name: str
+    origin: Origin
     graph: fx.Graph
     attributes: Mapping[str, Any]
     weights: tuple[str, ...]
@@ -62,7 +101,7 @@ class DynamoGraph:
         cls,
         module: fx.GraphModule,
         inputs: Sequence[Any],
-        name: str,
+        origin: Origin,
         *,
         weights_are_state: bool,
     ) -> DynamoGraph:
@@ -74,8 +113,8 @@ class DynamoGraph:
             Of Dynamo, or of AOTAutograd; it stays as it is.
         inputs
             Examples of its arguments.
-        name
-            For messages.
+        origin
+            Where it comes from.
         weights_are_state
             Whether parameters and buffers become attributes. Otherwise all tensors are arguments.
         """
@@ -105,7 +144,7 @@ class DynamoGraph:
             node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
         graph.lint()
         return cls(
-            name=name,
+            origin=origin,
             graph=graph,
             attributes=attributes,
             weights=tuple(node.name for node in weights.values()),
@@ -230,18 +269,3 @@ def _picker(places: Sequence[int]) -> Pick:
     if list(places) == list(range(places[0], places[-1] + 1)):
         return operator.itemgetter(slice(places[0], places[-1] + 1))
     return operator.itemgetter(*places)
-
-
-def name_of(module: fx.GraphModule) -> str:
-    """Return the function and the line where the code of a graph begins."""
-    from torch._guards import CompileContext
-
-    number = CompileContext.current_compile_id()
-    for node in module.graph.nodes:
-        rows = (node.meta.get("stack_trace") or "").strip().splitlines()
-        if node.op not in ("placeholder", "output") and rows:
-            file, line, function = rows[0].strip().split(", ")[:3]
-            file = file.removeprefix("File ").strip('"').rpartition("/")[2]
-            place = f"{file}:{line.removeprefix('line ')}"
-            return f"graph {number} ({function.removeprefix('in ')}, {place})"
-    return f"graph {number}"

@@ -9,9 +9,11 @@ import torch
 from torch import fx
 from torch._dynamo.exc import ShortenTraceback
 
+from tvmify.decorate.decorated import FINDERS
 from tvmify.errors import OptionError
 from tvmify.integrations.calls import GraphCalls
-from tvmify.integrations.dynamo_graph import DynamoGraph, name_of
+from tvmify.integrations.compiled import dispatchers_of_compiled
+from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 from tvmify.options import CompileOptions
 
 #: Options of the decorator that mean nothing here, and what to do instead.
@@ -60,12 +62,12 @@ def backend(
     BackendOptionError
         A mode, the name or the value of an option is not valid; the message lists the valid ones.
     """
-    chosen, name = compile_options(mode, options), name_of(module)
+    chosen, origin = compile_options(mode, options), Origin.of(module, example_inputs)
     if torch.is_grad_enabled() and any(map(_requires_grad, example_inputs)):
         from tvmify.integrations.training import with_autograd
 
-        return with_autograd(module, example_inputs, name, chosen)
-    graph = DynamoGraph.of(module, example_inputs, name, weights_are_state=True)
+        return with_autograd(module, example_inputs, origin, chosen)
+    graph = DynamoGraph.of(module, example_inputs, origin, weights_are_state=True)
     return GraphCalls(graph, chosen)
 
 
@@ -87,3 +89,6 @@ def compile_options(mode: str | None, options: Mapping[str, Any] | None) -> Comp
 
 def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+FINDERS.append(dispatchers_of_compiled)

@@ -11,19 +11,22 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import fx
 from torch._decomp import get_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.runtime_wrappers import _AnalyzeCustomOpInputOutputMode
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from tvmify.integrations.calls import GraphCalls
-from tvmify.integrations.dynamo_graph import DynamoGraph
+from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 from tvmify.options import CompileOptions
 
 #: What has several results, of which the compiler computes the first alone where sizes vary.
 _DECOMPOSED = (torch.ops.aten.native_layer_norm,)
 
+#: A mode of AOTAutograd's; other versions of PyTorch may have none.
+_LOOKS_FOR_CUSTOM_OPERATORS = getattr(runtime_wrappers, "_AnalyzeCustomOpInputOutputMode", ())
+
 
 def with_autograd(
-    module: fx.GraphModule, example_inputs: Sequence[Any], name: str, options: CompileOptions
+    module: fx.GraphModule, example_inputs: Sequence[Any], origin: Origin, options: CompileOptions
 ) -> Any:
     """Compile a graph of Dynamo, and the graph of its gradients.
 
@@ -33,15 +36,15 @@ def with_autograd(
     ----------
     module, example_inputs
         As for `backend`.
-    name
-        Of the graph, for messages.
+    origin
+        Of the graph.
     options
         Of the backend.
     """
     varies = any(isinstance(value, torch.SymInt) for value in example_inputs)
     made = aot_autograd(
-        fw_compiler=partial(_compile, name=f"{name}, forward", options=options),
-        bw_compiler=partial(_compile, name=f"{name}, backward", options=options),
+        fw_compiler=partial(_compile, origin=origin.part("forward"), options=options),
+        bw_compiler=partial(_compile, origin=origin.part("backward"), options=options),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=get_decompositions(_DECOMPOSED) if varies else {},
     )
@@ -49,14 +52,14 @@ def with_autograd(
 
 
 def _compile(
-    module: fx.GraphModule, inputs: Sequence[Any], *, name: str, options: CompileOptions
+    module: fx.GraphModule, inputs: Sequence[Any], *, origin: Origin, options: CompileOptions
 ) -> Callable[[list[Any]], Any]:
-    graph = DynamoGraph.of(module, inputs, name, weights_are_state=False)
+    graph = DynamoGraph.of(module, inputs, origin, weights_are_state=False)
     calls = GraphCalls(graph, options)
 
     def run(*args: Any) -> Any:
         # In the first call, AOTAutograd looks for custom operators, of which there are none here.
-        if isinstance(_get_current_dispatch_mode(), _AnalyzeCustomOpInputOutputMode):
+        if isinstance(_get_current_dispatch_mode(), _LOOKS_FOR_CUSTOM_OPERATORS):
             with _disable_current_modes():
                 return calls(*args)
         return calls(*args)

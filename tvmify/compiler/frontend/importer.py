@@ -46,7 +46,7 @@ from tvmify.compiler.frontend.stock import STOCK
 from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
-from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
+from tvmify.errors import NothingToCompute, UnsupportedInput, UnsupportedOperator
 from tvmify.signature import SUPPORTED_DTYPES
 
 _log = logging.getLogger(__name__)
@@ -394,7 +394,7 @@ class Importer(ExportedProgramImporter):
                 tensors.append(self.env[node])
             writes.append(Write(self._found(base), Computed(position[node])))
         if not tensors:
-            raise BuildError(
+            raise NothingToCompute(
                 "the program computes no tensor, it returns arguments or constants only",
                 "Nothing would be faster: run it in eager PyTorch.",
             )
