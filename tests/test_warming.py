@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 
 import tvmify
 from tvmify import WarmUpError
@@ -39,6 +40,14 @@ class Net(nn.Module):
 class Sized(nn.Module):
     def forward(self, x):
         return x[x > 0]
+
+class Window(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 2, 3)
+
+    def forward(self, x):
+        return self.conv(x)
 
 class Flow(nn.Module):
     def __init__(self):
@@ -146,6 +155,34 @@ def test_a_service_builds_nothing_after_its_calls_were_recorded(models: Path) ->
     assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 4
     assert warmed.notes[-1] == "1 signatures are of other modules than Flow, Net"
     assert serve(calls, PYTHONWARNINGS="ignore") == [[0, 3], [0, 2], False]
+
+
+def test_a_service_builds_nothing_for_sizes_within_the_limits_of_a_dim(models: Path) -> None:
+    warmed = tvmify.warm_cache("my_models:Net", [(Dim("rows", max=40), 4)], jobs=1)
+    assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 2  # up to 16 and 64
+    assert [outcome.reason for outcome in warmed.outcomes] == [""] * 2
+    calls = """
+    import tvmify
+    from torch.export import Dim
+
+    shapes = {"x": {0: Dim("rows", max=40)}}
+    options = {"on_miss": "error", "compare": False, "dynamic_shapes": shapes}
+    net = tvmify.tvmify(my_models.Net().eval(), **options)
+    with torch.inference_mode():
+        for rows in 2, 16, 17, 40:
+            net(torch.ones(rows, 4))
+        try:
+            net(torch.ones(41, 4))
+        except tvmify.CacheMiss:
+            print(json.dumps([net.cache_info().builds, net.cache_info().disk_hits]))
+    """
+    assert serve(calls, PYTHONWARNINGS="ignore") == [0, 2]
+
+
+def test_a_dim_that_cannot_vary_has_a_program_for_one_shape(models: Path) -> None:
+    warmed = tvmify.warm_cache("my_models:Window", [(1, 1, Dim("width", max=16))], jobs=1)
+    assert warmed.is_complete
+    assert warmed.outcomes[0].reason.startswith("for one shape: ")
 
 
 def test_a_process_that_dies_takes_one_signature_with_it(models: Path) -> None:

@@ -12,6 +12,7 @@ from tvmify import warming as warming_of_tvmify
 from tvmify.cli import app, warmup
 from tvmify.errors import WarmUpError
 from tvmify.signature import TensorSpec
+from tvmify.torch_compat.declared_sizes import declared_size
 from tvmify.warming import Outcome, Warmed
 
 BUILT = Outcome("Net(float32[1, 3])", "built", "", 1.25, 18_184)
@@ -74,6 +75,16 @@ def test_shapes_and_dtypes_become_signatures(run: Any) -> None:
     assert (warming.options["jobs"], warming.options["method"]) == (2, "encode")
 
 
+def test_a_size_may_have_limits(run: Any) -> None:
+    warming = Warming(BUILT)
+    run(warming, "--shape", "rows=2..64,..,8 rows=2..64,..9", "--dtype", "int64 bool")
+    ((ids, mask),) = warming.signatures
+    assert (ids.dtype, ids.shape[2], mask.dtype) == (torch.int64, 8, torch.bool)
+    found = [declared_size(size) for size in (*ids.shape[:2], *mask.shape)]
+    assert [(size.name, size.least) for size in found] == [("rows", 2), (None, 2)] * 2
+    assert [size.most for size in found] == [64, 2**31 - 1, 64, 9]
+
+
 def test_a_target_may_be_json(run: Any) -> None:
     warming = Warming(BUILT)
     run(warming, "--from", "signatures.jsonl", "--target", '{"kind": "llvm", "mcpu": "znver4"}')
@@ -85,6 +96,9 @@ def test_a_target_may_be_json(run: Any) -> None:
     ("arguments", "message"),
     [
         (["--shape", "1,x"], "--shape '1,x'"),
+        (["--shape", "a=9..3"], "no size from 2 on is within 'a=9..3'"),
+        (["--shape", "..1"], "no size from 2 on is within '..1'"),
+        (["--shape", "-2..4"], "--shape '-2..4'"),
         (["--shape", "1", "--dtype", "float3"], "'float3' is no dtype"),
         (["--shape", "1", "--dtype", "load"], "'load' is no dtype"),
         (["--shape", "1", "--dtype", "bool", "--dtype", "bool"], "1 --shape and 2 --dtype"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,8 @@ def warmup(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="A call with a tensor of this shape, e.g. 1,3,224,224; separate several tensors "
+            help="A call with a tensor of this shape, e.g. 1,3,224,224, or rows=2..64,128 for all "
+            "sizes from 2 to 64; separate several tensors "
             "with spaces. May be given several times.",
             show_default=False,
         ),
@@ -113,12 +115,28 @@ def _calls(shapes: list[str], dtypes: list[str], device: str) -> list[list[Tenso
             raise WarmUpError(f"--shape {shape!r} has {len(tensors)} tensors, not {len(names)}")
         try:
             kinds = [dtype_of(name) for name in names * (len(tensors) // len(names))]
-            sizes = [tuple(int(n) for n in tensor.split(",") if n) for tensor in tensors]
+            sizes = [tuple(_size(n) for n in tensor.split(",") if n) for tensor in tensors]
             place = torch.device(device)
             calls.append([TensorSpec(s, d, place) for s, d in zip(sizes, kinds, strict=True)])
         except (ValueError, RuntimeError) as error:
             raise WarmUpError(f"--shape {shape!r}: {error}") from error
     return calls
+
+
+def _size(given: str) -> Any:
+    """Read ``8``, or ``rows=2..64``, of which the name and the limits may be missing."""
+    limited = re.fullmatch(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<least>\d*)\.\.(?P<most>\d*)", given)
+    if limited is None:
+        return int(given)
+    # Imported here because it takes as long as the rest of the command.
+    from torch.export import Dim
+
+    limits = {"min": limited["least"], "max": limited["most"]}
+    numbers = {limit: int(text) for limit, text in limits.items() if text}
+    least, most = numbers.get("min", 2), numbers.get("max")
+    if most is not None and most < max(least, 2):
+        raise ValueError(f"no size from 2 on is within {given!r}")
+    return Dim(limited["name"], **numbers) if limited["name"] else Dim.AUTO(**numbers)
 
 
 def _target(given: str | None) -> Any:
