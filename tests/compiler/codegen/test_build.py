@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,12 @@ from torch import nn
 
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache
+from tvmify.compiler import compile
 from tvmify.compiler.codegen import elf
+from tvmify.compiler.codegen.elf import machines
+from tvmify.compiler.codegen.objects import is_whole_library
 from tvmify.system import toolchain
+from tvmify.target import Target
 
 PROGRAM = """
 import sys
@@ -101,3 +106,12 @@ def test_what_neither_links_runs_in_eager_and_both_reasons_are_given(
     with pytest.warns(TvmifyWarning, match=r"type 99 .* no C\+\+ compiler .*apt-get install g\+\+"):
         assert torch.equal(fast(x), net(x))
     assert DiskCache(cache_directory).entries() == []
+
+
+def test_code_for_another_processor_is_linked_here(no_programs: None) -> None:
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    target = Target.parse(f'{{"kind": "llvm", "mtriple": "{other}-linux-gnu"}}')
+    net = nn.Sequential(nn.Linear(3, 16), nn.Softmax(-1)).eval()
+    library = compile(torch.export.export(net, (torch.randn(4, 3),)), target).library
+    assert library[18:20] == machines.NUMBERS[other].to_bytes(2, "little")
+    assert is_whole_library(library)
