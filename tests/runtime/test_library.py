@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +59,34 @@ def test_file_descriptors_are_closed():
     for _ in range(20):
         Executor(programs.added()).compiled.load()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+class _Loaded(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("path", ctypes.c_char_p)]
+
+
+def loaded_paths() -> list[str]:
+    """Return the paths by which libraries were loaded, as a debugger sees them."""
+    paths: list[str] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)
+    def note(loaded, _size, _data):
+        paths.append(os.fsdecode(loaded.contents.path))
+        return 0
+
+    ctypes.CDLL(None).dl_iterate_phdr(note, None)
+    return paths
+
+
+def test_another_process_finds_the_file_of_a_library():
+    artifact = programs.added()
+    executor, before = Executor(artifact), loaded_paths()
+    executor.compiled.load()
+    (path,) = set(loaded_paths()) - set(before)
+    program = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
+    command = [sys.executable, "-c", program, path]
+    seen = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+    assert seen == artifact.library
 
 
 @pytest.mark.parametrize("code", [b"not a library", b"\x7fELF" + bytes(100)])

@@ -90,12 +90,21 @@ std::string digest_of(const at::Tensor& bytes) {
   return bytes.nbytes() == 0 ? "" : c10::sha1(std::string(data, bytes.nbytes())).str();
 }
 
+// Returns the directory of this process's files under a name that means the same to a debugger:
+// one that looks into its own /proc/self finds nothing there, or waits for a pipe.
+std::string open_files() {
+  char number[32];  // of the process, as this /proc counts
+  const ssize_t size = readlink("/proc/self", number, sizeof(number));
+  const bool is_whole = size > 0 && static_cast<size_t>(size) < sizeof(number);
+  return "/proc/" + (is_whole ? std::string(number, size) : "self") + "/fd/";
+}
+
 // Returns a path of the open file that was never used before. glibc identifies libraries by path,
 // and file descriptors are reused, so the same path could return an older library. The path counts
 // loads in binary, "./" for 0 and ".//" for 1, so that it stays short.
 std::string unique_path(int file) {
   static std::atomic<uint64_t> loads{0};
-  std::string path = "/proc/self/fd/";
+  std::string path = open_files();
   for (uint64_t number = ++loads; number != 0; number >>= 1) path += number & 1 ? ".//" : "./";
   return path + std::to_string(file);
 }

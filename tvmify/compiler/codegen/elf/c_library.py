@@ -5,6 +5,7 @@ A reference without a version would reach the oldest: ``expf`` of 2001, which is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 import struct
@@ -30,9 +31,10 @@ def versions(machine: int) -> Versions:
 @functools.cache
 def _versions() -> Versions:
     found: Versions = {}
-    for path in _loaded():
-        for symbol, version in _exports(path.read_bytes()):
-            found.setdefault(symbol, (path.name, version))
+    with contextlib.suppress(OSError):  # code without versions runs too
+        for path in _loaded():
+            for symbol, version in _exports(path.read_bytes()):
+                found.setdefault(symbol, (path.name, version))
     return found
 
 
