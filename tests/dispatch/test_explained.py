@@ -66,6 +66,17 @@ def test_data_and_text_say_the_same() -> None:
 
 
 @pytest.mark.usefixtures("inference")
+def test_shapes_are_counted_for_each_program() -> None:
+    fast = tvmify.tvmify(clip, dynamic=True)
+    for size in (3, 5, 9, 5, 3):
+        fast(torch.randn(size))
+    assert fast.cache_info().builds == 1
+    (signature,) = fast.explain().signatures
+    assert signature.served == 3
+    assert "    has served 3 shapes so far, serves sizes with\n" in str(fast.explain())
+
+
+@pytest.mark.usefixtures("inference")
 def test_a_reason_to_run_in_eager() -> None:
     fast = tvmify.tvmify(lambda x: x.to_sparse())
     with pytest.warns(tvmify.TvmifyWarning):

@@ -131,7 +131,7 @@ def test_who_serves_a_call_already_is_asked_for_the_outcome_in_memory() -> None:
     assert generalizing.serves_any()
     (general,) = labels.accepted
     assert generalizing.served(call, {general: COMPILES}.get) == Kept(
-        general, COMPILES, alias=call.exact
+        general, COMPILES, alias=call.exact, is_served=True
     )
     assert generalizing.served(call, lambda _: None) is None  # it had to leave memory
     generalizing.forget()

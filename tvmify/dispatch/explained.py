@@ -46,6 +46,8 @@ class ExplainedSignature:
         Why the program serves one shape only, although sizes were seen to vary.
     verdict
         Seconds of a call of compiled code and of eager PyTorch, if they were compared.
+    served
+        How many signatures were seen that the program serves: several, where sizes vary.
     shapes
         Which sizes the program serves, if several.
     nearest
@@ -71,6 +73,7 @@ class ExplainedSignature:
     no_cuda_graph: str = ""
     one_shape: str = ""
     verdict: Verdict | None = None
+    served: int = 1
     shapes: tuple[str, ...] = ()
     nearest: tuple[str, ...] = ()
     report: Mapping[str, object] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class ExplainedSignature:
         }
         yield from (f"    {title}: {text}" for title, text in notes.items() if text)
         if self.shapes:
-            yield "    serves sizes with"
+            yield f"    has served {self.served} shapes so far, serves sizes with"
             yield from (f"      {line}" for line in self.shapes)
         yield from (f"      {line}" for line in self.nearest)
         yield from _report_lines(self.report)

@@ -89,7 +89,8 @@ def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
     )
     if isinstance(outcome, Compiled):
         report = outcome.executor.artifact.report
-        return replace(explained, gradients_in_eager=outcome.differentiable, report=report)
+        explained = replace(explained, served=outcome.served, report=report)
+        return replace(explained, gradients_in_eager=outcome.differentiable)
     if isinstance(outcome, Partitioned):
         how, reason = outcome.parts.how, outcome.parts.reason.reason
         return replace(explained, runs="regions", runs_control_flow=how, reason=reason)

@@ -68,11 +68,14 @@ class Kept(NamedTuple):
     alias
         Another signature that leads to it, if there is one: the exact one of a call that a general
         one serves.
+    is_served
+        Whether the outcome was there already.
     """
 
     found_by: Hashable
     outcome: Outcome
     alias: Hashable | None = None
+    is_served: bool = False
 
 
 class Generalizing:
@@ -103,7 +106,8 @@ class Generalizing:
             signature = kind.served(request)
             outcome = None if signature is None else known(signature)
             if outcome is not None:
-                return Kept(signature, outcome, request.exact if kind.keeps_exact else None)
+                alias = request.exact if kind.keeps_exact else None
+                return Kept(signature, outcome, alias, is_served=True)
         return None
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from tvmify.dispatch import recording
 from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.generalizing import Generalizing, Kept
 from tvmify.dispatch.miss import Miss, Shared
-from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome
+from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.regions import TOO_MANY
 from tvmify.dispatch.reporting import Reports
@@ -105,6 +105,8 @@ class Misses:
 
     def _keep(self, place: tuple[int, Hashable], kept: Kept) -> None:
         number = self._shared.module.current.number  # another one, if constants were written
+        if kept.is_served and kept.alias is not None and isinstance(kept.outcome, Compiled):
+            kept.outcome.served += 1
         self._memory.keep(place, (number, kept.found_by), kept.outcome)
         if kept.alias is not None:
             self._memory.alias((number, kept.alias), (number, kept.found_by))

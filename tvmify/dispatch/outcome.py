@@ -153,6 +153,8 @@ class Compiled:
         Grad mode is on and weights require gradients: results lead back to them.
     followed
         Which leaves of the result that holds for; None as long as that is not known.
+    served
+        How many signatures were seen to lead to it.
     """
 
     facts: Facts
@@ -162,6 +164,7 @@ class Compiled:
     specs: tuple[Args, Kwargs]
     differentiable: bool = False
     followed: list[bool] | None = None
+    served: int = 1
 
     reason: ClassVar[None] = None
 
