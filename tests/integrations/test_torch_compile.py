@@ -211,6 +211,12 @@ def test_a_graph_that_is_refused_runs_in_eager_and_says_why(
         compiled(bits, options={"strict": True})(x)
 
 
+def test_a_graph_that_computes_nothing_runs_in_eager_without_a_warning() -> None:
+    x = torch.randn(3, 8)
+    assert compiled(lambda x: x[1:].t())(x).data_ptr() == x[1].data_ptr()
+    assert total().eager == 1
+
+
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

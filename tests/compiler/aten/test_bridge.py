@@ -45,6 +45,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda i, w, o: 2 * F.embedding_bag(i, w, o, mode="mean"),
         (torch.randint(0, 9, (6,)), torch.randn(10, 4), torch.tensor([0, 3])),
     ),
+    # An argument that is a list of flags, and a result that is None.
+    "aten.convolution_backward.default": (
+        lambda g, x, w: torch.ops.aten.convolution_backward(
+            2 * g, x, w, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
+        )[1:],
+        (torch.randn(1, 4, 6, 6), IMAGES, torch.randn(4, 3, 3, 3)),
+    ),
     # Complex numbers on the way from one to the next.
     "aten._fft_r2c.default": (
         lambda x: torch.fft.irfft(torch.fft.rfft(2 * x).conj() * torch.fft.rfft(x)).relu(),
