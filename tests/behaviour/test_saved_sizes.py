@@ -173,6 +173,14 @@ def test_dims_that_cannot_vary_are_not_saved(tmp_path: Path) -> None:
         tvmify.save(module, tmp_path / "model.pt", signatures=[[(1, 3, Dim("height"), 8)]])
 
 
+def test_dims_without_a_program_are_not_saved_as_one_shape(
+    tmp_path: Path, small: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tvmify.dispatch.sizes.MOST_PROGRAMS", 0)
+    with pytest.raises(tvmify.SaveError, match="no further program for many shapes"):
+        tvmify.save(called(small), tmp_path / "model.pt", signatures=[[(Dim("n"), 8)]])
+
+
 def test_an_exported_program_is_for_one_shape(small: nn.Module) -> None:
     with pytest.raises(tvmify.SaveError, match="a number in place of each Dim"):
         tvmify.export(small, signature=[(Dim("n"), 8)])

@@ -274,13 +274,19 @@ class Dispatcher:
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._look_again()
             request = self._request_of_file(args, kwargs, target, declared or {})
-            if not declared:
-                if self._has_own(request):
-                    return [self._artifact(request, stages)]
-                if made := self._sizes.made_with(request):
-                    return [self._artifact(request.generalized(each), stages) for each in made]
+            if not declared and self._has_own(request):
+                return [self._artifact(request, stages)]
+            made = self._sizes.made_with(request)
             begins_open = self.options.dynamic is True or request.declared
             general = self._sizes.general(request) if begins_open else None
+            if made and not (declared and general):
+                return [self._artifact(request.generalized(each), stages) for each in made]
+            if declared and general is None:
+                raise NotCompiled(
+                    "no further program for many shapes is made: there are enough, or it is for a "
+                    "GPU",
+                    "Give numbers in place of each Dim.",
+                )
             while general is not None:
                 wanted = request.generalized(general)
                 try:
