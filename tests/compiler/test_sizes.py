@@ -21,6 +21,7 @@ def known() -> Iterator[None]:
 
 def test_a_hint_is_a_number() -> None:
     assert sizes.hints([3, tirx.const(5, "int64"), B, B * S]) == [3, 5, 4, 192]
+    assert sizes.hint(B - S) == 1
     with pytest.raises(ValueError, match="'other'"):
         sizes.hint(tirx.Var("other", "int64"))
 

@@ -118,7 +118,7 @@ def sizes_of(shape: Iterable[Any]) -> list[Size]:
 
 
 def hint(size: Any) -> int:
-    """Return a size as a number, for estimates only.
+    """Return a size as a number, for estimates only; of one that is no number, at least 1.
 
     Raises
     ------
@@ -127,7 +127,8 @@ def hint(size: Any) -> int:
     """
     if is_static(size):
         return int(size)
-    return _value({name: known.hint for name, known in _known().items()}, size)
+    # Each symbol has its likely value by itself: a difference of two may be less than it ever is.
+    return max(1, _value({name: known.hint for name, known in _known().items()}, size))
 
 
 def trials() -> list[Callable[[Any], int]]:

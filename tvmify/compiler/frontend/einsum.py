@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from tvmify.torch_compat.symbols import identities_of, identity_of
+
 
 def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
     """Compute what `torch.einsum` does, as it does itself where there is no single product."""
@@ -39,7 +41,7 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
     y = _turned(b, right, [*batch, *summed, *columns])
     y = _shaped(y, [*lead, extent(summed), extent(columns)])
     # As torch does, which multiplies tensors of two dtypes if that takes no sum.
-    product = x * y if extent(summed) == 1 else x @ y
+    product = x * y if identity_of(extent(summed)) == 1 else x @ y
     made = [*batch, *rows, *columns]
     return _turned(_shaped(product, [sizes[letter] for letter in made]), "".join(made), out)
 
@@ -66,8 +68,9 @@ def _letters(
     out = out.replace("...", shared)
     once = all(len(set(letters)) == len(letters) for letters in (left, right, out))
     alone = (set(left) ^ set(right)) - set(out)
-    extents = set(zip(left + right, operands[0].shape + operands[1].shape, strict=True))
-    sizes = dict(extents)
+    shape = operands[0].shape + operands[1].shape
+    extents = set(zip(left + right, identities_of(shape), strict=True))
+    sizes = dict(zip(left + right, shape, strict=True))
     is_product = once and not alone and set(out) <= {*left, *right} and len(sizes) == len(extents)
     return (left, right, out, sizes) if is_product else None
 
@@ -84,4 +87,4 @@ def _turned(x: torch.Tensor, letters: str, order: Sequence[str]) -> torch.Tensor
 
 def _shaped(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """Join or split axes."""
-    return x if list(x.shape) == sizes else x.reshape(sizes)
+    return x if identities_of(x.shape) == identities_of(sizes) else x.reshape(sizes)

@@ -18,7 +18,7 @@ import tvm
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvmify.artifact.recorded_shapes import symbol_names
@@ -194,7 +194,11 @@ class Importer(ExportedProgramImporter):
         """Return a number, or one that is computed from sizes, as a tensor without axes."""
         if not isinstance(value, tvm.ir.Expr):
             return relax.const(value, dtype)
-        return self.emit_te(lambda: te.compute((), lambda: value.astype(dtype), name="size"))
+
+        def size(value: tvm.ir.Expr) -> te.Tensor:  # given, for a function has symbols of its own
+            return te.compute((), lambda: value.astype(dtype), name="size")
+
+        return self.emit_te(size, value)
 
     def operand(self, value: Any, dtype: torch.dtype) -> relax.Expr:
         """As `tensor`, for products: those of one input share its cast, and can be joined."""
@@ -250,6 +254,8 @@ class Importer(ExportedProgramImporter):
             if place is None and isinstance(node, fx.Node):
                 copied.add(node)
         leaf = -1
+        given = []
+        shown: set[str] = set()
         for spec in self.program.graph_signature.input_specs:
             is_input = spec.kind is InputKind.USER_INPUT
             leaf += is_input
@@ -258,8 +264,14 @@ class Importer(ExportedProgramImporter):
             node = placeholders[spec.arg.name]
             is_state = not is_input and spec.target in state
             is_read = any(user.op != "output" or not is_input for user in node.users)
-            if not (is_read or is_state or node in copied):
-                continue  # what is only handed back never enters the program
+            is_taken = is_read or is_state or node in copied
+            given.append((spec, node, leaf, is_input, is_state, is_taken))
+            shown.update(self._symbols_of(node) if is_taken else ())
+        for spec, node, leaf, is_input, is_state, is_taken in given:
+            own = self._symbols_of(node)
+            if not is_taken and own <= shown:
+                continue  # what is only handed back never enters the program, unless for a size
+            shown.update(own)
             if spec.kind is InputKind.CONSTANT_TENSOR:
                 continue  # see `_bind_constants`
             dtype = _check_type(node.meta["val"], node.name)
@@ -272,6 +284,10 @@ class Importer(ExportedProgramImporter):
             else:
                 weights[str(spec.target)] = var
         return inputs, {name: var for name, var in state.items() if var is not None}, weights
+
+    def _symbols_of(self, node: fx.Node) -> set[str]:
+        """Return the symbols that an argument shows."""
+        return {size.name for size in self.shape(node) if isinstance(size, tirx.Var)}
 
     def _bind_constants(self) -> None:
         for node in self.program.graph.nodes:

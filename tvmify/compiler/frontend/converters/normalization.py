@@ -14,7 +14,7 @@ from tvmify.compiler.frontend.converters import volumes
 from tvmify.compiler.frontend.converters.reduction import accumulator, deviations
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.kernels.common import choice
-from tvmify.compiler.sizes import product, sizes_of
+from tvmify.compiler.sizes import Size, as_number, bounds, product, same, sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def layer_norm(importer: Importer, node: fx.Node) -> Any:
     gamma = _scale(importer, weight, list(shape), 1.0, dtype)
     beta = _scale(importer, bias, list(shape), 0.0, dtype)
     axes = list(range(-len(shape), 0))
-    long = choice.is_strict() and prod(shape) > _LONG
+    long = choice.is_strict() and bounds(product(shape))[1] > _LONG
     if dtype is torch.float64 or long:
         result = _layer_norm_by_steps(importer, x, gamma, beta, axes, float(eps))
     else:
@@ -75,7 +75,7 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
 def _normalized(
     importer: Importer,
     x: relax.Expr,
-    groups: int,
+    groups: Size,
     weight: Any,
     bias: Any,
     eps: float,
@@ -96,7 +96,7 @@ def _normalized_images(
     importer: Importer,
     x: relax.Expr,
     depth: int,
-    groups: int,
+    groups: Size,
     weight: Any,
     bias: Any,
     eps: float,
@@ -110,7 +110,7 @@ def _normalized_images(
     """
     emit = importer.emit
     count, channels = sizes_of(x.ty.shape.values[:2])
-    grouped = [count // depth, depth, groups, channels // groups]
+    grouped = [count // depth, depth, groups, _of_each(channels, groups)]
     shared = [axis for axis in (1, 3) if grouped[axis] > 1]
 
     def mean(x: relax.Expr) -> relax.Expr:
@@ -139,7 +139,7 @@ def _normalized_images(
 def _normalized_rows(
     importer: Importer,
     x: relax.Expr,
-    groups: int,
+    groups: Size,
     weight: Any,
     bias: Any,
     eps: float,
@@ -150,40 +150,46 @@ def _normalized_rows(
     The groups are rows in memory: the reduction rule makes one pass of three over each.
     """
     shape = sizes_of(x.ty.shape)
-    channels = shape[1] // groups
-    grouped = [shape[0], groups, channels, product(shape[2:])]
-    count = channels * grouped[3]
+    grouped = [shape[0], groups, _of_each(shape[1], groups), product(shape[2:])]
     scales = [importer.tensor(w, dtype) for w in (weight, bias) if w is not None]
 
     def group_norm(x: te.Tensor, *scales: te.Tensor) -> te.Tensor:
+        channels = x.shape[2]
+        count = as_number(product(x.shape[2:]), x.dtype)
+
         def total(name: str, element: Any) -> te.Tensor:
             axes = [
                 te.reduce_axis((0, extent), axis)
-                for extent, axis in zip(grouped[2:], "ks", strict=True)
+                for extent, axis in zip(x.shape[2:], "ks", strict=True)
             ]
             return te.compute(
-                grouped[:2], lambda n, g: te.sum(element(n, g, *axes), axis=axes), name=name
+                x.shape[:2], lambda n, g: te.sum(element(n, g, *axes), axis=axes), name=name
             )
 
         def centred(n: Any, g: Any, k: Any, i: Any) -> Any:
-            return x(n, g, k, i) - sums(n, g) / tirx.const(count, x.dtype)
+            return x(n, g, k, i) - sums(n, g) / count
 
         sums = total("sums", x)
         squares = total("squares", lambda *i: centred(*i) * centred(*i))
 
         def element(n: Any, g: Any, k: Any, i: Any) -> Any:
-            variance = squares(n, g) / tirx.const(count, x.dtype) + tirx.const(eps, x.dtype)
+            variance = squares(n, g) / count + tirx.const(eps, x.dtype)
             result = centred(n, g, k, i) * tirx.rsqrt(variance)
             per_channel = iter(scales)
             if weight is not None:
                 result = result * next(per_channel)(g * channels + k)
             return result + next(per_channel)(g * channels + k) if bias is not None else result
 
-        return te.compute(grouped, element, name="group_norm")
+        return te.compute(x.shape, element, name="group_norm")
 
     rows = importer.emit(relax.op.reshape(x, grouped))
     normal = importer.emit_te(group_norm, rows, *scales)
     return importer.emit(relax.op.reshape(normal, shape))
+
+
+def _of_each(channels: Size, groups: Size) -> Size:
+    """Return how many channels a group has."""
+    return 1 if same(channels, groups) else channels // groups
 
 
 @converts("_native_batch_norm_legit_no_training.default")

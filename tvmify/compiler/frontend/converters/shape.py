@@ -51,9 +51,8 @@ def _symbolic_concatenation(
     TVM's own writes the sum of the sizes in another order than it is written elsewhere, and then
     takes the two for different shapes.
     """
-    ends = list(accumulate(lengths))
 
-    def joined(*parts: te.Tensor) -> te.Tensor:
+    def joined(ends: list[Any], *parts: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             def of(part: int) -> Any:
                 start = ends[part - 1] if part else 0
@@ -66,7 +65,8 @@ def _symbolic_concatenation(
 
         return te.compute(out, element, name="concatenate")
 
-    return importer.emit_te(joined, *tensors, primfunc_name_hint="concatenate")
+    ends = list(accumulate(lengths))
+    return importer.emit_te(joined, ends, *tensors, primfunc_name_hint="concatenate")
 
 
 @converts("permute.default")
@@ -136,10 +136,12 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     kept = [0] * (len(out) - len(widths) // 2)
     before, after = kept + widths[-2::-2], kept + widths[::-2]
 
-    def padded(x: te.Tensor) -> te.Tensor:
+    may_begin_before = [bounds(width)[1] > 0 for width in before]
+
+    def padded(x: te.Tensor, before: list[Any]) -> te.Tensor:
         def element(*indices: Any) -> Any:
             at = [i - b for i, b in zip(indices, before, strict=True)]
-            inside = [a >= 0 for a, width in zip(at, before, strict=True) if bounds(width)[1] > 0]
+            inside = [a >= 0 for a, may in zip(at, may_begin_before, strict=True) if may]
             inside += [
                 a < extent
                 for a, width, extent in zip(at, after, x.shape, strict=True)
@@ -151,7 +153,7 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(out, element, name="pad")
 
-    return importer.emit_te(padded, importer.tensor(node.args[0]))
+    return importer.emit_te(padded, importer.tensor(node.args[0]), before)
 
 
 @converts("select.int", "slice.Tensor")
@@ -189,7 +191,7 @@ def _symbolic_slice(
     if is_static(first) and first == 0 and step == 1 and same(size, out[axis]):
         return x
 
-    def sliced(x: te.Tensor) -> te.Tensor:
+    def sliced(x: te.Tensor, first: Any) -> te.Tensor:
         begin = x.shape[axis] + first if is_from_end else first
 
         def element(*i: Any) -> Any:
@@ -197,7 +199,7 @@ def _symbolic_slice(
 
         return te.compute(out, element, name="slice")
 
-    return importer.emit_te(sliced, x)
+    return importer.emit_te(sliced, x, first)
 
 
 def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
@@ -224,7 +226,10 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
     parts, start = [], 0
     for value in node.meta["val"]:
         size = 1 if unbind else importer.sizes(value)[axis]
-        part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
+        if is_static(shape[axis], start, size):
+            part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
+        else:
+            part = _symbolic_slice(importer, x, axis, start, 1, importer.sizes(value))
         parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
         start += size
     return tuple(parts)

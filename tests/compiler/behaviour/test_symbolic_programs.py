@@ -1,0 +1,73 @@
+"""Programs of PyTorch with symbols where sizes are numbers, places and shapes of functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify
+
+LENGTHS = (9, 2, 17, 33)
+
+
+def _rows(*rest: int) -> list[tuple[tuple[int, ...], ...]]:
+    return [((n, *rest),) for n in LENGTHS]
+
+
+def _two(other: Callable[[int], int]) -> list[tuple[tuple[int, ...], ...]]:
+    return [((n, 6), (other(n), 6)) for n in LENGTHS]
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    [
+        pytest.param(lambda x: x.sum(0) / x.size(0), _rows(6), id="a number"),
+        pytest.param(lambda x: x * (2 * x.size(0) - 1), _rows(6), id="a sum"),
+        pytest.param(
+            lambda x: torch.where(torch.arange(64) < x.size(0), 1.0, 0.5) * x.sum(),
+            _rows(6),
+            id="a limit",
+        ),
+        pytest.param(lambda x: x.var(0) + x.std(1).sum(), _rows(5), id="a variance"),
+        pytest.param(
+            lambda x, y: torch.einsum("id,jd->ij", x, y), _two(lambda n: n + 3), id="an einsum"
+        ),
+        pytest.param(
+            lambda x, y: [part * 2 for part in y.split([x.size(0), y.size(0) - x.size(0)])],
+            _two(lambda n: n + 4),
+            id="a split",
+        ),
+        pytest.param(
+            lambda x, y: y[x.size(0) :] * 2,  # of `x`, the size alone is read
+            _two(lambda n: n + 4),
+            id="a place",
+        ),
+        pytest.param(
+            lambda x, y: torch.cat([y[x.size(0) :], x]) * 2, _two(lambda n: n + 4), id="joined"
+        ),
+        pytest.param(lambda x: F.pad(x, (0, 0, 0, 64 - x.size(0))), _rows(3), id="to a length"),
+        pytest.param(lambda x: F.pad(x, (0, 0, (-x.size(0)) % 8, 0)), _rows(3), id="to a multiple"),
+        pytest.param(F.instance_norm, _rows(3, 8), id="instances"),
+        pytest.param(lambda x: F.group_norm(x.transpose(0, 2), 2), _rows(4, 3), id="long groups"),
+        pytest.param(
+            lambda x: x.view(x.size(0) // 2, 2, 3).sum(1) * 2,
+            [((2 * n, 3),) for n in LENGTHS],
+            id="pairs",
+        ),
+    ],
+)
+def test_one_program_serves_all_lengths(
+    program: Callable[..., Any], shapes: Sequence[Sequence[tuple[int, ...]]]
+) -> None:
+    compiled = tvmify(program, target="llvm", dynamic=None, strict=True, cache=False)
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for call in shapes:
+            given = tuple(torch.randn(shape, generator=generator) for shape in call)
+            assert_close_to_reference(compiled(*given), program, given)
+    assert "serves sizes with" in str(compiled.explain())
