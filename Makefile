@@ -1,5 +1,7 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests
+# make smoke            the tests of tests/smoke.txt, which touch every native entry point
+# make matrix           those with each supported PyTorch and Python (FULL=1: all tests), an hour and more
 # make sanitize         tests/runtime with address and undefined-behaviour sanitizers in the native part
 # make tsan             tests that share modules between threads, with the thread sanitizer
 # make fuzz             damaged and forged saved files and shapes, MUTANTS=100000 of them
@@ -64,10 +66,12 @@ SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000
 SEED ?= 0
+FULL ?=
+ROWS ?=
 BEFORE ?= build/structure/before.json
 QUICK ?=
 
-.PHONY: demo install test sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
+.PHONY: demo install test smoke matrix sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
 	bench bench-overhead bench-startup bench-shapes bench-heuristic structure gpu-check docs \
 	wheel clean
 
@@ -77,6 +81,13 @@ demo: install
 # Whole files to a process, as the fixtures of a file may take long.
 test: install
 	$(BIN)/python -m pytest $(or $(TESTS),--numprocesses $(JOBS) --dist loadfile)
+
+smoke: install
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $$(cat tests/smoke.txt)
+
+# ROWS="torch-2.11 python-3.13" names some. Each makes an environment and a native part of its own.
+matrix:
+	FULL=$(FULL) JOBS=$(JOBS) PYTHON_FOR_TORCH=$(PYTHON) .ci/matrix $(ROWS)
 
 sanitize: install
 	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/sanitize address,undefined $(or $(TESTS),tests/runtime)

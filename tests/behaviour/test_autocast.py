@@ -185,7 +185,7 @@ def test_a_program_that_was_scripted_before_is_used_under_autocast() -> None:
 
 def test_a_torchscript_module_is_left_to_pytorch() -> None:
     file = io.BytesIO()
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         torch.jit.save(torch.jit.script(nn.Linear(4, 8).eval()), file)
         file.seek(0)
         script = torch.jit.load(file)

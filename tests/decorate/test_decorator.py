@@ -259,7 +259,7 @@ def test_a_lambda_and_a_scripted_function(inference: None) -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return x + x
 
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         scripted = torch.jit.script(double)
     assert torch.equal(decorate(scripted, strict=True)(X), X + X)
 
@@ -301,7 +301,7 @@ def test_a_method_by_itself_is_refused_where_it_is_decorated() -> None:
 
 
 def scripted_plain() -> torch.jit.ScriptModule:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         file = io.BytesIO()
         torch.jit.save(torch.jit.script(Plain().eval()), file)
         file.seek(0)
@@ -362,7 +362,7 @@ def test_functions_for_decorated_objects_refuse_others() -> None:
 def test_torch_script_export_and_compile_see_the_original(inference: None) -> None:
     net = Bare().eval()
     expected = torch.relu(net.linear(X)) + 1
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         assert torch.equal(torch.jit.script(net)(X), expected)
         assert torch.equal(torch.jit.trace(net, X, check_trace=False)(X), expected)
     assert torch.equal(torch.export.export(net, (X,)).module()(X), expected)

@@ -324,6 +324,40 @@ def test_wrong_arguments_are_a_type_error(arguments):
         Guard(*arguments)
 
 
+def test_each_of_many_writes_by_one_line_is_noticed() -> None:
+    # CPython writes an attribute in another way once the line has run some times.
+    net = Net()
+    for number in range(200):
+        watched = guard(net)
+        assert [watched.changed() for _ in range(3)] == [0, 0, 0]
+        net.scale = float(number)
+        assert watched.changed() == STRUCTURE
+
+
+def test_guards_of_one_module_notice_by_themselves() -> None:
+    net = Net()
+    first, second = guard(net), guard(net)
+    assert first.changed() == second.changed() == 0
+    del first
+    net.scale = 3.0
+    assert second.changed() == STRUCTURE
+    third = guard(net)
+    assert third.changed() == third.changed() == 0
+    del second
+    net.extra = 1
+    assert third.changed() == STRUCTURE
+
+
+def test_a_module_outlives_its_guard_and_can_be_watched_again() -> None:
+    net = Net()
+    for _ in range(3):
+        watched = guard(net)
+        assert watched.changed() == 0
+        del watched
+        net.scale += 1.0
+    assert guard(net).changed() == 0
+
+
 def test_a_guard_on_its_own_module_is_collected():
     net = Net()
     net.__dict__["guard"] = guard(net)

@@ -23,7 +23,11 @@ from tvmify import SaveError, TvmifyWarning
 from tvmify.runtime import embedded
 
 #: torch's own, about its own code, when it copies an exported program.
-pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
+    # Of torch.export.load itself, in PyTorch 2.11.
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
+]
 
 #: An instruction set that no CPU is said to have: the native library does not look for it.
 FOREIGN = {"kind": "llvm", "mattr": ["+sse2", "+sse4a"]}

@@ -12,6 +12,7 @@
 
 #include "../tensor_state.h"
 #include "bindings.h"
+#include "dict_version.h"
 
 namespace tvmify::python {
 namespace {
@@ -21,9 +22,10 @@ using Slots = std::vector<std::pair<PyObject*, PyObject*>>;  // names and values
 // A dict of the module, or of its parameters, buffers or submodules, and the items watched in it.
 struct Dict {
   PyObject* dict;
+  DictVersion version;
   Slots slots;
-  Py_ssize_t size = -1;  // any
-  uint64_t version = 0;  // at which all items were last verified, or 0
+  Py_ssize_t size = -1;   // any
+  uint64_t verified = 0;  // the version at which all items were last verified, or 0
 };
 // The class of a module in the tree.
 struct Instance {
@@ -90,11 +92,12 @@ void release(const Slots& slots) {
 
 int clear(PyObject* self) {
   // Moved out first, since releasing an object may run Python code that re-enters this.
-  const auto dicts = std::exchange(Guard::from(self)->dicts, {});
+  auto dicts = std::exchange(Guard::from(self)->dicts, {});
   const auto tensors = std::exchange(Guard::from(self)->tensors, {});
   const auto instances = std::exchange(Guard::from(self)->instances, {});
   const auto classes = std::exchange(Guard::from(self)->classes, {});
-  for (const Dict& dict : dicts) {
+  for (Dict& dict : dicts) {
+    dict.version = {};  // before the dict, which has to outlive it
     Py_DECREF(dict.dict);
     release(dict.slots);
   }
@@ -137,7 +140,7 @@ class Places {
 
   Dict& operator[](PyObject* dict) {
     const auto [found, is_new] = places_.try_emplace(dict, dicts_.size());
-    if (is_new) dicts_.push_back({Py_NewRef(dict), {}});
+    if (is_new) dicts_.push_back({Py_NewRef(dict), DictVersion(dict), {}});
     return dicts_[found->second];
   }
 
@@ -230,17 +233,6 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-// A number unique to this dict and its last modification. 0 in CPython versions without one (PEP
-// 699).
-uint64_t version_of(PyObject* dict) {
-#if PY_VERSION_HEX < 0x030C0000
-  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-#else
-  static_cast<void>(dict);
-  return 0;
-#endif
-}
-
 // Whether all items of a dict are still in the same order, since forward may iterate over them.
 bool is_in_order(const Dict& dict) {
   PyObject* name;
@@ -301,10 +293,10 @@ bool has_other_methods(Class& watched) {
 
 Change compare(Guard& guard) {
   for (Dict& dict : guard.dicts) {
-    const uint64_t version = version_of(dict.dict);
-    if (version != 0 && version == dict.version) continue;
+    const uint64_t version = dict.version.now();
+    if (version != 0 && version == dict.verified) continue;
     if (!is_unchanged(dict)) return kStructure;
-    dict.version = version;
+    dict.verified = version;
   }
   for (const Instance& instance : guard.instances) {
     if (!is_unchanged(instance)) return kStructure;
