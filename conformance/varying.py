@@ -31,7 +31,7 @@ from conformance.programs import (
     publish,
 )
 from tvmify import tvmify
-from tvmify.decorate.decorator import dispatcher_of
+from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.outcome import Compiled
 
 #: Around the edges of vectors and tiles; those that a program may be drawn with come first.
