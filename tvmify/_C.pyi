@@ -26,6 +26,21 @@ def with_method_renamed(
     module's, and require no gradients.
     """
 
+def jit_graphs(make_calls: Callable[[torch._C.Graph], Callable[..., Any]] | None, /) -> None:
+    """Let graphs of TorchScript's executor run by what ``make_calls(graph)`` returns.
+
+    It is called with the module of a method or None, the module's address, bytes that differ if the
+    module does, and the other arguments. None: the JIT runs all graphs again.
+    """
+
+def module_of_graph(
+    module: torch._C.ScriptModule, graph: torch._C.Graph, /
+) -> torch._C.ScriptModule:
+    """Return a copy of a module, of a type of its own, whose forward is the graph.
+
+    The tensors of the copy share the memory of the module's, and require no gradients.
+    """
+
 @final
 class Guard:
     """Notices changes of a module since the guard was made."""

@@ -31,6 +31,7 @@ _HOMES = {
         NativeLibraryError NotCompiled OptionError SaveError TrainingMode TvmifyError
         TvmifyWarning UnsupportedInput UnsupportedOperator UnsupportedTarget WarmUpError""",
     "tvmify.integrations.compile": "compile",
+    "tvmify.integrations.enable": "disable enable",
     "tvmify.options": "CompileOptions Options",
     "tvmify.runtime": "cmake_prefix_path inspect load",
     "tvmify.saved.pt2": "export",

@@ -32,6 +32,7 @@ from tvmify.errors import (
     WarmUpError,
 )
 from tvmify.integrations.compile import compile
+from tvmify.integrations.enable import disable, enable
 from tvmify.options import CompileOptions, Options
 from tvmify.runtime import cmake_prefix_path, inspect, load
 from tvmify.saved.pt2 import export
@@ -71,6 +72,8 @@ __all__ = [
     "cache_info",
     "cmake_prefix_path",
     "compile",
+    "disable",
+    "enable",
     "explain",
     "export",
     "inspect",

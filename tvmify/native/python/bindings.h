@@ -5,6 +5,10 @@
 
 #include <memory>
 
+namespace torch::jit {
+struct Module;
+}
+
 namespace tvmify::python {
 
 struct Release {
@@ -26,6 +30,13 @@ bool has_changed(PyObject* guard);
 
 // with_method_renamed(module, old_name, new_name), see renaming.cpp.
 PyObject* with_method_renamed(PyObject* module, PyObject* args);
+
+// Replaces all tensors by detached ones that share their memory.
+void detach_tensors(const torch::jit::Module& root);
+
+// jit_graphs(make_calls) and module_of_graph(module, graph), see jit_graphs.cpp.
+PyObject* jit_graphs(PyObject* module, PyObject* handler);
+PyObject* module_of_graph(PyObject* module, PyObject* args);
 
 // The classes of the module.
 extern PyType_Spec guard_spec, call_spec, latest_call_spec, shortcut_spec;

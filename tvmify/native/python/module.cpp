@@ -19,6 +19,13 @@ PyMethodDef functions[] = {
      "has another name, in the place of one that had it before. Its tensors share the memory of "
      "the\n"
      "module's and require no gradients."},
+    {"jit_graphs", jit_graphs, METH_O,
+     "jit_graphs(make_calls)\n\n"
+     "Let graphs of TorchScript's executor run by what make_calls(graph) returns; None for no\n"
+     "longer."},
+    {"module_of_graph", module_of_graph, METH_VARARGS,
+     "module_of_graph(module, graph) -> module\n\n"
+     "A copy of TorchScript's own object whose forward is the graph. Its tensors share memory."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -10,9 +10,7 @@
 #include "bindings.h"
 
 namespace tvmify::python {
-namespace {
 
-// Replaces all tensors by detached ones that share their memory.
 void detach_tensors(const torch::jit::Module& root) {
   for (const torch::jit::Module& module : root.modules()) {
     for (const auto& attribute : module.named_attributes(/*recurse=*/false)) {
@@ -21,6 +19,8 @@ void detach_tensors(const torch::jit::Module& root) {
     }
   }
 }
+
+namespace {
 
 torch::jit::Module renamed(const torch::jit::Module& module, const std::string& old_name,
                            const std::string& new_name) {

@@ -1,0 +1,175 @@
+"""``tvmify.enable``: what PyTorch's TorchScript executor runs, runs compiled.
+
+A pass of the executor (``native/python/jit_graphs.cpp``) puts one node in the place of a graph. For
+each such node there is a `GraphCalls`, which decorates the graph as it would a TorchScript module:
+control flow, aliasing, writes and whatever is refused are the dispatcher's business, as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.jit._recursive import wrap_cpp_module
+from typing_extensions import Unpack
+
+from tvmify.decorate.decorator import tvmify
+from tvmify.options import CompileOptions, Options
+from tvmify.system import forks
+
+#: A graph serves as many modules of one class at a time, each with its weights.
+_MOST_MODULES = 8
+
+
+class _Enabled(NamedTuple):
+    """What `enable` was given; another object for each time."""
+
+    options: dict[str, Any]
+
+
+class _State:
+    lock = forks.Lock()
+    now: _Enabled | None = None
+
+
+class Enabled:
+    """What `enable` returns: a context manager that restores what was before."""
+
+    def __init__(self, before: _Enabled | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> Enabled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _switch(self._before)
+
+
+def enable(**options: Unpack[Options]) -> Enabled:
+    """Run compiled what PyTorch's TorchScript executor runs from now on, in all threads.
+
+    It takes effect for functions and methods of ``torch.jit.trace``, ``torch.jit.script`` and
+    ``torch.jit.load`` that the executor optimizes from now on, which it does at the second call of
+    each. That call compiles; later ones compile where shapes are new. What cannot be compiled, and
+    calls that need gradients, run in the JIT as without.
+
+    Parameters
+    ----------
+    **options
+        Fields of `CompileOptions`, such as ``strict`` and ``cache``. They replace those of an
+        earlier call.
+
+    Returns
+    -------
+    Enabled
+        A context manager: at its end everything is as before.
+
+    Raises
+    ------
+    OptionError
+        An option does not exist, or its value is wrong. The message lists valid ones.
+
+    Examples
+    --------
+    >>> traced = torch.jit.trace(resnet, image)
+    >>> with torch.inference_mode(), tvmify.enable():
+    ...     traced(image)  # PyTorch observes the call
+    ...     traced(image)  # compiles
+    ...     traced(image)  # runs compiled
+    """
+    CompileOptions.of(options)
+    return Enabled(_switch(_Enabled({**options})))
+
+
+def disable() -> None:
+    """Run everything in the JIT again, also what was compiled; calls that run now end as they are.
+
+    After another `enable` with the same options, such graphs run compiled at once.
+    """
+    _switch(None)
+
+
+def _switch(wanted: _Enabled | None) -> _Enabled | None:
+    # Imported here because `tvmify.runtime` loads the libraries that it links to.
+    from tvmify._C import jit_graphs
+
+    with _State.lock:
+        before, _State.now = _State.now, wanted
+        jit_graphs(None if wanted is None else GraphCalls)
+    return before
+
+
+class _Made(NamedTuple):
+    """A graph with the weights of one module.
+
+    Attributes
+    ----------
+    state
+        What the module was like when the weights were taken from it.
+    options
+        Those that it was decorated with.
+    run
+        The decorated graph.
+    """
+
+    state: bytes
+    options: dict[str, Any]
+    run: Any
+
+
+class GraphCalls:
+    """Runs the calls of one graph.
+
+    Parameters
+    ----------
+    graph
+        What the executor would run. Its first argument is a module, if it is of a method.
+    """
+
+    def __init__(self, graph: torch._C.Graph) -> None:
+        self._graph = graph
+        self._made: dict[int, _Made] = {}
+        self._lock = forks.Lock()
+
+    def __call__(self, module: Any, address: int, state: bytes, args: tuple[Any, ...]) -> Any:
+        """Run one call.
+
+        Parameters
+        ----------
+        module
+            TorchScript's own object; None for a function.
+        address
+            The same for the same module.
+        state
+            Differs if the module has other tensors, or numbers.
+        args
+            The other arguments.
+
+        Returns
+        -------
+        Any
+            The result; ``NotImplemented`` where the JIT is to run the call.
+        """
+        enabled = _State.now
+        if enabled is None:
+            return NotImplemented
+        made = self._made.get(address)
+        if made is None or made.state != state or made.options != enabled.options:
+            made = self._make(module, address, state, enabled.options)
+        return made.run(*args)
+
+    def _make(self, module: Any, address: int, state: bytes, options: dict[str, Any]) -> _Made:
+        with self._lock:
+            made = _Made(state, options, tvmify(self._callable(module), **options))
+            self._made.pop(address, None)
+            self._made[address] = made
+            for old in list(self._made)[:-_MOST_MODULES]:
+                self._made.pop(old, None)
+        return made
+
+    def _callable(self, module: Any) -> Any:
+        from tvmify._C import module_of_graph
+
+        if module is None:
+            return torch._C._create_function_from_graph("graph", self._graph)
+        return wrap_cpp_module(module_of_graph(module, self._graph))
