@@ -105,6 +105,14 @@ class Moved(nn.Module):
         return padded, *running, x.flip(1)[:, ::2] * 2, y * x.shape[0], y + 1
 
 
+class Found(nn.Module):
+    """Elements at computed positions along an axis of varying size."""
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        ends = x.argmax(0, keepdim=True)
+        return x[at] * 2, x.gather(0, ends), x[torch.arange(x.size(0)), x.argmax(-1)]
+
+
 class Views(nn.Module):
     """Results that are views of an argument, or of one another."""
 
@@ -122,6 +130,7 @@ LAYERS: dict[str, tuple[nn.Module, Any]] = {
     "cache": (Cached(), lambda n: (drawn(1, 1, 8), drawn(1, n, 8))),
     "slices": (Slices(), lambda n: (drawn(2, n, 8),)),
     "moved": (Moved(), lambda n: (drawn(n, 5), torch.ones(0, n))),
+    "found": (Found(), lambda n: (drawn(n, 5), torch.tensor([n - 1, 0, -n]))),
     "views": (Views(), lambda n: (drawn(n, 8),)),
     "parts": (Parts(), lambda n: (drawn(n, 8),)),
     "lstm": (nn.LSTM(8, 8, batch_first=True), lambda n: (drawn(2, n, 8),)),
@@ -141,6 +150,15 @@ def test_one_program_computes_what_eager_does(name: str) -> None:
         check(fast, module, *arguments(size))
     assert fast.cache_info().builds == 2
     assert fast.cache_info().eager == 0
+
+
+@pytest.mark.parametrize("position", [7, -8])
+def test_a_position_outside_of_an_axis_of_varying_size_is_an_error(position: int) -> None:
+    fast = compiled(Found())
+    for rows in (5, 8, 7):
+        fast(drawn(rows, 5), torch.tensor([0]))
+    with pytest.raises(IndexError):
+        fast(drawn(7, 5), torch.tensor([0, position]))
 
 
 def test_views_of_any_size_share_the_memory_that_they_do_in_eager() -> None:

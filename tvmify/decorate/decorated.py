@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import TypeIs
 
 from tvmify.cache import Neighbours
-from tvmify.decorate.methods import Decoration, dispatcher_of_method
+from tvmify.decorate.methods import WITH_CACHE, Decoration, dispatcher_of_method
 from tvmify.dispatch import class_sizes
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
@@ -299,7 +299,10 @@ def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
 
 
 def dispatchers_of(subject: Any) -> list[Dispatcher]:
-    """Return the dispatchers of a decorated object, one for each of its methods."""
+    """Return the dispatchers of a decorated object, one for each of its methods.
+
+    Methods that were called with a cache of transformers have a second one for such calls.
+    """
     if isinstance(subject, Single):
         return [subject._tvmify_dispatcher]
     if getattr(type(subject), "__tvmify__", None) is None:
@@ -307,7 +310,11 @@ def dispatchers_of(subject: Any) -> list[Dispatcher]:
             if (found := find(subject)) is not None:
                 return found
     decoration = _decoration_of(subject)
-    return [dispatcher_of_method(subject, name, decoration) for name in decoration.methods]
+    others = [f"{decoration.attribute}{name}{WITH_CACHE}" for name in decoration.methods]
+    return [
+        *(dispatcher_of_method(subject, name, decoration) for name in decoration.methods),
+        *(vars(subject)[other] for other in others if other in vars(subject)),
+    ]
 
 
 def _decoration_of(subject: Any) -> Decoration:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
+from tvmify.decorate.caches import GrowingCache, with_tensors
 from tvmify.dispatch.declared import check_names
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
@@ -20,6 +21,8 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
 from tvmify.system import forks
 
+#: Ends the name of the attribute for calls with a cache of transformers.
+WITH_CACHE = " with a cache"
 # Held while a dispatcher is made, so that threads with a simultaneous first call share one.
 _MAKING = forks.Lock()
 
@@ -114,6 +117,8 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
         # torch.compile traces the original method, so that it sees the operators.
         if is_compiling() and is_traced_here():
             return eager(self, *args, **kwargs)
+        if kwargs and (growing := GrowingCache.among(kwargs)) is not None:
+            return growing.call(dispatcher_with_cache(self, name, decoration), args, kwargs)
         dispatcher = self.__dict__.get(attribute)
         # A shallow copy of a module holds the dispatcher of the original.
         if dispatcher is None or dispatcher.module() is not self:
@@ -126,20 +131,39 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
 
 def dispatcher_of_method(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
     """Return the dispatcher of one method of a module, created on first use."""
-    attribute = decoration.attribute + name
+    return _dispatcher(module, name, decoration.attribute + name, decoration)
+
+
+def dispatcher_with_cache(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
+    """Return that of its calls which have a cache of transformers among their arguments."""
+    attribute = decoration.attribute + name + WITH_CACHE
+    return _dispatcher(module, name, attribute, decoration, with_cache=True)
+
+
+def _dispatcher(
+    module: nn.Module,
+    name: str,
+    attribute: str,
+    decoration: Decoration,
+    *,
+    with_cache: bool = False,
+) -> Dispatcher:
     eager = decoration.methods[name]
-    is_forward = name == "forward"
+    is_forward = name == "forward" and not with_cache
+    label = type(module).__name__ + ("" if name == "forward" else f".{name}")
+    if with_cache:
+        eager, label = with_tensors(eager), f"{label} with a cache"
     with _MAKING:
         dispatcher = module.__dict__.get(attribute)
         if dispatcher is None or dispatcher.module() is not module:
             dispatcher = module.__dict__[attribute] = Dispatcher(
                 Subject.of(
-                    name=type(module).__name__ + ("" if is_forward else f".{name}"),
+                    name=label,
                     eager=eager,
                     capturable=lambda module: undecorated(module, eager, is_forward=is_forward),
                     options=decoration.options,
                     module=module,
-                    calls_itself=not is_forward,
+                    calls_itself=name != "forward",
                 )
             )
         return dispatcher

@@ -17,7 +17,7 @@ from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
-from tvmify.compiler.sizes import is_one, is_static, product, variable_for
+from tvmify.compiler.sizes import Variables, bounds, is_one, is_static, product, variable_for
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -26,40 +26,47 @@ if TYPE_CHECKING:
 Indices = tuple[Any, ...]
 
 
-def positions(importer: Importer, index: fx.Node, extent: int, *, wrap: bool) -> relax.Expr:
-    """Return an index tensor whose values are known to lie inside, in ``[0, extent)``.
+def positions(
+    importer: Importer, index: fx.Node, source: fx.Node, axis: int, *, wrap: bool
+) -> relax.Expr:
+    """Return an index tensor whose values are known to lie inside of an axis, and not negative.
 
     Parameters
     ----------
     index
         A node with integer values.
-    extent
-        Of the axis that is indexed.
+    source, axis
+        What is indexed: a tensor without axes as one of one element.
     wrap
         Whether negative positions count from the end.
     """
     x, shape = importer.tensor(index), importer.shape(index)
+    whole = importer.shape(source) or (1,)
+    extent = whole[axis]
     if not index.meta["val"].dtype.is_signed or index.meta["val"].dtype is torch.bool:
         raise UnsupportedOperator(["aten.index.Tensor"], "a mask or unsigned numbers as index")
     if 0 in shape:
         return x
     constant = constant_of(importer.program, index)
-    if constant is not None and constant.min() >= 0 and constant.max() < extent:
+    if constant is not None and constant.min() >= 0 and constant.max() < bounds(extent)[0]:
         return x
     count = product(shape)
-    if not is_static(extent):
-        raise UnsupportedOperator(["aten.index.Tensor"], "positions on an axis of varying size")
     length = count if is_static(count) else variable_for(count).name
-    check = loops.check_positions(length, extent, dtype_of(x), wrap)
-    flat = importer.emit(relax.op.reshape(x, [count]))
-    checked = call_loop(importer, check, "check_positions", [flat], count)
+    given = [importer.emit(relax.op.reshape(x, [count]))]
+    if is_static(extent):
+        check = loops.check_positions(length, int(extent), dtype_of(x), wrap)
+    else:
+        given.append(importer.tensor(source))
+        sizes, dtypes = Variables().of(whole), (dtype_of(x), dtype_of(given[1]))
+        check = loops.check_positions_on_axis(length, sizes, axis, dtypes, wrap)
+    checked = call_loop(importer, check, "check_positions", given, count)
     return importer.emit(relax.op.reshape(checked, list(shape)))
 
 
 @converts("embedding.default")
 def embedding(importer: Importer, node: fx.Node) -> relax.Expr:
     table, index = node.args[:2]
-    at = positions(importer, index, importer.shape(table)[0], wrap=False)  # type: ignore[arg-type]
+    at = positions(importer, index, table, 0, wrap=False)  # type: ignore[arg-type]
     return importer.emit_te(take, importer.tensor(table), at, 0)
 
 
@@ -68,7 +75,7 @@ def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args
     shape = importer.shape(source)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
+    at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     return importer.emit_te(take, importer.tensor(source), at, axis)
 
 
@@ -77,13 +84,13 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args[:3]
     shape = importer.shape(source)
     if not shape:  # an axis of one element stands for the none that it has
-        at = positions(importer, index, 1, wrap=False)  # type: ignore[arg-type]
+        at = positions(importer, index, source, 0, wrap=False)  # type: ignore[arg-type]
         out = list(importer.shape(node))
         at = importer.emit(relax.op.reshape(at, [product(out)]))
         line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
         return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
+    at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
 
     def gathered(x: te.Tensor, where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -132,7 +139,7 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
                 return te.compute(out, element, name="index")
 
             return importer.emit_te(read, importer.tensor(source), primfunc_name_hint="index")
-    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
+    at = [positions(importer, indices[a], source, a, wrap=True) for a in indexed]  # type: ignore[index]
 
     def taken(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -163,7 +170,7 @@ def pad_with_own(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("one_hot.default")
 def one_hot(importer: Importer, node: fx.Node) -> relax.Expr:
     shape = importer.shape(node)
-    at = positions(importer, node.args[0], shape[-1], wrap=False)  # type: ignore[arg-type]
+    at = positions(importer, node.args[0], node, -1, wrap=False)  # type: ignore[arg-type]
 
     def one_hot_of(where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -181,7 +188,7 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     if not shape:
         raise UnsupportedOperator([str(node.target)], "a tensor without axes")
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    at = positions(importer, index, shape[axis], wrap=False)  # type: ignore[arg-type]
+    at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     extents = importer.shape(index)
 
     def offsets(where: te.Tensor) -> te.Tensor:
@@ -214,7 +221,7 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
         )
     shape, dtype = importer.shape(source), node.meta["val"].dtype
     chosen = [indices[axis] for axis in indexed]  # type: ignore[index]
-    at = [positions(importer, indices[a], shape[a], wrap=True) for a in indexed]  # type: ignore[index]
+    at = [positions(importer, indices[a], source, a, wrap=True) for a in indexed]  # type: ignore[index]
     common = list(torch.broadcast_shapes(*(importer.shape(index) for index in chosen)))
 
     def offsets(*where: te.Tensor) -> te.Tensor:

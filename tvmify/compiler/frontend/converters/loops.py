@@ -9,6 +9,7 @@ TVM's parser inspects the whole stack, for some 50 ms.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
@@ -35,6 +36,44 @@ def check_positions(length: int | str, extent: int, dtype: str, wrap: bool) -> t
 
     @T.prim_func(private=True, s_tir=True)
     def check(index: T.Buffer(shape, dtype), result: T.Buffer(shape, dtype)):
+        T.func_attr(attributes)
+        with T.sblock("root"), T.sblock("bounds check"):
+            T.reads(index[0:count])
+            T.writes(result[0:count])
+            for at in range(count):
+                assert T.And(index[at] >= lowest, index[at] < extent), (
+                    "IndexError",
+                    ["index out of range in self"],
+                )
+                result[at] = T.Select(index[at] < 0, index[at] + extent, index[at])
+
+    return check
+
+
+def check_positions_on_axis(
+    length: int | str, shape: Sequence[Any], axis: int, dtypes: tuple[str, str], wrap: bool
+) -> tirx.PrimFunc:
+    """As `check_positions`, for an axis of varying size of a tensor, which is the second argument.
+
+    Parameters
+    ----------
+    shape
+        Of that tensor, in which sizes that vary are variables.
+    dtypes
+        Of the positions and of the tensor.
+    """
+    dtype, other = dtypes
+    is_known = isinstance(length, int)
+    count: Any = tirx.const(length, "int64") if is_known else tirx.Var(length, "int64")
+    flat, sizes = (count,), tuple(shape)
+    extent = sizes[axis]
+    lowest = -extent if wrap else 0
+    attributes = OPAQUE | {"tvmify.asserts": True}
+
+    @T.prim_func(private=True, s_tir=True)
+    def check(
+        index: T.Buffer(flat, dtype), whole: T.Buffer(sizes, other), result: T.Buffer(flat, dtype)
+    ):
         T.func_attr(attributes)
         with T.sblock("root"), T.sblock("bounds check"):
             T.reads(index[0:count])

@@ -1,0 +1,90 @@
+"""Caches of transformers among the arguments: taken apart, put back, and generation with them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from tvmify import tvmify as decorate
+from tvmify.decorate.caches import GrowingCache, take_apart
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+
+
+@pytest.fixture
+def transformers() -> Any:
+    return pytest.importorskip("transformers")
+
+
+def small(transformers: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).eval()
+    for weight in network.parameters():  # so that every token follows from all before it
+        torch.nn.init.normal_(weight, std=0.2)
+    return network
+
+
+def prompts(length: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(3, 96, (2, length), generator=generator)
+    mask = torch.ones_like(tokens)
+    tokens[1, :3] = mask[1, :3] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def test_generation_runs_compiled_and_gives_the_tokens_of_eager(transformers: Any) -> None:
+    network = small(transformers)
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
+    for length in (7, 9, 8):
+        given = prompts(length) | {"max_new_tokens": 6, "do_sample": False}
+        assert torch.equal(fast.generate(**given), network.generate(**given))
+    # One for the first shape and one for any, of the prompt and of the steps after it.
+    assert fast.cache_info().builds == 4
+    assert fast.cache_info().eager == 0
+
+
+def test_a_call_leaves_in_the_cache_what_eager_does(transformers: Any) -> None:
+    network = small(transformers)
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
+    given = prompts(5)
+    caches = [transformers.DynamicCache(config=network.config) for _ in (network, fast)]
+    layers = [cache.layers[0] for cache in caches]
+    with torch.no_grad():
+        results = [
+            run(**given, past_key_values=cache)
+            for run, cache in zip((network, fast), caches, strict=True)
+        ]
+    assert results[1].past_key_values is caches[1]
+    assert list(results[1]) == list(results[0])
+    assert caches[1].layers[0] is layers[1]
+    assert caches[1].get_seq_length() == 5
+    torch.testing.assert_close(layers[1].keys, layers[0].keys)
+    torch.testing.assert_close(layers[1].values, layers[0].values)
+
+
+def test_what_cannot_be_taken_apart_is_left_alone(transformers: Any) -> None:
+    layers = transformers.cache_utils
+    sliding = layers.DynamicCache()
+    sliding.layers.append(layers.DynamicSlidingWindowLayer(sliding_window=4))
+    assert take_apart(sliding) is None
+    plain = layers.DynamicCache()
+    assert GrowingCache.among({"past_key_values": plain, "other": plain}) is None
+    assert GrowingCache.among({"x": 1}) is None
+    plain.note = "text of the user's"
+    assert take_apart(plain) is None
+
+
+def test_a_description_is_equal_for_caches_that_differ_in_tensors_alone(transformers: Any) -> None:
+    def cache(length: int) -> Any:
+        states = torch.randn(1, 4, length, 8)
+        return transformers.DynamicCache([(states, states + 1)])
+
+    first, second = take_apart(cache(3)), take_apart(cache(5))
+    assert first is not None and second is not None
+    assert first.description == second.description
+    assert [tensor.shape[2] for tensor in second.tensors] == [5, 5]

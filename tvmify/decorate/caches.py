@@ -1,0 +1,180 @@
+"""Caches of transformers among the arguments: objects that a call grows, as `generate` has it.
+
+A compiled program takes tensors, and returns tensors. So a call with such a cache becomes one with
+the tensors in it, and a text that says where they belong. In the program a cache is made of both;
+what the model has put into it comes back in the same form, and is put into the caller's cache.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.dispatch.dispatcher import Dispatcher
+
+_MODULE = "transformers.cache_utils"
+#: Stands for the cache in the result of a program.
+_THE_CACHE = "the cache of the call"
+#: Of a layer, counted in Python: each of its values would need a program.
+_COUNTED = "cumulative_length"
+
+
+class Opened(NamedTuple):
+    """A cache taken apart.
+
+    Attributes
+    ----------
+    description
+        Its classes and attributes; equal for caches that differ in tensors alone.
+    tensors
+        In the order in which the description has them.
+    """
+
+    description: str
+    tensors: tuple[torch.Tensor, ...]
+
+
+class GrowingCache(NamedTuple):
+    """A cache among the keyword arguments of a call.
+
+    Attributes
+    ----------
+    keyword
+        Its name there.
+    cache
+        The caller's object.
+    opened
+        What is in it before the call.
+    """
+
+    keyword: str
+    cache: Any
+    opened: Opened
+
+    @classmethod
+    def among(cls, kwargs: dict[str, Any]) -> GrowingCache | None:
+        """Return the only cache of a call; None if there is none, or one that cannot be opened."""
+        module = sys.modules.get(_MODULE)
+        if module is None:
+            return None
+        found = [(name, value) for name, value in kwargs.items() if isinstance(value, module.Cache)]
+        if len(found) != 1:
+            return None
+        ((keyword, cache),) = found
+        opened = take_apart(cache)
+        return None if opened is None else cls(keyword, cache, opened)
+
+    def call(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call; the caller's cache holds afterwards what eager would have left in it."""
+        rest = {name: value for name, value in kwargs.items() if name != self.keyword}
+        result, *after = dispatcher((self.keyword, *self.opened, *args), rest)
+        _made(Opened(*after), self.cache)
+        return pytree.tree_map(lambda leaf: self.cache if leaf == _THE_CACHE else leaf, result)
+
+
+@functools.cache
+def with_tensors(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that takes a cache as a text and tensors, and returns it so as well."""
+
+    def opened(
+        self: Any,
+        keyword: str,
+        description: str,
+        tensors: Sequence[torch.Tensor],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, str, tuple[torch.Tensor, ...]]:
+        cache = _made(Opened(description, tuple(tensors)), None)
+        result = forward(self, *args, **{keyword: cache}, **kwargs)
+        after = take_apart(cache)
+        assert after is not None
+        marked = pytree.tree_map(lambda leaf: _THE_CACHE if leaf is cache else leaf, result)
+        return marked, after.description, after.tensors
+
+    return opened
+
+
+def take_apart(cache: Any) -> Opened | None:
+    """Return the parts of a cache; None if it has some that no program can take."""
+    tensors: list[torch.Tensor] = []
+    try:
+        described = _described(cache, tensors)
+    except TypeError:
+        return None
+    return Opened(described, tuple(tensors))
+
+
+def _described(value: Any, tensors: list[torch.Tensor]) -> str:
+    """Return an expression of Python, without quotes: torch writes it into code of its own."""
+    match value:
+        case torch.Tensor():
+            tensors.append(value)
+            return "tensor"
+        case None | bool() | int() | float():
+            return repr(value)
+        case torch.dtype():
+            return repr(value)
+        case torch.device():
+            return f"device({value.type}, {value.index})"
+        case type() if value.__module__ == _MODULE:
+            return value.__name__
+        case list():
+            return f"[{', '.join(_described(item, tensors) for item in value)}]"
+        case dict() if all(isinstance(key, int) for key in value):
+            pairs = (f"{key}: {_described(item, tensors)}" for key, item in value.items())
+            return f"{{{', '.join(pairs)}}}"
+    cls = type(value)
+    if cls.__module__ != _MODULE or isinstance(vars(value).get(_COUNTED), int):
+        raise TypeError(f"{cls.__qualname__} is more than tensors and settings")
+    attributes = (f"{name}={_described(part, tensors)}" for name, part in vars(value).items())
+    return f"{cls.__name__}({', '.join(attributes)})"
+
+
+_parsed = functools.lru_cache(ast.parse)
+
+
+def _made(opened: Opened, old: Any) -> Any:
+    """Return the cache, made of an older object where that is of the same class."""
+    tensors = iter(opened.tensors)
+
+    def made(node: ast.expr, old: Any) -> Any:
+        match node:
+            case ast.Name("tensor"):
+                return next(tensors)
+            case ast.Attribute(ast.Name("torch"), name):
+                return getattr(torch, name)
+            case ast.Call(ast.Name("device"), [ast.Name(kind), ast.Constant(index)]):
+                return torch.device(kind, index)
+            case ast.Name(name):
+                return getattr(sys.modules[_MODULE], name)
+            case ast.List(items):
+                whole = old if isinstance(old, list) else []
+                older = [*whole, *[None] * len(items)]
+                whole[:] = [made(item, older[i]) for i, item in enumerate(items)]
+                return whole
+            case ast.Dict(keys, items):
+                whole = old if isinstance(old, dict) else {}
+                numbers = [ast.literal_eval(key) for key in keys if key is not None]
+                pairs = zip(numbers, items, strict=True)
+                rebuilt = {key: made(item, whole.get(key)) for key, item in pairs}
+                whole.clear()
+                whole.update(rebuilt)
+                return whole
+            case ast.Call(ast.Name(name), [], attributes):
+                cls = getattr(sys.modules[_MODULE], name)
+                whole = old if type(old) is cls else cls.__new__(cls)
+                for attribute in attributes:
+                    value = made(attribute.value, vars(whole).get(str(attribute.arg)))
+                    setattr(whole, str(attribute.arg), value)
+                return whole
+        return ast.literal_eval(node)
+
+    (statement,) = _parsed(opened.description).body
+    assert isinstance(statement, ast.Expr)
+    return made(statement.value, old)
