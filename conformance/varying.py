@@ -119,7 +119,7 @@ def _where_it_ran(fast: Any) -> Result:
     last = outcomes[-1]
     if not isinstance(last, Compiled):
         assert last.reason is not None
-        operators = list(getattr(last.reason, "operators", ()))
+        operators: list[str] = list(getattr(last.reason, "operators", ()))
         reason = getattr(last.reason, "detail", last.reason.reason)
         return Result(EAGER, type(last.reason).__name__, reason, operators)
     if last.executor.artifact.shapes is not None:

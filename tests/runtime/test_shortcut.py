@@ -313,7 +313,7 @@ def test_while_torch_compile_looks_at_frames():
 
 
 def test_scripts_are_of_the_module_without_it():
-    script = torch.jit.script(tvmify(nn.Sequential(nn.Linear(3, 3)).eval()))
+    script: Any = torch.jit.script(tvmify(nn.Sequential(nn.Linear(3, 3)).eval()))
     assert "_compiled_call_impl" not in script.code
     assert script(X).shape == (3,)
 

@@ -149,8 +149,8 @@ def _made(opened: Opened, old: Any) -> Any:
                 return next(tensors)
             case ast.Attribute(ast.Name("torch"), name):
                 return getattr(torch, name)
-            case ast.Call(ast.Name("device"), [ast.Name(kind), ast.Constant(index)]):
-                return torch.device(kind, index)
+            case ast.Call(ast.Name("device"), [ast.Name(kind), index]):
+                return torch.device(kind, ast.literal_eval(index))
             case ast.Name(name):
                 return getattr(sys.modules[_MODULE], name)
             case ast.List(items):
