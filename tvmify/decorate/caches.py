@@ -75,7 +75,7 @@ class GrowingCache(NamedTuple):
         rest = {name: value for name, value in kwargs.items() if name != self.keyword}
         result, *after = dispatcher((self.keyword, *self.opened, *args), rest)
         _made(Opened(*after), self.cache)
-        return pytree.tree_map(lambda leaf: self.cache if leaf == _THE_CACHE else leaf, result)
+        return pytree.tree_map_only(str, lambda s: self.cache if s == _THE_CACHE else s, result)
 
 
 @functools.cache

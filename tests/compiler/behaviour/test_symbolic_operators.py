@@ -191,6 +191,9 @@ CASES = {
     "a batch of five rows": Case(
         _linear, [(("s0", 5, 64), _FLOAT)], lambda x, w: x @ w.T, _MATMUL, _WEIGHTS[:1]
     ),
+    "one row of each": Case(
+        _linear, [(("s0", 1, 64), _FLOAT)], lambda x, w: x @ w.T, _MATMUL, _WEIGHTS[:1]
+    ),
     "bfloat16": Case(
         _narrow,
         [(("s0", 64), _FLOAT)],

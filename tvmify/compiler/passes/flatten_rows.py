@@ -34,7 +34,8 @@ class FlattenRows(PyExprMutator):
         x, weight = call.args
         *lead, depth = shape_of(x)
         rows = [size for size in lead if not sizes.is_one(size)]
-        if sizes.is_static(*lead) or len(rows) < 2 or len(shape_of(weight)) != 2:
+        is_flat = len(rows) < 2 and not (rows and sizes.is_one(lead[-1]))
+        if sizes.is_static(*lead) or is_flat or len(shape_of(weight)) != 2:
             return call
         if x not in self.flat:
             self.flat[x] = self.builder_.emit(relax.op.reshape(x, [sizes.product(rows), depth]))
