@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 from hashlib import sha256
 from typing import Any, TypeAlias
 
@@ -200,6 +201,12 @@ def product(shape: Iterable[Any]) -> Size:
             continue
         result = size if is_static(result) and result == 1 else result * size
     return result
+
+
+def factor(size: Any) -> int:
+    """Return a number that a symbolic size is a multiple of in all calls."""
+    found = _analyzer([size]).modular_set(_expression(size))
+    return gcd(int(found.coeff), int(found.base))
 
 
 def ceil_div(size: Any, step: int) -> Size:

@@ -37,6 +37,10 @@ def _linear(builder, x, weight):
     return builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0]))))
 
 
+def _rectified(builder, x, weight):
+    return op.nn.relu(_linear(builder, x, weight))
+
+
 def _products(builder, x, *weights):
     return relax.Tuple([_linear(builder, x, weight) for weight in weights])
 
@@ -190,6 +194,13 @@ CASES = {
     "gated": Case(_gated, [(_BATCH, _FLOAT)], _gated_reference, {"joined matmul"}, _WEIGHTS[:2]),
     "a batch of five rows": Case(
         _linear, [(("s0", 5, 64), _FLOAT)], lambda x, w: x @ w.T, _MATMUL, _WEIGHTS[:1]
+    ),
+    "a batch of twelve rows": Case(
+        _rectified,
+        [(("s0", 12, 64), _FLOAT)],
+        lambda x, w: np.maximum(x @ w.T, 0),
+        _MATMUL,
+        _WEIGHTS[:1],
     ),
     "one row of each": Case(
         _linear, [(("s0", 1, 64), _FLOAT)], lambda x, w: x @ w.T, _MATMUL, _WEIGHTS[:1]

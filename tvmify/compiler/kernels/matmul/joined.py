@@ -82,7 +82,7 @@ class Joined(Product):
         rows = sizes.product(left[:-1])
         work = workload(1, rows, columns, depth, dtype, True, paired)
         sample = partial(pairs.sample_of, left, right, out[1:]) if paired else None
-        plan = plan_for(work, left, machine, bits, is_compact, sample)
+        plan = plan_for(work, rows, left, machine, bits, is_compact, sample)
         stack = (count, *[1] * (len(left) - 2), depth, columns)
         batch = tuple(out[axis] for axis in stacked(stack, out))
         return cls(tuple(left), stack, out, batch, rows, columns, work.depth, plan, dtype, paired)

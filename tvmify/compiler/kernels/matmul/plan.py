@@ -85,14 +85,23 @@ def choose(
     return choice.choose(str(work), candidates(work, machine, bits), sample)
 
 
-def choose_for_any_rows(work: Workload, machine: Microarchitecture, bits: int) -> Plan:
+def choose_for_any_rows(
+    work: Workload, factor: int, machine: Microarchitecture, bits: int
+) -> Plan:
     """Choose a plan for as many rows as there mostly are, of panels as wide as for any others.
 
     So all programs of one layer read the same packed weights.
+
+    Parameters
+    ----------
+    factor
+        What the number of rows is a multiple of. Where tiles divide that, TVM writes their number
+        without the number of rows, and sees no more that they cover all of these.
     """
     width = candidates(replace(work, rows=_COMMON_ROWS), machine, bits)[0].columns
     ranked = tiles.ranked(work.rows, work.columns, machine, bits)
     alike = [tile for tile in ranked if tile.columns == width]
+    alike = [tile for tile in alike if factor == 1 or factor % tile.rows] or alike
     return _by_cost(work, alike[: MATMUL.tiles], machine, bits)[0]
 
 

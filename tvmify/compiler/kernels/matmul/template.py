@@ -89,7 +89,7 @@ class Product:
         columns, depth = out[-1], left[-1]
         work = workload(sizes.product(batch), rows, columns, depth, dtype, packed, paired, apart)
         sample = partial(pairs.sample_of, left, right, out) if paired else None
-        plan = plan_for(work, (*out, depth), machine, bits, is_compact, sample)
+        plan = plan_for(work, rows, (*out, depth), machine, bits, is_compact, sample)
         steps = sizes.ceil_div(depth, 2) if paired else depth
         shapes = tuple(left), tuple(right), tuple(out)
         return cls(*shapes, batch, rows, columns, steps, plan, dtype, paired)
@@ -275,6 +275,7 @@ def _not_one(axes: Iterable[int], extents: Iterable[Size]) -> list[int]:
 
 def plan_for(
     work: plans.Workload,
+    rows: Size,
     extents: Iterable[Size],
     machine: Microarchitecture,
     bits: int,
@@ -287,7 +288,7 @@ def plan_for(
     if sizes.is_static(*extents):
         return plans.choose(work, machine, bits, sample)
     if work.packed:
-        return plans.choose_for_any_rows(work, machine, bits)
+        return plans.choose_for_any_rows(work, sizes.factor(rows), machine, bits)
     return plans.candidates(work, machine, bits)[0]
 
 
