@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from math import gcd
 from hashlib import sha256
+from math import gcd
 from typing import Any, TypeAlias
 
 import tvm_ffi

@@ -195,9 +195,9 @@ CASES = {
     "a batch of five rows": Case(
         _linear, [(("s0", 5, 64), _FLOAT)], lambda x, w: x @ w.T, _MATMUL, _WEIGHTS[:1]
     ),
-    "a batch of twelve rows": Case(
+    "eight sequences": Case(
         _rectified,
-        [(("s0", 12, 64), _FLOAT)],
+        [((8, "s0", 64), _FLOAT)],
         lambda x, w: np.maximum(x @ w.T, 0),
         _MATMUL,
         _WEIGHTS[:1],
