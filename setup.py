@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import runpy
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -149,6 +150,13 @@ def python_module() -> Extension:
 
 class BuildNative(cpp_extension.BuildExtension):
     """Builds the library before the module that is linked to it."""
+
+    def finalize_options(self) -> None:
+        """Keep objects where the next build finds them: setuptools would use a new folder."""
+        super().finalize_options()
+        torch = importlib.metadata.version("torch")
+        tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}-torch-{torch}"
+        self.build_temp = str(Path("build", "objects", tag))
 
     def get_ext_filename(self, ext_name: str) -> str:
         """Name the library without Python's ABI: it has none."""
