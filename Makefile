@@ -16,6 +16,7 @@
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-shapes     200 requests of random sizes, against eager, Inductor and OpenVINO
+# make bench-generate   tokens of language models with caches, against eager and Inductor
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make structure        which scheduled functions differ from an earlier record (some minutes; QUICK=1: one)
 # make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one
@@ -72,7 +73,7 @@ BEFORE ?= build/structure/before.json
 QUICK ?=
 
 .PHONY: demo install test smoke matrix sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-startup bench-shapes bench-heuristic structure gpu-check docs \
+	bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check docs \
 	wheel clean
 
 demo: install
@@ -138,6 +139,9 @@ bench: $(VENV)/.peers
 
 bench-shapes: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.requests
+
+bench-generate: install
+	$(BIN)/python -m benchmarks.generation
 
 bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py

@@ -10,24 +10,18 @@ compilers use several processes.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import resource
-import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.process import Worker, WorkerError
+from benchmarks.passes import Pass, compare, work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    Run = Callable[[tuple[Tensor, ...]], Any]
+    #: What answers a request, and what counts programs, as in `Pass`.
+    Contender = tuple[Callable[[tuple[Tensor, ...]], Any], Callable[[], int | None]]
 
 MODELS = ("minilm", "bert_4")
 BATCHES = (1, 16)
@@ -56,43 +50,41 @@ def _model(name: str) -> nn.Module:
     return Hidden(transformers.BertModel(config)).eval()
 
 
-def _eager(module: nn.Module) -> Run:
-    return lambda request: module(*request)
+def _eager(module: nn.Module) -> Contender:
+    return lambda request: module(*request), _unknown
 
 
-def _inductor(module: nn.Module) -> Run:
+def _inductor(module: nn.Module) -> Contender:
     import torch
 
     compiled = torch.compile(module, dynamic=True)
-    return lambda request: compiled(*request)
+    return lambda request: compiled(*request), _unknown
 
 
-def _openvino(module: nn.Module) -> Run:
+def _openvino(module: nn.Module) -> Contender:
     import openvino as ov  # pyright: ignore[reportMissingImports]
     import torch
 
     example = tuple(torch.ones(2, 16, dtype=torch.long) for _ in range(2))
-    with torch.no_grad():
-        model = ov.convert_model(module, example_input=example)
+    model = ov.convert_model(module, example_input=example)
     model.reshape({i: [-1, -1] for i in range(len(model.inputs))})
     hints = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
     request = ov.Core().compile_model(model, "CPU", hints).create_infer_request()
-    return lambda given: list(request.infer([x.numpy() for x in given]).values())
+    return lambda given: list(request.infer([x.numpy() for x in given]).values()), _unknown
 
 
-def _tvmify(module: nn.Module) -> Run:
+def _tvmify(module: nn.Module) -> Contender:
     from tvmify import tvmify
 
-    fast: Any = tvmify(module, dynamic=None, compare=False, progress=False)
-
-    def run(request: tuple[Tensor, ...]) -> Any:
-        return fast(*request)
-
-    run.programs = lambda: fast.cache_info().builds  # type: ignore[attr-defined]
-    return run
+    fast = tvmify(module, compare=False, progress=False)
+    return lambda request: fast(*request), lambda: fast.cache_info().builds
 
 
-CONTENDERS: dict[str, Callable[[nn.Module], Run]] = {
+def _unknown() -> None:
+    return None
+
+
+CONTENDERS: dict[str, Callable[[nn.Module], Contender]] = {
     "eager": _eager,
     "inductor": _inductor,
     "openvino": _openvino,
@@ -100,76 +92,26 @@ CONTENDERS: dict[str, Callable[[nn.Module], Run]] = {
 }
 
 
-def work(name: str, model: str, count: int, answers: Any) -> None:
-    """Make the first pass, then one for each line of standard input."""
+def _pass(name: str, model: str, count: int) -> Pass:
     import torch
 
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)  # Inductor folds nothing under inference_mode
     requests = []
     for batch, length in sizes(count):
         mask = torch.ones(batch, length, dtype=torch.long)
         mask[:, length - length // 4 :] = 0
         tokens = torch.randint(1000, (batch, length), generator=torch.Generator().manual_seed(SEED))
         requests.append((tokens, mask))
-    # Inductor folds nothing under inference_mode.
-    with torch.no_grad():
-        start = _cpu()
-        run = CONTENDERS[name](_model(model))
-        for request in requests:
-            run(request)
-        programs = getattr(run, "programs", lambda: None)()
-        print(json.dumps({"seconds": _cpu() - start, "programs": programs}), file=answers)
-        answers.flush()
-        for _ in sys.stdin:
-            start = time.process_time()
-            for request in requests:
-                run(request)
-            answers.write(json.dumps({"seconds": time.process_time() - start}) + "\n")
-            answers.flush()
-
-
-def _cpu() -> float:
-    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
-    usages = [resource.getrusage(kind) for kind in kinds]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def compare(model: str, count: int, rounds: int) -> None:
-    """Print a line for each contender."""
-    print(f"\n{model}: {count} requests, batch {BATCHES}, length {LENGTHS}, CPU seconds")
-    print(f"{'':12} {'first pass':>11} {'warm pass':>11} {'programs':>9}")
-    with tempfile.TemporaryDirectory() as folder:
-        workers: dict[str, Worker] = {}
-        first: dict[str, dict[str, Any]] = {}
-        warm: dict[str, list[float]] = {}
-        try:
-            for name in CONTENDERS:
-                command = [sys.executable, "-m", "benchmarks.requests", "work", name, model]
-                worker = Worker([*command, str(count)], Path(folder), name, threads=1)
-                try:
-                    first[name], warm[name] = worker.answer(), []
-                    workers[name] = worker
-                except WorkerError as error:
-                    print(f"{name:12} {error}")
-                    worker.__exit__(None, None, None)
-            for _ in range(rounds):
-                for name, worker in workers.items():
-                    warm[name].append(worker.burst()["seconds"])
-        finally:
-            for worker in workers.values():
-                worker.__exit__(None, None, None)
-    for name, seconds in warm.items():
-        programs = first[name]["programs"]
-        least, total = statistics.median(seconds), first[name]["seconds"]
-        print(f"{name:12} {total:11.1f} {least:11.2f} {'' if programs is None else programs:>9}")
+    run, programs = CONTENDERS[name](_model(model))
+    return Pass(lambda: [run(request) for request in requests], programs)
 
 
 def main() -> None:
     """Be the driver, or one of the contenders."""
     if sys.argv[1:2] == ["work"]:
-        answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)  # compilers print
-        work(sys.argv[2], sys.argv[3], int(sys.argv[4]), answers)
+        _, _, name, model, count = sys.argv
+        work(lambda: _pass(name, model, int(count)))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(MODELS))
@@ -177,7 +119,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     for model in given.models.split(","):
-        compare(model, given.requests, given.rounds)
+        print(
+            f"\n{model}: {given.requests} requests, batch {BATCHES}, length {LENGTHS}, CPU seconds"
+        )
+        arguments = [model, str(given.requests)]
+        compare("benchmarks.requests", list(CONTENDERS), arguments, given.rounds)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,81 @@
+"""Text generation with models of transformers: prompts of several lengths, greedy, with a cache.
+
+    python -m benchmarks.generation [--models gpt2,llama] [--tokens 32] [--rounds 3]
+
+Weights are random. Each contender generates the same tokens in a process of its own. Times are CPU
+seconds, as in ``benchmarks.requests``; divide the tokens that are printed by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from benchmarks.passes import Pass, compare, work
+
+MODELS = ("gpt2", "llama")
+CONTENDERS = ("eager", "inductor", "tvmify")
+PROMPTS = (17, 33, 45)
+SEED = 1
+
+
+def _model(name: str) -> Any:
+    import torch
+    import transformers
+
+    torch.manual_seed(SEED)
+    tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    if name == "gpt2":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**tokens)).eval()
+    sizes = {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048}
+    heads = {"num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4}
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**sizes, **heads, **tokens)
+    ).eval()
+
+
+def _pass(name: str, model: str, count: int) -> Pass:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    network, programs = _model(model), None
+    if name == "inductor":
+        network.forward = torch.compile(network.forward, dynamic=True)
+    elif name == "tvmify":
+        from tvmify import tvmify
+
+        network = tvmify(network, compare=False, progress=False)
+        programs = network.cache_info
+    draw = torch.Generator().manual_seed(SEED)
+    prompts = [torch.randint(3, 1000, (1, length), generator=draw) for length in PROMPTS]
+
+    def run() -> None:
+        for prompt in prompts:
+            mask = torch.ones_like(prompt)
+            network.generate(prompt, attention_mask=mask, max_new_tokens=count, do_sample=False)
+
+    return Pass(run, lambda: None if programs is None else programs().builds)
+
+
+def main() -> None:
+    """Be the driver, or one of the contenders."""
+    if sys.argv[1:2] == ["work"]:
+        _, _, name, model, count = sys.argv
+        work(lambda: _pass(name, model, int(count)))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--tokens", type=int, default=32, help="new ones, for each prompt")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    for model in given.models.split(","):
+        total = given.tokens * len(PROMPTS)
+        print(f"\n{model}: {total} tokens after prompts of {PROMPTS}, CPU seconds", flush=True)
+        arguments = [model, str(given.tokens)]
+        compare("benchmarks.generation", CONTENDERS, arguments, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Contenders that make the same pass in processes of their own: from cold caches, then in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.process import Worker, WorkerError
+
+
+class Pass(NamedTuple):
+    """What a contender does again and again.
+
+    Attributes
+    ----------
+    run
+        Makes one pass.
+    programs
+        Returns how many programs were built for it so far; None for others' compilers.
+    """
+
+    run: Callable[[], object]
+    programs: Callable[[], int | None] = lambda: None
+
+
+class Costs(NamedTuple):
+    """What the passes of a contender cost.
+
+    Attributes
+    ----------
+    first
+        CPU seconds of the first pass, with the making of the model, children included.
+    warm
+        The median of the seconds of the further passes, of the CPU.
+    programs
+        As in `Pass`.
+    """
+
+    first: float
+    warm: float
+    programs: int | None
+
+
+def work(make: Callable[[], Pass]) -> None:
+    """Be a contender: make the first pass, then one for each line of standard input."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # compilers print
+
+    def answer(**values: Any) -> None:
+        answers.write(json.dumps(values) + "\n")
+        answers.flush()
+
+    start = _cpu()
+    made = make()
+    made.run()
+    answer(seconds=_cpu() - start, programs=made.programs())
+    for _ in sys.stdin:
+        before = time.process_time()
+        made.run()
+        answer(seconds=time.process_time() - before)
+
+
+def compare(module: str, contenders: Sequence[str], arguments: Sequence[str], rounds: int) -> None:
+    """Run contenders, and print a line for each.
+
+    Parameters
+    ----------
+    module
+        Its ``main`` takes ``work``, a contender, and the arguments, and calls `work`.
+    rounds
+        How many further passes each makes.
+    """
+    print(f"{'':12} {'first pass':>11} {'warm pass':>11} {'programs':>9}", flush=True)
+    for name, costs in _costs(module, contenders, arguments, rounds).items():
+        programs = "" if costs.programs is None else costs.programs
+        print(f"{name:12} {costs.first:11.1f} {costs.warm:11.2f} {programs:>9}", flush=True)
+
+
+def _costs(
+    module: str, contenders: Sequence[str], arguments: Sequence[str], rounds: int
+) -> dict[str, Costs]:
+    workers: dict[str, Worker] = {}
+    first: dict[str, dict[str, Any]] = {}
+    warm: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name in contenders:
+                command = [sys.executable, "-m", module, "work", name, *arguments]
+                worker = Worker(command, Path(folder), name, threads=1)
+                try:
+                    first[name], warm[name] = worker.answer(), []
+                    workers[name] = worker
+                except WorkerError as error:
+                    print(f"{name:12} {error}", flush=True)
+                    worker.__exit__(None, None, None)
+            for _ in range(rounds):
+                for name, worker in workers.items():
+                    warm[name].append(worker.burst()["seconds"])
+        finally:
+            for worker in workers.values():
+                worker.__exit__(None, None, None)
+    return {
+        name: Costs(first[name]["seconds"], statistics.median(warm[name]), first[name]["programs"])
+        for name in workers
+    }
+
+
+def _cpu() -> float:
+    kinds = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+    usages = [resource.getrusage(kind) for kind in kinds]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
