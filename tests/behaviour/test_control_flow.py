@@ -294,7 +294,7 @@ def test_a_plain_module_that_sets_attributes_stays_with_eager() -> None:
 
 @pytest.mark.usefixtures("inference")
 def test_threads_share_a_module() -> None:
-    net = decorated(Until)
+    net = decorated(Until, dynamic=False)
     inputs = [torch.randn(rows, 8) for rows in (2, 3, 4, 2, 3, 4)]
     results: dict[int, Any] = {}
 

@@ -25,7 +25,7 @@ from torch import nn
 from tests.cache import mutations
 from tvmify import tvmify
 from tvmify.cache.directory import remove
-from tvmify.dispatch import load_or_build
+from tvmify.dispatch import keys, load_or_build
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.errors import BuildError
 
@@ -154,7 +154,7 @@ _missed: list[str] = []
 
 
 def _miss(work: Any, *_: Any) -> Any:
-    _missed.append(work.key.digest)
+    _missed.append(keys.key_for_any_torch(work.key).digest)
     raise BuildError("it is not in the cache", "It is not to be: this is a test.")
 
 

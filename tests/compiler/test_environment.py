@@ -12,7 +12,7 @@ def test_the_compiler_is_loaded_ahead_of_the_import() -> None:
         import sys
         from pathlib import Path
 
-        import tvmify
+        import tvmify.runtime
         from tvmify.compiler.environment import load_ahead, prepare_tvm
 
         def is_loaded():

@@ -46,7 +46,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_evicted_signature_is_neither_captured_nor_built_again(
     captured: list[int], inference: None, cache: bool
 ) -> None:
-    net: Any = decorate(Exported().eval(), cache_size=3, cache=cache)
+    net: Any = decorate(Exported().eval(), cache_size=3, cache=cache, dynamic=False)
     with pytest.warns(TvmifyWarning, match=r"more than cache_size=3 signatures") as warned:
         for count in (1, 2, 3, 4, 1, 2):
             torch.testing.assert_close(net(rows(count)), net.layer(rows(count)) + 1)
@@ -58,7 +58,7 @@ def test_an_evicted_signature_is_neither_captured_nor_built_again(
 
 
 def test_a_module_that_keeps_missing_is_left_to_eager(captured: list[int], inference: None) -> None:
-    net: Any = decorate(Exported().eval(), cache_size=2)
+    net: Any = decorate(Exported().eval(), cache_size=2, dynamic=False)
     with pytest.warns(TvmifyWarning) as warned:
         for count in (1, 2, 3, 4, 5, 6, 5, 6, 3, 4):
             torch.testing.assert_close(net(rows(count)), net.layer(rows(count)) + 1)
@@ -77,11 +77,11 @@ def test_a_module_that_keeps_missing_is_left_to_eager(captured: list[int], infer
 
 
 def test_what_is_asked_for_is_compiled_all_the_same(inference: None) -> None:
-    net: Any = decorate(Exported().eval(), cache_size=1)
+    net: Any = decorate(Exported().eval(), cache_size=1, dynamic=False)
     with pytest.warns(TvmifyWarning, match="cache_size=1"):
         net.warmup(*([(count, 4)] for count in (1, 2, 3, 4)))
     assert net.cache_info().builds == 4
-    strict: Any = decorate(Exported().eval(), cache_size=1, strict=True)
+    strict: Any = decorate(Exported().eval(), cache_size=1, strict=True, dynamic=False)
     with pytest.warns(TvmifyWarning, match="cache_size=1"):
         for count in (1, 2, 3, 4):
             strict(rows(count))
@@ -103,7 +103,7 @@ def test_what_another_state_left_behind_is_no_eviction(inference: None) -> None:
 
 
 def test_a_refusal_outlives_its_eviction(captured: list[int], inference: None) -> None:
-    net: Any = decorate(lambda x: x.nonzero() + 1, cache_size=1)
+    net: Any = decorate(lambda x: x.nonzero() + 1, cache_size=1, dynamic=False)
     with pytest.warns(TvmifyWarning):
         for count in (1, 2, 1):
             assert torch.equal(net(rows(count)), rows(count).nonzero() + 1)

@@ -84,11 +84,11 @@ def test_all_signatures_of_earlier_calls_are_saved(tmp_path: Path, small: nn.Mod
     builds = model.cache_info().builds
     loaded = saved(model, tmp_path)
     assert model.cache_info().builds == builds
-    for batch in (2, 3):
+    for batch in (2, 3, 5):  # of the second on, one program serves all
         x = image(batch)
         close(loaded(x), small(x))
     with pytest.raises(RuntimeError, match="no code for these arguments"):
-        loaded(image(5))
+        loaded(image(2)[..., :-1])
 
 
 @pytest.mark.parametrize(

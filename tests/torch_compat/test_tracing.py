@@ -65,7 +65,7 @@ def flags() -> Iterator[None]:
 
 @torch.inference_mode()
 def test_threads_that_compile_different_modules_all_do() -> None:
-    nets = [compiled(kind()) for kind in (Exported, Scripted, Exported)]
+    nets = [compiled(kind(), dynamic=False) for kind in (Exported, Scripted, Exported)]
     errors: list[BaseException] = []
 
     def serve(net: nn.Module, first: int) -> None:

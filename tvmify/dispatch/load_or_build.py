@@ -145,6 +145,8 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
                 stored = key_of(key, found.executor.artifact)
                 _LOADED.setdefault(stored.digest, found.executor)  # before the next thread looks
         stored = key_of(key, found.executor.artifact)
+        if stored != key:
+            _LOG.debug("%s: key %s, whatever PyTorch's version is", stages.subject, stored.digest)
         if found.source is not Source.SHARED:
             _LOADED[stored.digest] = found.executor
         stale = tuple(n for n in found.executor.artifact.weights if n in wanted.volatile)

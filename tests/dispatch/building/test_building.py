@@ -101,7 +101,7 @@ def test_the_life_of_the_process() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
-    net = tvmify(net, on_miss="background", cache=False)
+    net = tvmify(net, on_miss="background", cache=False, dynamic=False)
     builder = background.worker.builder
 
     def compiled(rows):
