@@ -85,9 +85,7 @@ def choose(
     return choice.choose(str(work), candidates(work, machine, bits), sample)
 
 
-def choose_for_any_rows(
-    work: Workload, factor: int, machine: Microarchitecture, bits: int
-) -> Plan:
+def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture, bits: int) -> Plan:
     """Choose a plan for as many rows as there mostly are, of panels as wide as for any others.
 
     So all programs of one layer read the same packed weights.
