@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import FrozenInstanceError
 from typing import Any
 
@@ -61,6 +62,7 @@ def test_data_and_text_say_the_same() -> None:
     assert repr(explanation) == text
     assert f"  {signature.signature}\n    runs compiled\n" in text
     assert f"    key: {signature.key}\n" in text
+    assert "runs compiled" in explanation and copy.deepcopy(explanation).methods == (subject,)
     with pytest.raises(FrozenInstanceError):
         signature.runs = "eager"  # type: ignore[misc]
 

@@ -162,12 +162,11 @@ class ExplainedSubject:
             yield from (f"  {line}" if line else "" for line in part.lines())
 
 
-@dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(str):
     """What ran where, and why, of a decorated object.
 
-    Printed, or shown in a notebook, it is a text for people, whose form may change. The attributes
-    are for programs.
+    It is a text for people, whose form may change, and can be searched as one. The attributes are
+    for programs.
 
     Attributes
     ----------
@@ -182,18 +181,25 @@ class Explanation:
 
     methods: tuple[ExplainedSubject, ...]
 
+    def __new__(cls, methods: tuple[ExplainedSubject, ...]) -> Explanation:  # noqa: D102
+        text = "\n\n".join("\n".join(method.lines()) for method in methods)
+        made = super().__new__(cls, text)
+        made.methods = methods
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:  # for copies and pickles
+        return (self.methods,)
+
     @property
     def signatures(self) -> tuple[ExplainedSignature, ...]:
         """Those of all methods and of their parts."""
         return tuple(_signatures(self.methods))
 
-    def __str__(self) -> str:
-        return "\n\n".join("\n".join(method.lines()) for method in self.methods)
-
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"<pre>{html.escape(self)}</pre>"
 
 
 def _signatures(subjects: tuple[ExplainedSubject, ...]) -> Iterator[ExplainedSignature]:
