@@ -116,9 +116,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> str:
         case torch.Tensor():
             tensors.append(value)
             return "tensor"
-        case None | bool() | int() | float():
-            return repr(value)
-        case torch.dtype():
+        case None | bool() | int() | float() | torch.dtype():
             return repr(value)
         case torch.device():
             return f"device({value.type}, {value.index})"

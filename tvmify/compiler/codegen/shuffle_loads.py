@@ -14,7 +14,7 @@ from tvm.tirx import Stmt
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.sizes import product
+from tvmify.compiler.sizes import factor, product
 
 #: Shorter vectors gain nothing.
 _FEWEST_LANES = 4
@@ -71,8 +71,8 @@ class _Shuffling:
             return None
         start = self.analyzer.simplify(substitute(first + min(known), self._value))
         span = max(known) - min(known) + 1
-        count = self.analyzer.modular_set(tirx.const(1, "int64") * product(load.source.ty.shape))
-        windows = _windows(self.analyzer.modular_set(start), span, lanes, count)
+        whole = factor(product(load.source.ty.shape)) % lanes == 0
+        windows = _windows(self.analyzer.modular_set(start), span, lanes, whole)
         vectors, places = [], {}
         for begin, width in windows:
             for i in range(width):
@@ -113,14 +113,13 @@ class _Shuffling:
 
 
 def _windows(
-    begins: sym.ModularSet, span: int, lanes: int, elements: sym.ModularSet
+    begins: sym.ModularSet, span: int, lanes: int, consists_of_vectors: bool
 ) -> list[tuple[int, int]]:
     """Cover elements by vectors of one width: where each begins, relative to the first element.
 
     None is read that the tensor does not have: either vectors begin and end with the elements, or
     they are those that the whole tensor consists of.
     """
-    consists_of_vectors = int(elements.coeff) % lanes == int(elements.base) % lanes == 0
     whole = consists_of_vectors and int(begins.coeff) % lanes == 0
     before = int(begins.base) % lanes
     if whole and before + span <= lanes:
