@@ -8,11 +8,10 @@ seconds, as in ``benchmarks.requests``; divide the tokens that are printed by th
 
 from __future__ import annotations
 
-import argparse
-import sys
 from typing import Any
 
-from benchmarks.passes import Pass, compare, work
+from benchmarks import passes
+from benchmarks.passes import Pass
 
 MODELS = ("gpt2", "llama")
 CONTENDERS = ("eager", "inductor", "tvmify")
@@ -59,22 +58,14 @@ def _pass(name: str, model: str, count: int) -> Pass:
     return Pass(run, lambda: None if programs is None else programs().builds)
 
 
+def _describe(count: int) -> str:
+    return f"{count * len(PROMPTS)} tokens after prompts of {PROMPTS}"
+
+
 def main() -> None:
     """Be the driver, or one of the contenders."""
-    if sys.argv[1:2] == ["work"]:
-        _, _, name, model, count = sys.argv
-        work(lambda: _pass(name, model, int(count)))
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--tokens", type=int, default=32, help="new ones, for each prompt")
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    for model in given.models.split(","):
-        total = given.tokens * len(PROMPTS)
-        print(f"\n{model}: {total} tokens after prompts of {PROMPTS}, CPU seconds", flush=True)
-        arguments = [model, str(given.tokens)]
-        compare("benchmarks.generation", CONTENDERS, arguments, given.rounds)
+    module, counted = "benchmarks.generation", ("tokens", 32)
+    passes.main(module, MODELS, CONTENDERS, _pass, counted, _describe)
 
 
 if __name__ == "__main__":

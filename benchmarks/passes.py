@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -66,6 +67,43 @@ def work(make: Callable[[], Pass]) -> None:
         before = time.process_time()
         made.run()
         answer(seconds=time.process_time() - before)
+
+
+def main(
+    module: str,
+    models: Sequence[str],
+    contenders: Sequence[str],
+    make: Callable[[str, str, int], Pass],
+    counted: tuple[str, int],
+    describe: Callable[[int], str],
+) -> None:
+    """Be the driver of a benchmark of passes, or one of its contenders, as the arguments say.
+
+    Parameters
+    ----------
+    module
+        The benchmark, whose ``main`` calls this one.
+    models
+        The names of all.
+    make
+        Returns the pass of a contender on a model, of so many of what is counted.
+    counted
+        The name of that among the arguments, and how many if none are given.
+    describe
+        Says what a pass of so many is.
+    """
+    if sys.argv[1:2] == ["work"]:
+        _, _, name, model, count = sys.argv
+        work(lambda: make(name, model, int(count)))
+        return
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--models", default=",".join(models))
+    parser.add_argument(f"--{counted[0]}", type=int, default=counted[1], dest="count")
+    parser.add_argument("--rounds", type=int, default=3, help="further passes")
+    given = parser.parse_args()
+    for model in given.models.split(","):
+        print(f"\n{model}: {describe(given.count)}, CPU seconds", flush=True)
+        compare(module, contenders, [model, str(given.count)], given.rounds)
 
 
 def compare(module: str, contenders: Sequence[str], arguments: Sequence[str], rounds: int) -> None:

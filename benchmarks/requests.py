@@ -9,13 +9,12 @@ compilers use several processes.
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.passes import Pass, compare, work
+from benchmarks import passes
+from benchmarks.passes import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,23 +106,14 @@ def _pass(name: str, model: str, count: int) -> Pass:
     return Pass(lambda: [run(request) for request in requests], programs)
 
 
+def _describe(count: int) -> str:
+    return f"{count} requests, batch {BATCHES}, length {LENGTHS}"
+
+
 def main() -> None:
     """Be the driver, or one of the contenders."""
-    if sys.argv[1:2] == ["work"]:
-        _, _, name, model, count = sys.argv
-        work(lambda: _pass(name, model, int(count)))
-        return
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    for model in given.models.split(","):
-        print(
-            f"\n{model}: {given.requests} requests, batch {BATCHES}, length {LENGTHS}, CPU seconds"
-        )
-        arguments = [model, str(given.requests)]
-        compare("benchmarks.requests", list(CONTENDERS), arguments, given.rounds)
+    module, counted = "benchmarks.requests", ("requests", 200)
+    passes.main(module, MODELS, list(CONTENDERS), _pass, counted, _describe)
 
 
 if __name__ == "__main__":
