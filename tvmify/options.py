@@ -1,10 +1,9 @@
-"""The options of ``@tvmify``, and the ``TVMIFY_*`` environment variables."""
+"""The options of ``@tvmify``."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import os
 import re
 import sys
@@ -13,31 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import platformdirs
-
 from tvmify import target as targets
-from tvmify.errors import OptionError, warn
+from tvmify.errors import OptionError
+from tvmify.system import variables
 from tvmify.torch_compat.declared_sizes import declared_size
-
-#: Default limit of the disk cache in bytes; TVMIFY_CACHE_SIZE overrides it.
-_CACHE_SIZE = 10 * 10**9
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-    "TIB": 1 << 40,
-}
-
-#: The environment variables that tvmify reads.
-VARIABLES = (
-    "TVMIFY_CACHE_DIR",
-    "TVMIFY_CACHE_SIZE",
-    "TVMIFY_CACHE_URL",
-    "TVMIFY_COMPARE",
-    "TVMIFY_DISABLE",
-    "TVMIFY_RECORD",
-    "TVMIFY_SYSTEM_LINKER",
-)
 
 # Marks a field that cannot change the compiled code, so it is not part of the disk key.
 _NOT_KEYED = {"keyed": False}
@@ -270,20 +248,15 @@ class CompileOptions:
 
         ``TVMIFY_COMPARE=0`` turns this off, for when results must not depend on timing.
         """
-        return self.compare and not self.strict and _flag("TVMIFY_COMPARE", True)
+        return self.compare and not self.strict and variables.may_compare()
 
     def cache_directory(self) -> Path | None:
         """Return the directory of the disk cache, or None if there is none."""
         if self.cache is False:
             return None
         if self.cache is not True and not _is_url(self.cache):
-            return _expanded(self.cache)
-        return default_cache_directory()
-
-    def cache_limits(self) -> tuple[int | None, int | None]:
-        """Return the disk cache's limits in bytes and in entries; None for no limit."""
-        text = os.environ.get("TVMIFY_CACHE_SIZE", "")
-        return read_limits(text, "TVMIFY_CACHE_SIZE") if text.strip() else (_CACHE_SIZE, None)
+            return variables.expanded(self.cache)
+        return variables.cache_directory()
 
     def cache_url(self) -> str | None:
         """Return the URL of the level behind `cache_directory`, or None if there is none."""
@@ -291,11 +264,11 @@ class CompileOptions:
             return None
         if _is_url(self.cache):
             return str(self.cache)
-        return os.environ.get("TVMIFY_CACHE_URL") or None
+        return variables.cache_url()
 
     def record_file(self) -> Path | None:
         """Return the file to which signatures are appended, or None."""
-        chosen = self.record or os.environ.get("TVMIFY_RECORD")
+        chosen = self.record or variables.record_file()
         return Path(chosen).expanduser() if chosen else None
 
     def shows_progress(self) -> bool:
@@ -350,81 +323,6 @@ def check_names(given: Iterable[str], names: Sequence[str]) -> None:
             raise OptionError(f"unknown option {name!r}: choose from {', '.join(names)}{hint}")
 
 
-def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
-    """Parse the limits of a cache, in bytes and in entries; None where the text sets no limit.
-
-    Parameters
-    ----------
-    text
-        A size, a number of entries, or both, separated by a comma.
-    name
-        Name of the variable or option, for the message.
-
-    Raises
-    ------
-    OptionError
-        The text is none of these.
-    """
-    limits: dict[str, int] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", part.strip())
-        unit = match[2].upper() if match else ""
-        if match and unit in _UNITS:
-            limits["bytes"] = int(float(match[1]) * _UNITS[unit])
-        elif match and unit in ("ENTRY", "ENTRIES"):
-            limits["entries"] = int(float(match[1]))
-        else:
-            raise OptionError(
-                f"{name} is {text!r}: expected, for example, '20GB', '500 entries', or both "
-                "separated by a comma"
-            )
-    return limits.get("bytes"), limits.get("entries")
-
-
-def default_cache_directory() -> Path | None:
-    """Return ``TVMIFY_CACHE_DIR``, or tvmify's folder in the user's cache directory.
-
-    Warn and return None for a user who has no home directory.
-    """
-    chosen = os.environ.get("TVMIFY_CACHE_DIR")
-    try:
-        return _expanded(chosen or platformdirs.user_cache_dir("tvmify"))
-    except RuntimeError:  # older versions of platformdirs leave the "~"
-        return _expanded("~/.cache/tvmify")
-
-
-def _expanded(path: str | os.PathLike[str]) -> Path | None:
-    # Path.expanduser would raise for a "~" that cannot be resolved, which platformdirs may return.
-    text = os.path.expanduser(path)  # noqa: PTH111
-    if not text.startswith("~"):
-        return Path(text)
-    _say_that_there_is_no(text)
-    return None
-
-
-@functools.cache  # warns only once
-def _say_that_there_is_no(place: str) -> None:
-    warn(
-        "compiled programs are kept in memory only: this user has no home directory, so there is "
-        f"no {place}. Set TVMIFY_CACHE_DIR."
-    )
-
-
-def environment() -> dict[str, str]:
-    """Return all ``TVMIFY_*`` variables that are set, including ones not in `VARIABLES`."""
-    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TVMIFY_")}
-
-
-def disabled() -> bool:
-    """Whether ``TVMIFY_DISABLE`` is set to anything but 0, so that every call runs in eager."""
-    return _flag("TVMIFY_DISABLE", False)
-
-
-def system_linker() -> bool:
-    """Whether ``TVMIFY_SYSTEM_LINKER`` has the system's C++ compiler link compiled code."""
-    return _flag("TVMIFY_SYSTEM_LINKER", False)
-
-
 def _check_sizes(said: Any) -> None:
     """Refuse what ``dynamic_shapes`` cannot hold, as far as that can be said without a call."""
     if isinstance(said, (Mapping, list, tuple)):
@@ -439,11 +337,6 @@ def _check_sizes(said: Any) -> None:
 
 def _is_url(cache: bool | str | os.PathLike[str]) -> bool:
     return isinstance(cache, str) and "://" in cache
-
-
-def _flag(variable: str, default: bool) -> bool:
-    value = os.environ.get(variable)
-    return default if value is None else value not in ("", "0")
 
 
 def _expect(holds: bool, name: str, value: object, expected: str) -> None:

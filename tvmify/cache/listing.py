@@ -16,6 +16,7 @@ from tvmify.cache.manifest import Manifest
 from tvmify.cache.stored import Limits, StoredEntry
 from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
+from tvmify.system import variables
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def named_cache(directory: str | os.PathLike[str] | None, *, may_be_new: bool = 
         raise CacheError("this user has no cache directory: set TVMIFY_CACHE_DIR")
     if directory is not None and not may_be_new and not place.is_dir():
         raise CacheError(f"{place} is not a directory: name a cache directory, or None")
-    return DiskCache(place, Limits(*options.cache_limits()))
+    return DiskCache(place, Limits(*variables.cache_limits()))
 
 
 def _listed(entry: StoredEntry) -> ListedEntry:

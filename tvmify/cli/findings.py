@@ -17,12 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmify import options
 from tvmify.cache import DiskCache, Limits
 from tvmify.cache.directory import is_there
 from tvmify.cli.printing import size
 from tvmify.errors import BuildError, CacheError, NativeLibraryError, OptionError
-from tvmify.system import toolchain
+from tvmify.system import toolchain, variables
 from tvmify.torch_compat import versions as supported
 
 OK, WARNING, ERROR = "ok", "warning", "error"
@@ -129,7 +128,7 @@ def processor() -> Iterator[Finding]:
 
 def linker() -> Iterator[Finding]:
     """Say what links compiled code; try the C++ compiler, which is needed if it is asked for."""
-    asked = options.system_linker()
+    asked = variables.system_linker()
     ours = "" if asked else "tvmify's own, and for what it does not know "
     try:
         command = toolchain.find()
@@ -174,7 +173,7 @@ def gpus() -> Iterator[Finding]:
 
 def cache(directory: Path | None) -> Iterator[Finding]:
     """Check that the cache directory is private and writable, and has free space."""
-    directory = directory or options.default_cache_directory()
+    directory = directory or variables.cache_directory()
     if directory is None:
         advice = "Set TVMIFY_CACHE_DIR to a directory that this user owns."
         yield Finding(WARNING, "cache", "no cache: this user has no home directory", advice)
@@ -214,18 +213,18 @@ def cache(directory: Path | None) -> Iterator[Finding]:
 
 def _limits() -> Limits:
     with suppress(OptionError):  # `environment` reports it
-        return Limits(*options.CompileOptions().cache_limits())
+        return Limits(*variables.cache_limits())
     return Limits()
 
 
 def environment() -> Iterator[Finding]:
     """Report variables that have no effect, disable compilation, or have a wrong value."""
-    for name, value in options.environment().items():
-        if name not in options.VARIABLES:
-            near = difflib.get_close_matches(name, options.VARIABLES, 1)
+    for name, value in variables.environment().items():
+        if name not in variables.VARIABLES:
+            near = difflib.get_close_matches(name, variables.VARIABLES, 1)
             advice = f"Did you mean {near[0]}?" if near else "Unset it: it has no effect."
             yield Finding(WARNING, name, f"{value!r}: unknown variable", advice)
-        elif name == "TVMIFY_DISABLE" and options.disabled():
+        elif name == "TVMIFY_DISABLE" and variables.disabled():
             yield Finding(WARNING, name, "nothing is compiled", "Unset it to use compiled code.")
         elif name == "TVMIFY_CACHE_SIZE" and (problem := _problem_of_size()):
             yield Finding(ERROR, name, problem, "Correct or unset it.")
@@ -235,7 +234,7 @@ def environment() -> Iterator[Finding]:
 
 def _problem_of_size() -> str:
     try:
-        options.CompileOptions().cache_limits()
+        variables.cache_limits()
     except OptionError as error:
         return str(error)
     return ""
@@ -244,7 +243,7 @@ def _problem_of_size() -> str:
 def round_trip(timeout: float) -> Iterator[Finding]:
     """Compile a small module in one process, and load it in another."""
     with tempfile.TemporaryDirectory(prefix="tvmify-doctor-") as folder:
-        kept = {k: v for k, v in os.environ.items() if k not in options.environment()}
+        kept = {k: v for k, v in os.environ.items() if k not in variables.environment()}
         surroundings = kept | {"TVMIFY_CACHE_DIR": str(Path(folder) / "cache")}
         answers = []
         for step in ("compiled", "loaded"):

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tvmify.cache import DiskCache, StoredEntry
 from tvmify.errors import CacheError, OptionError
-from tvmify.options import default_cache_directory
+from tvmify.system import variables
 
 #: Exit codes besides 0: something is damaged or missing; usage error.
 FAILED, USAGE = 1, 2
@@ -45,7 +45,7 @@ def cache_at(directory: Path | None) -> DiskCache:
         There is no such directory.
     """
     if directory is None:
-        directory = default_cache_directory()
+        directory = variables.cache_directory()
         if directory is None:
             raise fail(
                 "this user has no home directory: give --cache, or set TVMIFY_CACHE_DIR", USAGE

@@ -22,7 +22,7 @@ from tvmify.cli.printing import (
     size,
     text,
 )
-from tvmify.options import CompileOptions, read_limits
+from tvmify.system import variables
 
 
 def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
@@ -80,8 +80,10 @@ def prune(
 
 def _limits(most_bytes: str | None, most_entries: int | None) -> Limits:
     if most_bytes is None and most_entries is None:
-        return Limits(*CompileOptions().cache_limits())
-    size, count = (None, None) if most_bytes is None else read_limits(most_bytes, "--size")
+        return Limits(*variables.cache_limits())
+    size, count = (
+        (None, None) if most_bytes is None else variables.read_limits(most_bytes, "--size")
+    )
     return Limits(size, count if most_entries is None else most_entries)
 
 

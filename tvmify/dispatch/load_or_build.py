@@ -32,7 +32,7 @@ from tvmify.dispatch.sizes import Specialised
 from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on
-from tvmify.system import forks
+from tvmify.system import forks, variables
 from tvmify.system.garbage import uncollected
 from tvmify.target import Target
 
@@ -268,7 +268,7 @@ def _disk(options: CompileOptions) -> Disk | None:
     directory, url = options.cache_directory(), options.cache_url()
     if directory is None:
         return None
-    near = disk_at(directory, Limits(*options.cache_limits()))
+    near = disk_at(directory, Limits(*variables.cache_limits()))
     return near if url is None else TwoLevels(near, remote_at(url))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
-from tvmify import options
 from tvmify.dispatch import recording
 from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.generalizing import Generalizing, Kept
@@ -17,6 +16,7 @@ from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Args, Kwargs, Request
 from tvmify.errors import NotCompiled
 from tvmify.runtime import LatestCall
+from tvmify.system import variables
 
 
 class Misses:
@@ -91,7 +91,7 @@ class Misses:
         self, signature: Hashable, args: Args, kwargs: Kwargs, declared: Declared
     ) -> Kept | Request:
         """Return an outcome that needs no new program, or the request for one."""
-        if options.disabled():
+        if variables.disabled():
             return Kept(signature, Eager(Facts(), Choice.DISABLED))
         try:
             request = Request.of(args, kwargs, self._subject.options, unusual=signature)

@@ -15,13 +15,12 @@ from tvm import relax
 from tvm.relax import vm_build
 from tvm.tirx.build import codegen_build
 
-from tvmify import options
 from tvmify.compiler.codegen import elf, scratch
 from tvmify.compiler.codegen.lowering import lower
 from tvmify.compiler.codegen.objects import emit, is_whole_library
 from tvmify.compiler.cuda import kernels
 from tvmify.errors import BuildError
-from tvmify.system import toolchain
+from tvmify.system import toolchain, variables
 
 #: Bytes that a compiler may need beside object code and library.
 _ROOM = 1 << 18
@@ -125,7 +124,7 @@ def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
         name, _, _ = symbol.partition(".")
         return f"__tvm_ffi_{name}" if name in known else ""
 
-    if options.system_linker():
+    if variables.system_linker():
         return _link_by_compiler(objects, alias, places)
     try:
         return elf.link(objects, alias)

@@ -1,0 +1,134 @@
+"""The ``TVMIFY_*`` environment variables."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from pathlib import Path
+
+import platformdirs
+
+from tvmify.errors import OptionError, warn
+
+#: The environment variables that tvmify reads.
+VARIABLES = (
+    "TVMIFY_CACHE_DIR",
+    "TVMIFY_CACHE_SIZE",
+    "TVMIFY_CACHE_URL",
+    "TVMIFY_COMPARE",
+    "TVMIFY_DISABLE",
+    "TVMIFY_RECORD",
+    "TVMIFY_SYSTEM_LINKER",
+)
+
+#: Default limit of the disk cache in bytes.
+_CACHE_SIZE = 10 * 10**9
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+
+
+def environment() -> dict[str, str]:
+    """Return all ``TVMIFY_*`` variables that are set, including ones not in `VARIABLES`."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith("TVMIFY_")}
+
+
+def disabled() -> bool:
+    """Whether ``TVMIFY_DISABLE`` is set to anything but 0, so that every call runs in eager."""
+    return _flag("TVMIFY_DISABLE", False)
+
+
+def system_linker() -> bool:
+    """Whether ``TVMIFY_SYSTEM_LINKER`` has the system's C++ compiler link compiled code."""
+    return _flag("TVMIFY_SYSTEM_LINKER", False)
+
+
+def may_compare() -> bool:
+    """Whether compiled code may be timed against eager: not with ``TVMIFY_COMPARE=0``."""
+    return _flag("TVMIFY_COMPARE", True)
+
+
+def cache_directory() -> Path | None:
+    """Return ``TVMIFY_CACHE_DIR``, or tvmify's folder in the user's cache directory.
+
+    Warn and return None for a user who has no home directory.
+    """
+    chosen = os.environ.get("TVMIFY_CACHE_DIR")
+    try:
+        return expanded(chosen or platformdirs.user_cache_dir("tvmify"))
+    except RuntimeError:  # older versions of platformdirs leave the "~"
+        return expanded("~/.cache/tvmify")
+
+
+def cache_limits() -> tuple[int | None, int | None]:
+    """Return the disk cache's limits in bytes and in entries; None for no limit."""
+    text = os.environ.get("TVMIFY_CACHE_SIZE", "")
+    return read_limits(text, "TVMIFY_CACHE_SIZE") if text.strip() else (_CACHE_SIZE, None)
+
+
+def cache_url() -> str | None:
+    """Return the URL of the cache's second level for all modules, or None."""
+    return os.environ.get("TVMIFY_CACHE_URL") or None
+
+
+def record_file() -> str | None:
+    """Return the file to which all modules append their signatures, or None."""
+    return os.environ.get("TVMIFY_RECORD") or None
+
+
+def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
+    """Parse the limits of a cache, in bytes and in entries; None where the text sets no limit.
+
+    Parameters
+    ----------
+    text
+        A size, a number of entries, or both, separated by a comma.
+    name
+        Name of the variable or option, for the message.
+
+    Raises
+    ------
+    OptionError
+        The text is none of these.
+    """
+    limits: dict[str, int] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", part.strip())
+        unit = match[2].upper() if match else ""
+        if match and unit in _UNITS:
+            limits["bytes"] = int(float(match[1]) * _UNITS[unit])
+        elif match and unit in ("ENTRY", "ENTRIES"):
+            limits["entries"] = int(float(match[1]))
+        else:
+            raise OptionError(
+                f"{name} is {text!r}: expected, for example, '20GB', '500 entries', or both "
+                "separated by a comma"
+            )
+    return limits.get("bytes"), limits.get("entries")
+
+
+def expanded(path: str | os.PathLike[str]) -> Path | None:
+    """Expand a leading ``~``; warn and return None for a user who has no home directory."""
+    # Path.expanduser would raise for a "~" that cannot be resolved, which platformdirs may return.
+    text = os.path.expanduser(path)  # noqa: PTH111
+    if not text.startswith("~"):
+        return Path(text)
+    _warn_of_no_home(text)
+    return None
+
+
+@functools.cache  # warns only once
+def _warn_of_no_home(place: str) -> None:
+    warn(
+        "compiled programs are kept in memory only: this user has no home directory, so there is "
+        f"no {place}. Set TVMIFY_CACHE_DIR."
+    )
+
+
+def _flag(variable: str, default: bool) -> bool:
+    value = os.environ.get(variable)
+    return default if value is None else value not in ("", "0")
