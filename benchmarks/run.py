@@ -6,6 +6,9 @@
 Each contender is a process of its own. They take turns, one burst of calls at a time, so that a
 disturbance of the machine meets all of them alike; whoever does not measure is stopped (SIGSTOP),
 since many runtimes keep their threads spinning after a call.
+
+The results on each model are written as they come. A run that is interrupted goes on behind them
+when it is started again with the same arguments, commit, machine and packages.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from benchmarks.models import DTYPES, MODELS, chosen, in_dtype
 from benchmarks.process import Worker, WorkerError, take_turns
 from benchmarks.results import Result, Row, rows
 from benchmarks.table import show
+from benchmarks.unfinished import Unfinished, commit
 
 ONNX_READERS = {"openvino", "onnxruntime"}
 GOALS_THREADS = 2
@@ -59,6 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
     # A driver that is told to end must not leave stopped processes behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
+    machine = describe_machine()
+    settings = {"machine": machine, "commit": commit(), "rounds": given.rounds, "contenders": names}
+    unfinished = Unfinished(given.output / "unfinished.json", settings)
     results: list[Result] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         whole = progress.add_task(
@@ -66,15 +73,21 @@ def main(arguments: list[str] | None = None) -> None:
         )
         for count in threads:
             for model in models:
-                with _caches(given.caches, model, count) as folder:
-                    step = _Steps(progress, whole, f"{model}, {count} threads")
-                    results += compare(model, names, count, given.rounds, folder, step)
+                if found := unfinished.of(model, count):
+                    progress.console.print(f"{model}, {count} threads: measured before")
+                    progress.advance(whole, len(names) + given.rounds)
+                else:
+                    with _caches(given.caches, model, count) as folder:
+                        step = _Steps(progress, whole, f"{model}, {count} threads")
+                        found = compare(model, names, count, given.rounds, folder, step)
+                    unfinished.add(found)
+                results += found
     grouped = rows(results)
     held = goals([row for row in grouped if row.threads == GOALS_THREADS])
-    machine = describe_machine()
     console = Console(width=None if sys.stdout.isatty() else 160)
     show(console, grouped, held, f"{machine['processor']}, {machine['cores']} cores")
     write(given.output, grouped, machine, given.rounds)
+    unfinished.finish()
     console.print(f"\nWritten: {', '.join(str(p) for p in sorted(given.output.iterdir()))}")
 
 
