@@ -22,6 +22,7 @@
 # make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one
 # make docs             the documentation, in build/docs; a warning is an error
 # make wheel            a wheel in dist/, tried out in a clean environment
+# make wheels           one for each Python with native parts for each PyTorch, each tried (hours)
 # make clean            remove what the targets above made
 #
 # VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
@@ -74,7 +75,7 @@ QUICK ?=
 
 .PHONY: demo install test smoke matrix sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
 	bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check docs \
-	wheel clean
+	wheel wheels clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -172,6 +173,10 @@ wheel: install
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	PYTHON=$(BIN)/python .ci/try-wheel dist/tvmify-*.whl
 
+# PYTHONS="3.11" TORCHES="2.13 2.15" name some.
+wheels: install
+	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/wheels
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 	find tvmify -name '*.so' -delete
@@ -192,13 +197,16 @@ $(VENV)/.built: $(VENV)/.dependencies setup.py $(NATIVE)
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[dev,examples]'
 	touch $@
 
-# By name: an installation of tvmify[docs] would build the native part once more.
+# The packages of an extra, by name: an installation of tvmify[docs] would build the native part
+# once more.
+EXTRA := import sys, tomllib; \
+    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies'][sys.argv[1]])
+
 $(VENV)/.docs: $(VENV)/.built
-	$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "import tomllib; \
-	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'])")
+	$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "$(EXTRA)" docs)
 	touch $@
 
 # One that cannot be installed is a blank in the table.
 $(VENV)/.peers: $(VENV)/.built
-	-$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[bench]'
+	-$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "$(EXTRA)" bench)
 	touch $@

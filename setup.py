@@ -102,9 +102,17 @@ def compile_args() -> list[str]:
     return [*flags, *system, *sanitizer_args()]
 
 
-# Where C++ programs find what the library needs: in one folder with it, or as pip installs wheels.
-# Python loads it all beforehand, by full path.
-SEARCH = ["$ORIGIN", *(f"$ORIGIN/../../{name}/lib" for name in ("torch", "tvm", "tvm_ffi"))]
+# Where C++ programs find what the library needs: in one folder with it, or as pip installs wheels,
+# from tvmify/lib and from tvmify/builds/torch-2.13/lib (.ci/merge_wheels.py). Python loads it all
+# beforehand, by full path.
+SEARCH = [
+    "$ORIGIN",
+    *(
+        f"$ORIGIN/{up}/{name}/lib"
+        for up in ("../..", "../../../..")
+        for name in ("torch", "tvm", "tvm_ffi")
+    ),
+]
 
 
 def native_library() -> Extension:

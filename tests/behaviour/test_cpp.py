@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import tvmify
+from tvmify.torch_compat import versions
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "cpp"
 CONFIG = Path(tvmify.__path__[0]) / "share" / "cmake" / "tvmify"
@@ -389,7 +390,8 @@ def find_package(directory: Path, wanted: str, *options: str) -> subprocess.Comp
     """Configure a project that asks for a version of tvmify and builds nothing."""
     (directory / "CMakeLists.txt").write_text(
         f"cmake_minimum_required(VERSION 3.21)\nproject(asks LANGUAGES NONE)\n"
-        f'find_package(tvmify {wanted} REQUIRED)\nmessage(STATUS "found ${{tvmify_VERSION}}")\n'
+        f"find_package(tvmify {wanted} REQUIRED)\nlist(GET tvmify_LIBRARY_DIRS 0 folder)\n"
+        'message(STATUS "found ${tvmify_VERSION} in ${folder}")\n'
     )
     return cmake("-S", directory, "-B", directory / "build", *options)
 
@@ -438,6 +440,26 @@ def test_cmake_refuses_another_pytorch(tmp_path: Path) -> None:
     assert configured.returncode != 0
     message = " ".join(configured.stderr.split())
     assert re.search(r"this tvmify is built for PyTorch 2\.\d+, and \S+ is PyTorch 2\.99", message)
+
+
+def test_cmake_takes_the_library_for_the_pytorch_that_is_there(tmp_path: Path) -> None:
+    package = tmp_path / "tvmify"
+    shutil.copytree(CONFIG, package / "share" / "cmake" / "tvmify")
+    own = versions.minor(torch.__version__)
+    for version in ("2.1", own):
+        library = package / "builds" / f"torch-{version}" / "lib" / "libtvmify.so"
+        library.parent.mkdir(parents=True)
+        library.touch()
+    prefix = f"-DCMAKE_PREFIX_PATH={package}/share/cmake;{tvmify.cmake_prefix_path}"
+    configured = find_package(tmp_path, "", prefix)
+    assert configured.returncode == 0, configured.stderr
+    assert f"found 0.1.0 in {library.parent}" in configured.stdout
+
+    shutil.rmtree(library.parent)
+    library.parent.parent.rmdir()
+    configured = find_package(tmp_path, "", prefix)
+    message = " ".join(configured.stderr.split())
+    assert re.search(rf"built for PyTorch 2\.1, and \S+ is PyTorch {own}", message)
 
 
 def test_cmake_says_what_is_missing(tmp_path: Path) -> None:

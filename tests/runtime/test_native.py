@@ -36,12 +36,44 @@ def test_a_build_for_another_pytorch_says_how_to_mend_it():
 
 
 def test_what_a_library_was_built_against_is_read_before_it_is_loaded(tmp_path):
-    library = Path(native.__file__).parents[1] / "lib" / "libtvmify.so"
+    library = native._native_part(Path(native.__file__).parents[1]) / "lib" / "libtvmify.so"
     assert native._read_built_against(library) == CURRENT
     other = tmp_path / "libtvmify.so"
     other.write_bytes(library.read_bytes()[:10000])
     with pytest.raises(NativeLibraryError, match=r"damaged\. Reinstall"):
         native._read_built_against(other)
+
+
+def test_of_several_native_parts_the_one_for_the_installed_pytorch_is_loaded(tmp_path):
+    package = Path(native.__file__).parents[1]
+    part = native._native_part(package)
+    installed = f"torch-{versions.minor(torch.__version__)}"
+    tree = tmp_path / "tvmify"
+    (tree / "builds").mkdir(parents=True)
+    for path in package.iterdir():
+        if path.name not in ("lib", "builds") and path.suffix != ".so":
+            (tree / path.name).symlink_to(path)
+    for name in ("torch-2.1", installed):
+        (tree / "builds" / name).mkdir()
+    for path in [*part.glob("_C.*.so"), part / "lib"]:
+        (tree / "builds" / installed / path.name).symlink_to(path)
+    script = "import sys; sys.path.insert(0, sys.argv[1]); from tvmify import runtime, _C; " + (
+        "print(runtime.native._library._name, _C.__file__)"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    build = tree / "builds" / installed
+    library, module = done.stdout.split()
+    assert Path(library) == build / "lib" / "libtvmify.so" and Path(module).parent == build
+
+
+def test_no_native_part_for_the_installed_pytorch_says_how_to_mend_it(tmp_path):
+    for name in ("torch-2.1", "torch-2.2"):
+        (tmp_path / "builds" / name).mkdir(parents=True)
+    with pytest.raises(NativeLibraryError) as caught:
+        native._native_part(tmp_path)
+    text = str(caught.value)
+    assert "built for PyTorch 2.1, 2.2, and" in text and "--no-binary tvmify" in text
 
 
 def test_a_missing_library_or_package_is_named():

@@ -1,8 +1,9 @@
 """Finds and loads the native library, without importing TVM.
 
 Importing this module loads everything that compiled code needs: TVM's small runtime (not its
-compiler), ``tvmify/lib/libtvmify.so``, which registers ``torch.classes.tvmify``, and then
-``tvmify._C``. The order matters, so other modules import the names in ``_C`` from
+compiler), ``lib/libtvmify.so``, which registers ``torch.classes.tvmify``, and then ``tvmify._C``.
+Both lie in the package, or, in a wheel for several versions of PyTorch, in a folder for each:
+``tvmify/builds/torch-2.13``. The order matters, so other modules import the names in ``_C`` from
 `tvmify.runtime`.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+import tvmify
 from tvmify.errors import NativeLibraryError
 from tvmify.torch_compat import versions
 
@@ -28,6 +30,23 @@ def _directory(package: str) -> Path:
     if spec is None or spec.origin is None:
         raise NativeLibraryError(f"the package {package!r} is not installed. {_REINSTALL}")
     return Path(spec.origin).parent
+
+
+def _native_part(package: Path) -> Path:
+    """Return the folder of the native part for the PyTorch that is imported."""
+    builds = package / "builds"
+    if not builds.is_dir():
+        return package
+    found = versions.minor(torch.__version__)
+    wanted = builds / f"torch-{found}"
+    if not wanted.is_dir():
+        names = sorted(path.name for path in builds.glob("torch-*"))
+        there = ", ".join(name.removeprefix("torch-") for name in names)
+        raise NativeLibraryError(
+            f"this tvmify is built for PyTorch {there}, and {torch.__version__} is installed: "
+            f"install one of these, or build tvmify for PyTorch {found}: {_REBUILD}"
+        )
+    return wanted
 
 
 def _cmake_prefix_path() -> str:
@@ -98,7 +117,8 @@ def _read_built_against(path: Path) -> str:
 
 
 def _load() -> ctypes.CDLL:
-    path = Path(__file__).parents[1] / "lib" / "libtvmify.so"
+    folder = _native_part(Path(__file__).parents[1])
+    path = folder / "lib" / "libtvmify.so"
     _check_versions(_read_built_against(path))
     # Loaded by full path, since our library's run paths only work in site-packages; and globally,
     # since kernels refer to the runtime's functions by bare name.
@@ -106,6 +126,8 @@ def _load() -> ctypes.CDLL:
     _load_library(_directory("tvm") / "lib" / "libtvm_runtime.so", ctypes.RTLD_GLOBAL)
     library = _load_library(path)
     library.tvmify_built_against.restype = ctypes.c_char_p
+    if str(folder) not in tvmify.__path__:
+        tvmify.__path__.append(str(folder))  # where `tvmify._C` lies that is linked to it
     return library
 
 

@@ -18,8 +18,8 @@ class Supported(NamedTuple):
     version
         Such as ``"2.13"``.
     tests
-        Which have run with it: ``"all"``, ``"some"`` of the native entry points and of saved files,
-        or ``"none"`` yet; ``docs/versions.md`` names them.
+        Which have run with it: ``"all"``, those of ``tests/smoke.txt`` (``"smoke"``), ``"some"`` of
+        these, or ``"none"`` yet; ``docs/versions.md`` has the results.
     """
 
     version: str
@@ -32,6 +32,7 @@ TORCH = (
     Supported("2.12", "none"),
     Supported("2.13", "all"),
     Supported("2.14", "some"),
+    Supported("2.15", "smoke"),
 )
 PYTHON = (
     Supported("3.10", "none"),

@@ -19,7 +19,7 @@ endmacro()
 
 get_filename_component(_tvmify "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 set(_tvmify_library "${_tvmify}/lib/libtvmify.so")
-if(NOT EXISTS "${_tvmify_library}")
+if(NOT EXISTS "${_tvmify_library}" AND NOT EXISTS "${_tvmify}/builds")
   _tvmify_fail("${_tvmify_library} is missing: install tvmify again.")
 endif()
 
@@ -44,24 +44,34 @@ with -DCMAKE_PREFIX_PATH=\"$(python -c 'import tvmify; print(tvmify.cmake_prefix
   endif()
 endforeach()
 
-# PyTorch's C++ interface changes with every minor version; the library says which one it is for.
-file(STRINGS "${_tvmify_library}" _tvmify_wanted REGEX "torch==[0-9]" LIMIT_COUNT 1)
-string(REGEX REPLACE ".*torch==([0-9]+\\.[0-9]+).*" "\\1" _tvmify_wanted "${_tvmify_wanted}")
+# PyTorch's C++ interface changes with every minor version. A wheel has a library for each of some;
+# a library by itself says which one it is for.
 file(STRINGS "${_tvmify_torch}/share/cmake/Torch/TorchConfigVersion.cmake" _tvmify_present
      REGEX "set\\(PACKAGE_VERSION \"" LIMIT_COUNT 1)
 string(REGEX REPLACE ".*\"([0-9]+\\.[0-9]+).*" "\\1" _tvmify_present "${_tvmify_present}")
-if(NOT _tvmify_present VERSION_EQUAL _tvmify_wanted)
+if(EXISTS "${_tvmify}/builds")
+  set(_tvmify_library "${_tvmify}/builds/torch-${_tvmify_present}/lib/libtvmify.so")
+  file(GLOB _tvmify_wanted RELATIVE "${_tvmify}/builds" "${_tvmify}/builds/torch-*")
+  list(TRANSFORM _tvmify_wanted REPLACE "torch-" "")
+else()
+  file(STRINGS "${_tvmify_library}" _tvmify_wanted REGEX "torch==[0-9]" LIMIT_COUNT 1)
+  string(REGEX REPLACE ".*torch==([0-9]+\\.[0-9]+).*" "\\1" _tvmify_wanted "${_tvmify_wanted}")
+endif()
+if(NOT _tvmify_present IN_LIST _tvmify_wanted)
+  list(JOIN _tvmify_wanted ", " _tvmify_wanted)
   _tvmify_fail("this tvmify is built for PyTorch ${_tvmify_wanted}, and ${_tvmify_torch} is PyTorch \
 ${_tvmify_present}.")
 endif()
 
-# Its headers need C++17 or C++20: as PyTorch's own package says.
+# Its headers need C++17 or C++20, as PyTorch's own package says: by a property of its target until
+# 2.14, and by a feature since.
 file(STRINGS "${_tvmify_torch}/share/cmake/Torch/TorchConfig.cmake" _tvmify_standard
-     REGEX "CXX_STANDARD [0-9]+" LIMIT_COUNT 1)
-string(REGEX REPLACE ".*CXX_STANDARD ([0-9]+).*" "\\1" _tvmify_standard "${_tvmify_standard}")
+     REGEX "(CXX_STANDARD |cxx_std_)[0-9]+" LIMIT_COUNT 1)
+string(REGEX REPLACE ".*(CXX_STANDARD |cxx_std_)([0-9]+).*" "\\2" _tvmify_standard "${_tvmify_standard}")
 
 # For programs that are installed with the libraries that they need.
-set(tvmify_LIBRARY_DIRS "${_tvmify}/lib" "${_tvmify_torch}/lib" "${_tvmify_tvm}/lib"
+get_filename_component(_tvmify_folder "${_tvmify_library}" DIRECTORY)
+set(tvmify_LIBRARY_DIRS "${_tvmify_folder}" "${_tvmify_torch}/lib" "${_tvmify_tvm}/lib"
                         "${_tvmify_tvm_ffi}/lib")
 
 if(NOT TARGET tvmify::tvmify)
