@@ -12,7 +12,7 @@ from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, check_questions
 from tvmify.capture.recorded import RecordedGraph
 from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
-from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, script
+from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, scripting
 from tvmify.capture.state import present, resolve
 from tvmify.capture.varying import Varying
 from tvmify.errors import CaptureError, UnsupportedOperator
@@ -89,7 +89,8 @@ def _scripted(
         return "torch.compile has recorded it"
     check_questions(callable_, args, kwargs)
     try:
-        program = ScriptedProgram(script(callable_), callable_)
+        with scripting(callable_) as scripted:
+            program = ScriptedProgram(scripted, callable_)
         return program.refusal(args, kwargs) or program
     except CannotScript as error:
         return str(error)
@@ -141,7 +142,8 @@ def drive(
             "Decorate these.",
         )
     try:
-        return Driver(script(callable_), callable_, number, call)
+        with scripting(callable_) as scripted:
+            return Driver(scripted, callable_, number, call)
     except CannotScript as error:
         raise CaptureError(f"it cannot be scripted: {error}", "Change that place.") from error
 

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import threading
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.building import Builder
+from tvmify.dispatch.reasons import without_frames
 
 #: How many builds may wait; calls that want further ones go on in eager, and ask again.
 MOST_WAITING = 64
@@ -60,27 +60,13 @@ class Job:
         try:
             self.result = self._build(between)
         except Exception as error:  # of any kind: it is raised where the result is asked for
-            self.error = _without_frames(error)
+            self.error = without_frames(error)
         self.give_up()
 
     def give_up(self) -> None:
         """Let it be over, as it is now."""
         self._build = None  # which holds a program and its weights
         self.is_over = True
-
-
-class BackgroundTraceback(Exception):
-    """The traceback, as text, of an error that is raised in another thread than it came from."""
-
-    def __str__(self) -> str:
-        return f"in the background\n{self.args[0]}"
-
-
-def _without_frames(error: Exception) -> Exception:
-    # Frames hold the job, and the program, for as long as anybody keeps the error.
-    error.__cause__ = BackgroundTraceback("".join(traceback.format_exception(error)))
-    error.__context__ = None
-    return error.with_traceback(None)
 
 
 class Worker:

@@ -28,6 +28,7 @@ from tvmify.dispatch.parts import MakePart
 from tvmify.dispatch.programs import Captured, Made, Place, Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, runs, unusable
+from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.request import Request
 from tvmify.dispatch.subject import Subject
@@ -108,6 +109,7 @@ class Miss:
         try:
             return self._compiled()
         except NotCompiled as reason:
+            without_frames(reason)
             self._stages.end()  # regions count their own
             if self._request.general is not None:
                 return Eager(self._facts, reason)
@@ -290,7 +292,7 @@ class Miss:
             eager = subject.call(*request.call)
             check_parts(parts, eager, *request.call, differentiable=self._differentiable)
         except NotCompiled as other:
-            return Eager(self._facts, other)
+            return Eager(self._facts, without_frames(other))
         return Partitioned(self._facts, parts, bound, request.specs(), self._differentiable)
 
     def _note(self, **facts: Any) -> None:

@@ -7,6 +7,7 @@ import logging
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.outcome import Eager
+from tvmify.dispatch.reasons import again
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import NothingToCompute, Uninitialized
 
@@ -35,7 +36,7 @@ class Reports:
         if self._is_part and isinstance(reason, NothingToCompute):
             return  # nobody could write such a part in another way
         if on_miss.must_raise(reason, self._options):
-            raise reason
+            raise again(reason)
         if not isinstance(reason, Uninitialized):  # after which the next call runs compiled
             message = f"{self._name} runs in eager PyTorch: {on_miss.warning_of(reason)}"
             if message not in self._warned:

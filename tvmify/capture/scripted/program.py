@@ -20,6 +20,7 @@ from tvmify.capture.questions import asks_for_identity, asks_for_layout, asks_in
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.fingerprint import fingerprint
 from tvmify.capture.scripted.interpreter import Interpreter, source_line
+from tvmify.capture.scripted.leftovers import empty, noting
 from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import constant_attributes, unfolded
 from tvmify.capture.state import ModulePath, State, resolve
@@ -58,8 +59,31 @@ class CannotScript(Exception):
     """Why ``torch.jit.script`` refused a module, as one line."""
 
 
-def script(callable_: Any) -> Scripted:
+@contextlib.contextmanager
+def scripting(callable_: Any) -> Iterator[Scripted]:
+    """Script a module or function, as `script` does, for the time of the context.
+
+    Afterwards nothing that was made on the way holds the module's tensors.
+
+    Raises
+    ------
+    CannotScript
+        As `script` does.
+    """
+    made: list[torch.nn.Module] = []
+    try:
+        yield script(callable_, made)
+    finally:
+        empty(made)
+
+
+def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripted:
     """Script a module or function, which stays as it was.
+
+    Parameters
+    ----------
+    made
+        Gets every module that is made on the way.
 
     Raises
     ------
@@ -69,13 +93,15 @@ def script(callable_: Any) -> Scripted:
     if (question := question_of(callable_)) is not None:
         raise CannotScript(f"it asks for {question}, which TorchScript answers by its own rules")
     source, constants = callable_, frozenset[str]()
+    made = [] if made is None else made
     if isinstance(callable_, torch.nn.Module):
         _refuse_what_is_overlooked(callable_)
         source, constants = twin(callable_), constant_attributes(callable_)
+        made += (m for m in source.modules() if not isinstance(m, torch.jit.ScriptModule))
         distinguish(source)
     # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
     # warnings are about annotations; eager and torch.export do not read those.
-    with tracing(), without_autocast(), silenced(), unfolded(constants):
+    with tracing(), without_autocast(), silenced(), unfolded(constants), noting(made):
         types = _types_of(source)
         try:
             scripted = torch.jit.script(source)
