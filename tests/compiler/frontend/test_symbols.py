@@ -16,7 +16,8 @@ from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.frontend import importer as importing
 from tvmify.compiler.frontend.converters import CONVERTERS
 from tvmify.compiler.frontend.decompositions import decompose
-from tvmify.compiler.frontend.importer import Imported, import_program
+from tvmify.compiler.frontend.imported import Imported
+from tvmify.compiler.frontend.importer import import_program
 from tvmify.compiler.sizes import Range
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.silence import silenced

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import tvm
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, OutputKind
 from tvm import relax, te, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
@@ -38,55 +37,20 @@ from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import CONVERTERS
 from tvmify.compiler.frontend.decompositions import Decomposed
+from tvmify.compiler.frontend.dtypes import DTYPES, checked_dtype, dtype_name
 from tvmify.compiler.frontend.empties import is_empty, refuse_what_raises
 from tvmify.compiler.frontend.formulas import Formulas
+from tvmify.compiler.frontend.imported import Imported
+from tvmify.compiler.frontend.parameters import parameters
 from tvmify.compiler.frontend.refusals import refuse
 from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, Writable, written_bases
 from tvmify.compiler.frontend.stock import STOCK
 from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
-from tvmify.errors import NothingToCompute, UnsupportedInput, UnsupportedOperator
-from tvmify.signature import SUPPORTED_DTYPES
+from tvmify.errors import NothingToCompute, UnsupportedOperator
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Imported:
-    """A Relax module with one function, ``main(*inputs, *state, *weights)``, and how it is called.
-
-    Attributes
-    ----------
-    ir_mod
-        ``main`` returns a tuple of the tensors that the program computes.
-    inputs
-        Index, among the flattened arguments of the call, of each tensor that ``main`` takes.
-    weights
-        Dotted name of each parameter or buffer that ``main`` takes last.
-    state, writes, outputs, needs_contiguous
-        See `tvmify.artifact.artifact.Artifact`.
-    output_structure
-        The pytree of the result as text.
-    operators
-        How often each ATen operator occurs.
-    bridged
-        How often each of those occurs that PyTorch computes, inside of the program.
-    draws
-        Which of these draw random numbers.
-    """
-
-    ir_mod: tvm.IRModule
-    inputs: tuple[int, ...]
-    state: tuple[str, ...]
-    weights: tuple[str, ...]
-    writes: tuple[Write, ...]
-    outputs: tuple[Result, ...]
-    needs_contiguous: bool
-    output_structure: str
-    operators: dict[str, int]
-    bridged: dict[str, int]
-    draws: tuple[str, ...]
 
 
 def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Imported:
@@ -243,46 +207,26 @@ class Importer(ExportedProgramImporter):
         )
 
     def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var], dict[str, relax.Var]]:
-        """Make a parameter of ``main`` for each tensor that the program reads."""
-        placeholders = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
-        inputs: dict[int, relax.Var] = {}
-        state: dict[str, relax.Var | None] = dict.fromkeys(self.state)
-        weights: dict[str, relax.Var] = {}
-        # Of these another tensor takes the elements.
+        """Make a variable for each parameter of ``main``: by leaf, and by name."""
+        # Another tensor takes the elements of these.
         copied = set(self.written.values())
         for (_, node), place in zip(self._returned(), self.shared.places, strict=True):
             if place is None and isinstance(node, fx.Node):
                 copied.add(node)
-        leaf = -1
-        given = []
-        shown: set[str] = set()
-        for spec in self.program.graph_signature.input_specs:
-            is_input = spec.kind is InputKind.USER_INPUT
-            leaf += is_input
-            if not isinstance(spec.arg, TensorArgument):
-                continue
-            node = placeholders[spec.arg.name]
-            is_state = not is_input and spec.target in state
-            is_read = any(user.op != "output" or not is_input for user in node.users)
-            is_taken = is_read or is_state or node in copied
-            given.append((spec, node, leaf, is_input, is_state, is_taken))
-            shown.update(self._symbols_of(node) if is_taken else ())
-        for spec, node, leaf, is_input, is_state, is_taken in given:
-            own = self._symbols_of(node)
-            if not is_taken and own <= shown:
-                continue  # what is only handed back never enters the program, unless for a size
-            shown.update(own)
-            if spec.kind is InputKind.CONSTANT_TENSOR:
-                continue  # see `_bind_constants`
-            dtype = _check_type(node.meta["val"], node.name)
+        inputs: dict[int, relax.Var] = {}
+        state: dict[str, relax.Var | None] = dict.fromkeys(self.state)
+        weights: dict[str, relax.Var] = {}
+        for parameter in parameters(self.program, self.state, copied, self._symbols_of):
+            node = parameter.node
+            dtype = checked_dtype(node.meta["val"], node.name)
             var = relax.Var(node.name, relax.TensorType(list(self.shape(node)), dtype))
             self.env[node] = var
-            if is_input:
-                inputs[leaf] = var
-            elif is_state:
-                state[str(spec.target)] = var
+            if parameter.leaf is not None:
+                inputs[parameter.leaf] = var
+            elif parameter.name in state:
+                state[parameter.name] = var
             else:
-                weights[str(spec.target)] = var
+                weights[parameter.name] = var
         return inputs, {name: var for name, var in state.items() if var is not None}, weights
 
     def _symbols_of(self, node: fx.Node) -> set[str]:
@@ -300,7 +244,7 @@ class Importer(ExportedProgramImporter):
             return self._empty(tensor)
         # A copy: the constant's memory must not change when the caller's tensor does.
         copy = tensor.detach().cpu().contiguous().clone()
-        dtype = _check_type(copy, "a tensor constant")
+        dtype = checked_dtype(copy, "a tensor constant")
         return relax.const(tvm.runtime.from_dlpack(copy), dtype)
 
     def _empty(self, tensor: torch.Tensor) -> relax.Var:
@@ -378,7 +322,7 @@ class Importer(ExportedProgramImporter):
             _, node = returned[result]
             if result not in position:
                 order = self.shared.orders.get(result)
-                _check_type(node.meta["val"], node.name)  # refuses complex ones
+                checked_dtype(node.meta["val"], node.name)  # refuses complex ones
                 value = self.env[node]
                 position[result] = len(tensors)
                 if order is None:
@@ -434,24 +378,3 @@ def _lacks_results(node: fx.Node, value: Any) -> bool:
     if not isinstance(value, tuple) or all(v is not None for v in value):
         return False
     return any(user.users and value[user.args[1]] is None for user in node.users)  # type: ignore[index]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return TVM's name of a dtype of torch; they differ only in torch's prefix."""
-    return str(dtype).removeprefix("torch.")
-
-
-#: TVM's names of what its LLVM code generator computes with: complex and quantised dtypes end the
-#: process.
-DTYPES = frozenset(map(dtype_name, SUPPORTED_DTYPES))
-
-
-def _check_type(value: torch.Tensor, name: str) -> str:
-    """Return TVM's name of a tensor's dtype."""
-    dtype = dtype_name(value.dtype)
-    if dtype not in DTYPES or value.layout is not torch.strided:
-        raise UnsupportedInput(
-            f"{name!r} is a {value.layout} tensor of {value.dtype}",
-            f"Compiled code takes strided tensors of {', '.join(sorted(DTYPES))}.",
-        )
-    return dtype

@@ -15,14 +15,14 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils import _pytree as pytree
 
 from tvmify.artifact.geometry import Geometry, Strided
 from tvmify.artifact.recorded_shapes import size_of, symbol_names
 from tvmify.artifact.results import Argument, Repeated
-from tvmify.compiler.aten import operators
+from tvmify.compiler.aten import aliases, operators
+from tvmify.compiler.frontend import memory
 from tvmify.errors import UnsupportedOperator
-from tvmify.torch_compat.symbols import identities_of, identity_of, is_symbolic
+from tvmify.torch_compat.symbols import is_symbolic
 
 #: Return their argument itself where there is nothing to do, and say so in no schema.
 _IDENTITIES = frozenset(
@@ -148,13 +148,16 @@ class _Reader:
                 self.bases[node] = Literal(str(spec.target))
             else:
                 self.bases[node] = ModuleTensor(str(spec.target))
-            self.owners.setdefault(_storage(node), []).append(node)
+            self.owners.setdefault(memory.storage(node), []).append(node)
 
     def read(self) -> Sharing:
         for node in operators.calls(self.program.graph):
             if operators.is_mutating(node):
                 self._check_write(node)
-            if node.target is torch.ops.aten.as_strided.default and _storage(node) in self.owners:
+            if (
+                node.target is torch.ops.aten.as_strided.default
+                and memory.storage(node) in self.owners
+            ):
                 self.depends_on_strides = True  # of an argument, it reads what else is in memory
         (results,) = self.program.graph.output_node().args
         nodes = [self._itself(x) if isinstance(x, fx.Node) else None for x in results]  # type: ignore[union-attr]
@@ -168,10 +171,10 @@ class _Reader:
                 places[i] = Place(Repeated(first[node]))
                 continue
             self._follow(node)
-            if node in self.bases or _storage(node) in self.owners:
+            if node in self.bases or memory.storage(node) in self.owners:
                 places[i] = self._place(node)
             else:
-                computed.setdefault(_storage(node), []).append(i)
+                computed.setdefault(memory.storage(node), []).append(i)
         orders: dict[int, tuple[int, ...]] = {}
         for group in computed.values():
             self._relate(group, nodes, places, orders)
@@ -179,16 +182,16 @@ class _Reader:
 
     def _check_write(self, node: fx.Node) -> None:
         """Note what is written to; refuse constants, and changes of shape."""
-        for written in _written(node):
+        for written in aliases.written_tensors(node):
             self._follow(written)
-            owners = self.owners.get(_storage(written), [])
+            owners = self.owners.get(memory.storage(written), [])
             if len(owners) > 1:
                 raise UnsupportedOperator(
                     [operators.name(node)],
                     f"it writes to memory that {' and '.join(self._names(owners))} share",
                 )
             for owner in owners:
-                if _is_fresh_literal(owner):
+                if aliases.is_fresh_literal(owner):
                     continue
                 base = self.bases[owner]
                 if isinstance(base, Literal):
@@ -208,12 +211,12 @@ class _Reader:
     def _itself(self, node: fx.Node) -> fx.Node:
         """Follow operators that return the very tensor that they were given."""
         while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            source = _argument_returned(node, written=True)
+            source = aliases.argument_returned(node, written=True)
             if _name(node) in _DROPOUTS and node.args[2] is False:
                 source = node.args[0]
             elif source is None and _name(node) in _IDENTITIES:
                 first = node.args[0]
-                if isinstance(first, fx.Node) and _same_memory(first, node):
+                if isinstance(first, fx.Node) and memory.is_same(first, node):
                     source = first
                     self.depends_on_strides |= _name(node) in _PERHAPS_VIEWS
             if source is None:
@@ -226,7 +229,7 @@ class _Reader:
         perhaps = False
         while node.op == "call_function":
             if isinstance(node.target, torch._ops.OpOverload):
-                source = _argument_returned(node, written=False)
+                source = aliases.argument_returned(node, written=False)
                 perhaps |= _name(node) in _PERHAPS_VIEWS
             else:
                 source = node.args[0]  # of a tuple of views
@@ -241,7 +244,7 @@ class _Reader:
         if node in self.bases:
             owner, geometry = node, None
         else:
-            owners = self.owners[_storage(node)]
+            owners = self.owners[memory.storage(node)]
             if len(owners) > 1:
                 raise UnsupportedOperator(
                     [operators.name(node)], "it returns a view of memory that two tensors share"
@@ -266,13 +269,15 @@ class _Reader:
         if len(group) > 1 and is_symbolic(*(nodes[i].meta["val"] for i in group)):
             self._relate_varying(group, nodes, places)
             return
-        if len(group) == 1 or not _overlap([self._numbers(nodes[i]) for i in group]):
+        if len(group) == 1 or not memory.overlap([self._numbers(nodes[i]) for i in group]):
             return
         largest = max(group, key=lambda i: nodes[i].meta["val"].numel())
         base = nodes[largest]
         value = base.meta["val"]
-        shown = _positions(self._numbers(base))
-        inside = all(torch.isin(_positions(self._numbers(nodes[i])), shown).all() for i in group)
+        shown = memory.positions(self._numbers(base))
+        inside = all(
+            torch.isin(memory.positions(self._numbers(nodes[i])), shown).all() for i in group
+        )
         order = tuple(range(value.dim()))
         if not value.is_contiguous():  # whatever the stride of an axis of one element is
             order = tuple(sorted(order, key=lambda axis: -value.stride(axis)))
@@ -292,8 +297,8 @@ class _Reader:
     ) -> None:
         """Make results of varying sizes views of the one that is all of their memory."""
         values = [nodes[i].meta["val"] for i in group]
-        whole = next((i for i in group if _is_all_of_its_memory(nodes[i].meta["val"])), None)
-        if whole is None and not any(_overlap(each) for each in self._with_numbers(values)):
+        whole = next((i for i in group if memory.fills_storage(nodes[i].meta["val"])), None)
+        if whole is None and not any(memory.overlap(each) for each in self._with_numbers(values)):
             return
         if whole is None:
             raise UnsupportedOperator(
@@ -333,79 +338,3 @@ class _Reader:
 
 def _name(node: fx.Node) -> str:
     return operators.name(node).split(".")[1]
-
-
-def _storage(node: fx.Node) -> int:
-    tensor = node.meta["val"]
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
-
-
-def _argument_returned(node: fx.Node, *, written: bool) -> fx.Node | None:
-    """Return the argument of which the schema says that the result is it, or a view of it."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    returned = schema.returns[0].alias_info if schema.returns else None
-    if returned is None or (written and not returned.is_write):
-        return None
-    for argument, value in _arguments(node):
-        info = argument.alias_info
-        # the set is empty where the result is a list of views
-        if info is not None and (info.before_set == returned.before_set or not returned.before_set):
-            return value if isinstance(value, fx.Node) else None
-    return None
-
-
-def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
-    given = []
-    for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        value = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
-        given.append((argument, value))
-    return given
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    return [
-        tensor
-        for argument, value in _arguments(node)
-        if argument.is_write
-        for tensor in pytree.tree_leaves(value)
-        if isinstance(tensor, fx.Node)
-    ]
-
-
-def _is_fresh_literal(node: fx.Node) -> bool:
-    """Tell a ``torch.tensor([...])`` in forward, which is always copied first, from others."""
-    copies = torch.ops.aten.lift_fresh_copy.default
-    return bool(node.users) and all(user.target is copies for user in node.users)
-
-
-def _same_memory(a: fx.Node, b: fx.Node) -> bool:
-    x, y = a.meta["val"], b.meta["val"]
-    return _layout(x) == _layout(y) and _storage(a) == _storage(b)
-
-
-def _layout(x: torch.Tensor) -> tuple[Any, ...]:
-    sizes = (*x.shape, *x.stride(), x.storage_offset())
-    return x.dtype, x.dim(), *identities_of(sizes)
-
-
-def _is_all_of_its_memory(x: torch.Tensor) -> bool:
-    """Whether a tensor is dense, in order, and no element of its storage is left out."""
-    stride: Any = 1
-    for size, given in zip(reversed(x.shape), reversed(x.stride()), strict=True):
-        if identity_of(given) != identity_of(stride):
-            return False
-        stride = stride * size
-    return identity_of(stride * x.element_size()) == identity_of(x.untyped_storage().nbytes())
-
-
-def _positions(view: Strided) -> torch.Tensor:
-    """Return the places of the elements of a tensor in its storage."""
-    places = torch.tensor(view.offset)
-    for size, stride in zip(view.sizes, view.strides, strict=True):
-        places = places.unsqueeze(-1) + torch.arange(size) * stride
-    return places.unique()
-
-
-def _overlap(views: list[Strided]) -> bool:
-    places = [_positions(view) for view in views if 0 not in view.sizes]
-    return sum(p.numel() for p in places) > (torch.cat(places).unique().numel() if places else 0)

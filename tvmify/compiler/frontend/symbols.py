@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
-from torch.utils._sympy import functions
 from tvm import sym, tirx
 
+from tvmify.artifact.expressions import Size as Recorded
+from tvmify.artifact.expressions import Term
+from tvmify.artifact.recorded_shapes import size_of
 from tvmify.compiler.sizes import Size, is_static
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import SYMBOLS
 
-#: What TVM computes the same as torch for sizes, which are not negative.
-_FUNCTIONS: dict[type, Callable[..., Any]] = {
-    sympy.Add: lambda *terms: reduce(lambda a, b: a + b, terms),
-    sympy.Mul: lambda *factors: reduce(lambda a, b: a * b, factors),
-    functions.FloorDiv: tirx.floordiv,
-    functions.CleanDiv: tirx.floordiv,
-    functions.Mod: tirx.floormod,
-    functions.PythonMod: tirx.floormod,
-    functions.Max: lambda *terms: reduce(tirx.max, terms),
-    functions.Min: lambda *terms: reduce(tirx.min, terms),
+#: In TVM, each operator of a `Term`, for sizes, which are not negative.
+_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": tirx.floordiv,
+    "%": tirx.floormod,
+    "max": tirx.max,
+    "min": tirx.min,
 }
 
 
@@ -35,13 +36,13 @@ class Symbols:
     Parameters
     ----------
     names
-        Canonical name of each of torch's.
+        The canonical name of each of torch's symbols.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
         # One object for one expression: TVM compares by identity.
-        self._sizes: dict[sympy.Expr, Size] = {}
+        self._sizes: dict[Recorded, Size] = {}
 
     def size(self, value: int | torch.SymInt) -> Size:
         """Return a size of torch as a number, or as a TVM expression.
@@ -49,31 +50,25 @@ class Symbols:
         Raises
         ------
         UnsupportedOperator
-            It is computed from others in a way that has no translation.
+            Its expression has an operator without a translation.
         """
         if not isinstance(value, torch.SymInt):
             return int(value)
-        return self._translated(value.node.expr)
+        return self._translated(size_of(value, self._names))
 
-    def _translated(self, expression: sympy.Expr) -> Any:
-        if expression not in self._sizes:
-            # As TVM writes it: it compares some shapes by their text.
-            found = self._translate(expression)
-            self._sizes[expression] = found if is_static(found) else sym.Analyzer().simplify(found)
-        return self._sizes[expression]
+    def _translated(self, size: Recorded) -> Any:
+        if isinstance(size, int):
+            return size
+        if size not in self._sizes:
+            self._sizes[size] = self._translate(size)
+        return self._sizes[size]
 
-    def _translate(self, expression: sympy.Expr) -> Any:
-        if expression.is_Integer:
-            return int(expression)
-        if isinstance(expression, sympy.Symbol):
-            return tirx.Var(self._names[str(expression)], "int64")
-        operands = [self._translated(operand) for operand in expression.args]
-        if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 0:
-            return reduce(lambda a, b: a * b, [operands[0]] * int(expression.exp))
-        function = _FUNCTIONS.get(type(expression))
-        if function is None:
-            raise UnsupportedOperator(["aten.sym_size.int"], f"the size {expression}")
-        return function(*operands)
+    def _translate(self, size: str | Term) -> Any:
+        if isinstance(size, str):
+            return tirx.Var(size, "int64")
+        found = reduce(_OPERATORS[size.operator], map(self._translated, size.operands))
+        # As TVM writes it: it compares some shapes by their text.
+        return found if is_static(found) else sym.Analyzer().simplify(found)
 
 
 def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
