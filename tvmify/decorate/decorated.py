@@ -15,10 +15,10 @@ from tvmify.decorate.methods import WITH_CACHE, Decoration, dispatcher_of_method
 from tvmify.dispatch import class_sizes
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.examples import Example
 from tvmify.dispatch.explained import Explanation
 from tvmify.errors import OptionError, SaveError, WarmUpError, warn
 from tvmify.runtime import autocast_text
-from tvmify.signature import Example
 from tvmify.target import KINDS
 
 #: Find the dispatchers of what was compiled in another way than by the decorator; each returns None

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from tvmify.dispatch.examples import Example, example_arguments
 from tvmify.dispatch.sizes import CLASSES
-from tvmify.signature import Example, example_arguments
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 

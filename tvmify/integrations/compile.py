@@ -21,13 +21,14 @@ from tvmify import target as targets
 from tvmify.artifact.results import Constant
 from tvmify.decorate.decorated import is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
+from tvmify.dispatch.examples import Example
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions, check_names
 from tvmify.runtime import load, original
 from tvmify.saved.exported import has_symbols
 from tvmify.saved.form import Call, Compiled
 from tvmify.saved.saving import compile_calls, known_calls, write_saved
-from tvmify.signature import Example, TensorSpec
+from tvmify.signature import TensorSpec
 
 #: Name of the file in ``export_dir``.
 FILE = "model.pt"

@@ -15,13 +15,13 @@ from tvmify.artifact import Artifact
 from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.examples import Example
 from tvmify.dispatch.request import TargetOption
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, Compiled, saved_form
-from tvmify.signature import Example
 
 
 def save(

@@ -1,0 +1,138 @@
+"""Example calls from the signatures that ``warmup`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tvmify.errors import WarmUpError
+from tvmify.signature import TensorSpec
+from tvmify.torch_compat.declared_sizes import (
+    DeclaredShape,
+    DeclaredSize,
+    declared_size,
+    is_dim,
+)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A call as a signature given to ``warmup`` describes it.
+
+    Attributes
+    ----------
+    args, kwargs
+        The arguments, with tensors of zeros for shapes.
+    declared
+        What is said of the sizes of tensors, by their numbers among the flattened arguments: if
+        some may vary, the others do not.
+    dims
+        The sizes that may vary; those of one name once.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    declared: Mapping[int, DeclaredShape] = field(default_factory=dict)
+    dims: tuple[DeclaredSize, ...] = ()
+
+
+def example_arguments(
+    signature: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    sizes: Sequence[int] | None = None,
+) -> Example:
+    """Turn a signature given to ``warmup`` into example arguments.
+
+    Parameters
+    ----------
+    signature
+        A list or tuple with one item per positional argument, or a mapping of keyword arguments.
+        An item is a shape, a `TensorSpec`, a tensor, or a value to pass unchanged; a single shape,
+        spec or tensor stands for a call with one argument. A size may be a ``torch.export.Dim``.
+    dtype, device
+        Dtype and device of tensors given as bare shapes.
+    sizes
+        For each size that may vary, in the order of ``Example.dims``; by default the least.
+
+    Raises
+    ------
+    WarmUpError
+        The signature is none of these, or a size is ``Dim.STATIC``.
+    OptionError
+        A ``Dim`` is of a kind that is not supported, or no size is within its limits.
+    """
+    dims = _Dims(sizes)
+
+    def example(item: Any) -> Any:
+        if isinstance(item, TensorSpec):
+            return dims.example(item.shape, item.dtype, item.device)
+        if _is_shape(item):
+            return dims.example(item, dtype, device)
+        if isinstance(item, Mapping):
+            return {name: example(value) for name, value in item.items()}
+        if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+            return type(item)(example(value) for value in item)
+        return item
+
+    if isinstance(signature, Mapping):
+        return dims.call((), {str(name): example(item) for name, item in signature.items()})
+    if isinstance(signature, (TensorSpec, torch.Tensor)) or _is_shape(signature):
+        return dims.call((example(signature),), {})
+    if isinstance(signature, (list, tuple)):
+        return dims.call(tuple(example(item) for item in signature), {})
+    raise WarmUpError(
+        f"cannot warm up for {signature!r}: give a list with a shape, a TensorSpec or a tensor for "
+        "each argument, such as [(1, 3, 224, 224)], or a dict of keyword arguments"
+    )
+
+
+class _Dims:
+    """The sizes of a signature that may vary, as they are come across."""
+
+    def __init__(self, sizes: Sequence[int] | None) -> None:
+        self._sizes = sizes
+        # By name; by number, if they have none.
+        self._dims: dict[str | int, DeclaredSize] = {}
+        self._tensors: list[tuple[torch.Tensor, DeclaredShape]] = []
+
+    def example(
+        self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a tensor of zeros."""
+        declared = tuple(map(declared_size, shape))
+        if any(is_dim(size) and not dim.varies for size, dim in zip(shape, declared, strict=True)):
+            raise WarmUpError(
+                f"a size of {tuple(shape)} does not vary: give a number, or a Dim that has sizes "
+                "from 2 on"
+            )
+        pairs = zip(shape, declared, strict=True)
+        sizes = tuple(self._chosen(dim) if dim.varies else size for size, dim in pairs)
+        tensor = TensorSpec(sizes, dtype, device).example()
+        self._tensors.append((tensor, declared))
+        return tensor
+
+    def _chosen(self, dim: DeclaredSize) -> int:
+        key = len(self._dims) if dim.name is None else dim.name
+        self._dims[key] = dim = dim.within(self._dims.get(key, dim))
+        return dim.least if self._sizes is None else self._sizes[list(self._dims).index(key)]
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+        """Return the call that has these arguments."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        places = {id(leaf): place for place, leaf in enumerate(leaves)}
+        declared = {places[id(tensor)]: shape for tensor, shape in self._tensors}
+        dims = tuple(self._dims.values())
+        return Example(args, kwargs, declared if dims else {}, dims)
+
+
+def _is_shape(item: Any) -> bool:
+    return (
+        isinstance(item, (tuple, torch.Size))
+        and len(item) > 0
+        and all(type(size) is int or is_dim(size) for size in item)
+    )
