@@ -41,14 +41,14 @@ def capture(
 ) -> Program:
     """Turn a module or function into one ATen program.
 
-    By ``torch.jit.script`` where that is possible: then the program does not depend on the
-    arguments. Else by ``torch.export``, for these arguments.
+    Scripts it with ``torch.jit.script`` where possible, which gives a program that does not depend
+    on the arguments. Otherwise records it with ``torch.export`` for these arguments.
 
     Parameters
     ----------
     callable_
-        A plain module, a plain function, a ScriptModule or a ScriptFunction. It stays as it is,
-        and may be called by other threads meanwhile. A program is returned as it is.
+        A plain module, a plain function, a ScriptModule or a ScriptFunction. It is not changed, and
+        other threads may call it meanwhile. A program is returned unchanged.
     args, kwargs
         Arguments of a call. Only shapes, dtypes and Python values count.
     varying
@@ -57,7 +57,7 @@ def capture(
     Raises
     ------
     CaptureError
-        Neither way leads to a program: control flow depends on the values of tensors, say, or
+        Both ways fail, for example because control flow depends on the values of tensors, or
         forward asks what only eager PyTorch can answer.
     UnsupportedOperator
         The program changes its own state, or uses something that cannot be interpreted.
@@ -66,7 +66,7 @@ def capture(
         return callable_
     if _is_autocast_by_torchscript(callable_):
         raise CaptureError(
-            "TorchScript code runs under autocast, for which it has rules of its own",
+            "TorchScript code runs under autocast, whose rules in TorchScript differ from eager's",
             "Leave torch.autocast, or convert the module with .to(dtype).",
         )
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
@@ -84,7 +84,7 @@ def capture(
 def _scripted(
     callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Program | str:
-    """Return the program that TorchScript makes, or why it makes none."""
+    """Return the scripted program, or why it cannot be scripted."""
     if isinstance(callable_, RecordedGraph):
         return "torch.compile has recorded it"
     check_questions(callable_, args, kwargs)
@@ -101,7 +101,7 @@ def _scripted(
 
 
 def may_ask_for_identity(captured: Callable[..., Any] | Program) -> bool:
-    """Tell whether what `capture` takes may ask if two arguments are one tensor."""
+    """Whether a module or function may ask if two arguments are the same tensor."""
     if isinstance(captured, Program):
         return captured.asks_for_identity
     return asks_for_identity(captured)
@@ -112,9 +112,8 @@ def drive(
     number: Callable[[], int],
     call: Callable[..., list[torch.Tensor]],
 ) -> Driver:
-    """Part a module or function in regions, and the control flow between.
-
-    TorchScript runs the control flow of what is TorchScript, Python that of all else.
+    """Split a module or function into regions and the control flow between them. TorchScript runs
+    the control flow of TorchScript code, Python that of all other code.
 
     Parameters
     ----------
@@ -128,9 +127,9 @@ def drive(
     Raises
     ------
     CaptureError
-        It cannot be scripted, or has no region worth compiling.
+        It cannot be scripted, or no region is worth compiling.
     UnsupportedOperator
-        It is a plain module with effects, which its scripted copy would not pass on.
+        It is a plain module with side effects, which its scripted copy would lose.
     """
     if isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return Driver(callable_, None, number, call)
@@ -138,7 +137,7 @@ def drive(
         isinstance(part, torch.jit.ScriptModule) for part in callable_.modules()
     ):
         raise CaptureError(
-            "some of its modules are TorchScript, which has other rules for numbers than Python",
+            "some of its modules are TorchScript, whose numbers do not follow Python's rules",
             "Decorate these.",
         )
     try:

@@ -1,7 +1,7 @@
-"""What code hears about its surroundings while it is recorded: what eager PyTorch would tell it.
+"""Answers code that is being recorded as eager PyTorch would.
 
-While ``torch.export`` records, a mode rewrites every function of torch, and the process counts as
-compiling. Code that asks would take another path than it takes in eager.
+While ``torch.export`` records, a mode intercepts every torch function, and the process counts as
+compiling. Code that asks about either would take a different path than in eager.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 
 from tvmify.torch_compat.tracing import traces_here
 
-#: Libraries that avoid, while something compiles, what cannot be compiled, and compute the same.
+#: Libraries that avoid what cannot be compiled while something compiles; the result is the same.
 _ADAPTING = frozenset("torch torchvision transformers timm diffusers accelerate tvmify".split())
 
 _has_torch_function = torch.overrides.has_torch_function
@@ -26,13 +26,13 @@ _is_make_fx_tracing = activation._is_make_fx_tracing
 
 @contextlib.contextmanager
 def answering_as_eager() -> Iterator[None]:
-    """Answer questions of the code that this thread records as eager PyTorch would."""
+    """Answer the code that this thread records as eager PyTorch would."""
     compiler: Any = torch.compiler
     asked = (compiler.is_compiling, compiler.is_exporting)
     before = [function.__code__ for function in asked]
     torch.overrides.has_torch_function = _overrides  # type: ignore[assignment]
     activation._is_make_fx_tracing = _is_traced
-    # The code, not the name: who imported the functions holds them under names of their own.
+    # Replace the code, not the name, since other modules may have imported the functions.
     for function, code in zip(asked, (_is_compiling.__code__, _is_exporting.__code__), strict=True):
         function.__code__ = code
     try:
@@ -45,7 +45,7 @@ def answering_as_eager() -> Iterator[None]:
 
 
 def told(flag: bool) -> bool:
-    """Return what a caller two frames up hears for a flag of ``torch.compiler``."""
+    """Return a flag of ``torch.compiler`` as the caller two frames up should see it."""
     if not flag or not traces_here():
         return flag
     module = sys._getframe(2).f_globals.get("__name__", "")
@@ -68,7 +68,7 @@ def _is_exporting() -> bool:
 
 
 def _overrides(arguments: Iterable[Any]) -> bool:
-    """Leave the mode that records out of ``torch.overrides.has_torch_function``."""
+    """Hide the recording mode from ``torch.overrides.has_torch_function``."""
     if not traces_here():
         return _has_torch_function(arguments)
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))

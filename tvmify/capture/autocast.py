@@ -1,7 +1,7 @@
-"""Autocast, spelt out: programs that cast their tensors themselves.
+"""Autocast written into programs as explicit casts.
 
-``torch.export`` records operators above autocast. What it knows of dtypes is right, but the casts
-are missing, and regions of other settings are graphs of their own (``wrap_with_autocast``).
+``torch.export`` records operators above autocast. The dtypes it records are right, but the casts
+are missing, and regions with other settings are separate graphs (``wrap_with_autocast``).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tvmify.errors import CaptureError
 
 _REGION = torch.ops.higher_order.wrap_with_autocast
 _GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
-#: The casts that autocast puts before an operator; in inference mode they are recorded as they are.
+#: The casts that autocast puts before an operator; inference mode records them directly.
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
 
 class _Setting(NamedTuple):
-    """What autocast does on the device of a program."""
+    """The autocast setting for the device of a program."""
 
     device: str
     enabled: bool
@@ -42,7 +42,7 @@ class _Setting(NamedTuple):
         return _Setting(self.device, False, self.dtype)
 
     def context(self) -> torch.autocast:
-        # Without the cache, for it would hide the second cast of a weight.
+        # Without the cache, which would hide the second cast of a weight.
         return torch.autocast(self.device, self.dtype, self.enabled, cache_enabled=False)
 
 
@@ -58,14 +58,13 @@ def uncached_autocast() -> Iterator[None]:
 
 
 def spell_casts(program: ExportedProgram) -> None:
-    """Write the casts of autocast, as it is now, into a program that was recorded under it.
-
-    Regions of other settings, and of other grad modes, are replaced by their operators.
+    """Write the casts of the current autocast setting into a program recorded under it. Regions
+    with other settings or grad modes are replaced by their operators.
 
     Raises
     ------
     CaptureError
-        An operator does under autocast what no casts of its arguments explain.
+        Under autocast, an operator does more than cast its arguments.
     """
     settings = _inline_regions(program.graph_module, _Setting.present(_device_of(program)))
     if any(setting.enabled for setting in settings.values()):
@@ -77,7 +76,7 @@ def spell_casts(program: ExportedProgram) -> None:
 
 
 def _device_of(program: ExportedProgram) -> str:
-    """Return the type of the device that a program computes on: one autocast casts for."""
+    """Return the device type that a program computes on, which autocast supports."""
     values = (node.meta.get("val") for node in program.graph.find_nodes(op="placeholder"))
     on_gpu = any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
     return "cuda" if on_gpu else "cpu"
@@ -114,7 +113,7 @@ def _inline_regions(graph_module: fx.GraphModule, present: _Setting) -> dict[fx.
 
 
 def _inline(graph: fx.Graph, node: fx.Node, body: fx.Graph, operands: Any) -> list[fx.Node]:
-    """Put a graph in place of a node that returns its results as a tuple, or as they are."""
+    """Replace a node by a graph; the node returns one result, or several as a tuple."""
     placeholders = body.find_nodes(op="placeholder")
     values: dict[fx.Node, Any] = dict(zip(placeholders, operands, strict=True))
     inlined = []
@@ -139,15 +138,13 @@ def _inline(graph: fx.Graph, node: fx.Node, body: fx.Graph, operands: Any) -> li
 
 
 class _OtherCallError(Exception):
-    """An operator ran that was not expected."""
+    """An unexpected operator ran."""
 
 
 class _Log(TorchDispatchMode):
-    """Notes which operators run below autocast, and which of the arguments are cast first.
-
-    Where others than the expected ones, if there are any, would run, it raises `_OtherCallError`
-    instead: of a product of two dtypes, which only autocast brings together, PyTorch would print
-    a traceback.
+    """Records which operators run below autocast, and which arguments are cast first. Raises
+    `_OtherCallError` before an operator other than the expected ones, if any, runs: PyTorch would
+    print a traceback for a product of two dtypes, which only autocast allows.
     """
 
     def __init__(self, arguments: Collection[Any], expected: list[str] | None = None) -> None:
@@ -191,7 +188,7 @@ def _spell(
     values = {argument: argument.meta["val"] for argument in node.all_input_nodes}
     mode = _fake_mode(values.values())
     if mode is None:
-        return  # it makes a tensor out of nothing, and autocast casts what there is
+        return  # it creates a tensor, and autocast casts only existing ones
     call = _Call(node)
     with mode, torch.inference_mode(False), torch.no_grad():
         with_casts = _run(call, values, setting)
@@ -212,21 +209,21 @@ def _spell(
                         node.replace_input_with(argument, cast)
                 return
     raise CaptureError(
-        f"{node.target} does under autocast what casts of its arguments do not explain",
+        f"under autocast, {node.target} does more than cast its arguments",
         "Leave torch.autocast around it, or convert the module with .to(dtype).",
     )
 
 
 def _does(call: _Call, values: dict[fx.Node, Any], setting: _Setting, calls: list[str]) -> bool:
-    """Whether, without autocast, a call runs just these operators."""
+    """Whether a call runs exactly these operators without autocast."""
     try:
         return _run(call, values, setting.off(), calls).calls == calls
     except (_OtherCallError, RuntimeError):
-        return False  # by its own checks, of arguments of two dtypes, say
+        return False  # its own checks failed, for example since two dtypes differ
 
 
 class _Call:
-    """Calls what a node called when it was made, with other values."""
+    """Calls the function of a node, with other values."""
 
     def __init__(self, node: fx.Node) -> None:
         self._target: Any = node.target
@@ -238,7 +235,7 @@ class _Call:
 
 
 def _has_policy(target: Any, setting: _Setting) -> bool:
-    """Whether autocast casts the arguments of this very operator, and not of others inside it."""
+    """Whether autocast casts the arguments of this operator itself, not of operators inside it."""
     key = f"Autocast{setting.device.upper()}"
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)
 
@@ -255,7 +252,7 @@ def _cast(
     dtype: torch.dtype,
     casts: dict[tuple[fx.Node, torch.dtype], fx.Node],
 ) -> fx.Node:
-    # What is computed may be written to between two casts; inputs and weights may not.
+    # Only computed values may be written to between two casts, not inputs and weights.
     known = casts.get((argument, dtype)) if argument.op == "placeholder" else None
     if known is not None:
         return known
@@ -273,7 +270,7 @@ def _replace_by_parts(
     values: dict[fx.Node, Any],
     setting: _Setting,
 ) -> None:
-    """Put the operators in place of one that consists of others, with the casts between them."""
+    """Replace a composite operator by the operators inside it, with the casts between them."""
     names = list(values)
     with setting.context():
         traced = make_fx(lambda *tensors: call(dict(zip(names, tensors, strict=True))))(

@@ -1,4 +1,4 @@
-"""A module that only carries tensors, under names of somebody else's choice."""
+"""A module that only holds tensors, under given names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Carrier(torch.nn.Module):
-    """Carries the tensors of a module under their own names, for ``torch.export`` to find them."""
+    """Holds the tensors of another module under their names, for ``torch.export`` to find."""
 
     def carry(self, name: str, tensor: torch.Tensor, persistent: bool = True) -> None:
         """Add a parameter, or a buffer, under a dotted name.
@@ -16,13 +16,13 @@ class Carrier(torch.nn.Module):
         Parameters
         ----------
         persistent
-            Whether it belongs to ``state_dict``; what does not is a buffer.
+            Whether it belongs to ``state_dict``; if not, it becomes a buffer.
         """
         *path, last = name.split(".")
         holder: torch.nn.Module = self
         for part in path:
             holder = holder._modules.setdefault(part, torch.nn.Module())  # type: ignore
-        # directly, for register_buffer refuses names that a module class uses itself
+        # directly, since register_buffer refuses names that the module class uses
         is_parameter = isinstance(tensor, torch.nn.Parameter) and persistent
         tensors: dict[str, Any] = holder._parameters if is_parameter else holder._buffers
         tensors[last] = tensor
@@ -30,7 +30,7 @@ class Carrier(torch.nn.Module):
             holder._non_persistent_buffers_set.add(last)
 
     def carried(self, name: str) -> torch.Tensor:
-        """Return what is carried under a name now: ``torch.export`` puts others in its place."""
+        """Return the tensor under a name now; ``torch.export`` replaces them."""
         *path, last = name.split(".")
         holder: Any = self
         for part in path:

@@ -1,6 +1,5 @@
-"""Whether code may draw random numbers, also where nothing reads them.
-
-TorchScript drops such draws while it compiles, so the graph alone does not tell.
+"""Whether code may draw random numbers, even unused ones. TorchScript drops unused draws when it
+compiles, so the graph alone does not show them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _OPERATOR = re.compile(r"\baten(?:::|\.)(\w+)")
 
 
 def may_draw(callable_: Any, fingerprint: str) -> bool:
-    """Tell whether a module or function may draw; true in case of doubt.
+    """Whether a module or function may draw; true if in doubt.
 
     Parameters
     ----------

@@ -1,6 +1,5 @@
-"""``torch.export``: recording a module as an ATen program, and what else that takes.
-
-Imported only when something has to be exported: a warm process never needs it.
+"""Records a module as an ATen program with ``torch.export``. Imported only when something has to be
+exported: a warm process never needs it.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ _DECORATE_AROUND = (
     "Write it with torch.where, or decorate the submodules around it and leave this place to "
     "eager PyTorch."
 )
-#: They print whole graphs, or tracebacks, about what we report.
+#: They print whole graphs or tracebacks about what we report ourselves.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
-#: Packages whose frames say nothing to the person whose module it is.
+#: Packages whose frames mean nothing to the author of the module.
 _NOT_THE_USERS = ("torch", "tvmify", "contextlib")
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 class FunctionModule(torch.nn.Module):
-    """A plain function as a module, which is all that ``torch.export`` takes."""
+    """A plain function as a module, since ``torch.export`` takes only modules."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -70,10 +69,9 @@ class FunctionModule(torch.nn.Module):
 
 
 class NoRealWrites(TorchDispatchMode):
-    """Refuse to write to tensors with elements while a program is recorded without any.
-
-    PyTorch computes for real where no tensor is an input or a buffer, such as with those of a
-    closure: recording would change them.
+    """Refuse writes to real tensors while a program is recorded with fake ones. Operators on
+    tensors that are neither inputs nor buffers, such as those of a closure, run for real: recording
+    would change the tensors.
     """
 
     def __torch_dispatch__(
@@ -97,7 +95,7 @@ def export(
     kwargs: dict[str, Any],
     varying: Varying | None = None,
 ) -> ExportedProgram:
-    """Record a module as an ATen program, in the grad mode that is on.
+    """Record a module as an ATen program in the current grad mode.
 
     Parameters
     ----------
@@ -129,7 +127,7 @@ def _export(
     shapes = None
     if varying is not None:
         if kwargs and _takes_any_keyword(module):
-            # torch.export finds no place for the symbols of such arguments.
+            # torch.export cannot handle the symbols of such arguments.
             _gather_arguments(module)
             args, kwargs = (args, kwargs), {}
         shapes = dynamic_shapes(args, kwargs, varying)
@@ -165,7 +163,7 @@ def _takes_any_keyword(module: torch.nn.Module) -> bool:
 
 
 def _gather_arguments(module: torch.nn.Module) -> None:
-    """Let forward take its arguments as a tuple and a dictionary; the leaves stay the same."""
+    """Let forward take its arguments as one tuple and one dictionary, with the same leaves."""
     cls = type(module)
 
     def forward(self: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -175,10 +173,9 @@ def _gather_arguments(module: torch.nn.Module) -> None:
 
 
 def examples(arguments: Any) -> Any:
-    """Replace tensors by contiguous ones of which no element was ever read.
-
-    Strides are no part of a program: a call with others may well be the next one. And each leaf is
-    a new tensor: one that is given twice would be recorded as one input, for all later calls.
+    """Replace tensors by new contiguous ones. Strides are not part of a program: the next call may
+    have others. Each leaf becomes a tensor of its own: one that is given twice would be recorded as
+    one input, for all later calls.
     """
 
     def example(leaf: torch.Tensor) -> torch.Tensor:
@@ -194,7 +191,7 @@ def examples(arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep torch's own warnings about exporting from the user; only inside of `tracing`."""
+    """Hide torch's own warnings about exporting; use inside `tracing`."""
     levels = {log: log.level for log in map(logging.getLogger, _LOUD)}
     for log in levels:
         log.setLevel(logging.CRITICAL)
@@ -209,7 +206,7 @@ def quiet() -> Iterator[None]:
 
 
 def _user_line(error: BaseException) -> str:
-    """Return the innermost line of code outside of torch that an error passed through."""
+    """Return the innermost line of user code that an error passed through."""
     place = "no source known"
     traceback = error.__traceback__
     while traceback is not None:
@@ -229,14 +226,14 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
             symbols = [size for size in sizes if isinstance(size, SYMBOLS)]
             if any(free_unbacked_symbols(size) for size in symbols):
                 raise DependsOnValues(
-                    f"What {node.target} returns has a size, or is a number, that depends on the "
+                    f"The result of {node.target} is a number, or has a size, that depends on the "
                     f"values of tensors ({_last_line(node.meta.get('stack_trace'))})",
                     _DECORATE_AROUND,
                 )
 
 
 def _simplify(program: ExportedProgram) -> None:
-    """Remove checks of dtype and device, which a call's signature settles, and ``detach_``."""
+    """Remove ``detach_``, and checks of dtype and device, which the signature ensures."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in list(module.graph.nodes):
@@ -256,7 +253,7 @@ def _is_argument(node: torch.fx.Node) -> bool:
 def _last_line(stack_trace: str | None) -> str:
     rows = [row.strip() for row in (stack_trace or "").splitlines() if row.strip()]
     line = ": ".join(rows[-2:])
-    # of a function, and of what TorchScript made, PyTorch has seen no line but our own
+    # for functions and TorchScript, PyTorch only saw lines of ours
     return line if line and _PACKAGE not in line else "no source known"
 
 
@@ -264,7 +261,7 @@ TensorIdentity = tuple[Any, ...]
 
 
 def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
-    """Return what two Python objects for one tensor have in common."""
+    """Return what is equal for two Python objects of one tensor."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested
     if not (is_plain and tensor.layout is torch.strided and tensor.numel() and has_memory(tensor)):
         return (id(tensor),)
@@ -286,8 +283,7 @@ def name_attributes(
     Returns
     -------
     program, constants
-        The changed program, and the tensors among its literals that the code did not make itself:
-        those of closures and globals.
+        The changed program, and the literals that come from closures and globals, not from code.
     """
     outside = []
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -313,6 +309,6 @@ def name_attributes(
 
 
 def _is_fresh_literal(node: torch.fx.Node) -> bool:
-    """Tell a ``torch.tensor([...])`` in forward, which is always copied first, from others."""
+    """Whether a constant is a ``torch.tensor([...])`` in forward, which is always copied first."""
     copies = torch.ops.aten.lift_fresh_copy.default
     return bool(node.users) and all(user.target is copies for user in node.users)

@@ -1,4 +1,4 @@
-"""Imports what records programs, which a warm process never needs."""
+"""Imports torch's tracing stack, which a warm process never needs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 
 
 def import_recorder() -> None:
-    """Import torch's compiler, also where the working directory was deleted.
-
-    It asks for that directory while it is imported, to have a place for files that debug it.
+    """Import torch's compiler, even if the working directory was deleted. On import it asks for
+    that directory, as the place for its debug files.
     """
     try:
         Path.cwd()

@@ -1,7 +1,7 @@
-"""What ``nn.TransformerEncoder`` computes of padded places, which it hides from ``torch.export``.
+"""The nested tensors of ``nn.TransformerEncoder``, which it hides from ``torch.export``.
 
-In evaluation mode without gradients it packs sequences that are padded on the right into a nested
-tensor, and puts zeros into padded places at the end. While ``torch.export`` records it does not.
+In evaluation mode without gradients, it packs right-padded sequences into a nested tensor and
+zeroes the padding at the end, but not while ``torch.export`` records.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tvmify.errors import CaptureError
 
 
 def refuse_nested_tensor(*_: Any) -> NoReturn:
-    """Stand for the operator that makes one."""
+    """Stand in for the operator that makes a nested tensor."""
     raise CaptureError(
-        "nn.TransformerEncoder makes a nested tensor of sequences that are padded on the right",
-        "Make it with enable_nested_tensor=False; places that are padded are no zeros then.",
+        "nn.TransformerEncoder makes a nested tensor of right-padded sequences",
+        "Construct it with enable_nested_tensor=False; padded positions are not zeroed then.",
     )
 
 
 def refuse_nested_tensors(module: nn.Module) -> None:
-    """Make the encoders in a twin that is to be recorded raise where they would make one."""
+    """Make the encoders of a twin raise where they would make a nested tensor."""
     for part in module.modules():
         if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
             part.forward = partial(_checked, part, part.forward)

@@ -1,4 +1,4 @@
-"""What capturing gives: a program that has a fingerprint and can be exported."""
+"""The result of capturing: a program that has a fingerprint and can be exported."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Program(abc.ABC):
     reason
         Why it could not be scripted; None when it could.
     fingerprint
-        Canonical text: equal exactly when the operations, their wiring, the constants, the plain
-        attributes and the names of the weights are equal. One line per operation.
+        Canonical text with one line per operation. Equal if and only if the operations, their
+        wiring, the constants, the plain attributes and the names of the weights are equal.
     weights
         Dotted names, from the root, of the tensors that the program reads.
     constants
-        Tensors that belong to neither the arguments nor the module (of a closure, a global) and
-        whose elements are part of the fingerprint. When one is written, the program is stale.
+        Tensors of closures and globals, whose elements are part of the fingerprint. Once one is
+        written to, the program is stale.
     may_draw
-        Whether it may draw random numbers; true in case of doubt.
+        Whether it may draw random numbers; true if in doubt.
     asks_for_layout
-        Whether it asks for strides, so that it holds for contiguous arguments alone.
+        Whether it asks for strides, so that it is valid for contiguous arguments only.
     asks_for_identity
-        Whether it may ask if two arguments are one tensor: then it matters which of them are.
+        Whether it may ask if two arguments are the same tensor, so that it matters which are.
     """
 
     method: str
@@ -49,10 +49,9 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether `export` may be called with these arguments.
-
-        A scripted program says no to what its annotations exclude (a list for a tensor): then
-        ``capture`` with these arguments gives another program.
+        """Whether `export` may be called with these arguments. A scripted program refuses what its
+        annotations exclude (a list for a tensor); ``capture`` with these arguments then gives
+        another program.
         """
 
     @abc.abstractmethod
@@ -61,14 +60,14 @@ class Program(abc.ABC):
     ) -> ExportedProgram:
         """Return the ATen program for arguments of these shapes, dtypes and Python values.
 
-        Not decomposed. Its signature calls the tensors of the module by the
-        names in ``weights``, each a parameter or a persistent buffer in ``state_dict``;
-        ``constants`` of the result holds tensor literals only.
+        The program is not decomposed. Its signature uses the names in ``weights`` for the tensors
+        of the module, each a parameter or a persistent buffer in ``state_dict``; its ``constants``
+        holds tensor literals only.
 
         Parameters
         ----------
         args, kwargs
-            Real tensors; their elements are not looked at.
+            Real tensors; their elements are not read.
         varying
             Sizes that are symbols in the program; all others are static.
 
@@ -82,4 +81,4 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def tensors(self) -> list[torch.Tensor]:
-        """Return the module's present tensors, in the order of ``weights``."""
+        """Return the current tensors of the module, in the order of ``weights``."""

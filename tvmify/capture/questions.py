@@ -1,7 +1,7 @@
-"""Questions about the surroundings of a call, in code that TorchScript would answer in its own way.
-
-Some it answers while it compiles (``torch.jit.is_scripting()`` is true, ``x.grad is None`` is
-false), so that nothing of them is left in the graph: they are looked for in the code of Python.
+"""Finds code that asks about the context of a call, which TorchScript would answer differently.
+TorchScript answers some questions when it compiles (``torch.jit.is_scripting()`` is true, ``x.grad
+is None`` is false), and the graph no longer shows them: so they are searched for in the Python
+code.
 """
 
 from __future__ import annotations
@@ -18,26 +18,25 @@ from torch.utils import _pytree as pytree
 
 from tvmify.errors import CaptureError
 
-#: Operators of a graph whose results depend on grad mode, on inference mode or on which tensors
-#: require gradients.
+#: Operators whose results depend on grad mode, inference mode, or which tensors require gradients.
 ASKING = frozenset(
     "aten::is_grad_enabled prim::requires_grad aten::is_leaf aten::retains_grad aten::is_inference "
     "aten::set_grad_enabled".split()
 )
-#: Names that a function uses which asks what TorchScript answers while it compiles.
+#: Names used to ask what TorchScript answers when it compiles.
 _NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting"})
-#: Names of what may be another at each call, and of which no signature tells.
+#: Names of what may differ from call to call without being part of the signature.
 _UNANSWERABLE = frozenset(
     """get_num_threads get_num_interop_threads initial_seed get_rng_state is_anomaly_enabled grad
     _version data_ptr untyped_storage is_shared is_pinned""".split()
 )
-#: Methods whose answers depend on how the elements of a tensor lie in memory.
+#: Methods whose results depend on the memory layout of a tensor.
 _LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
 _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
 
 
 def asks_in(fingerprint: str) -> bool:
-    """Tell whether a program asks, by the text of `tvmify.capture.scripted.fingerprint`."""
+    """Whether a program asks about gradients, by its fingerprint."""
     return any(f" = {kind}(" in fingerprint for kind in ASKING)
 
 
@@ -47,7 +46,7 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
     Raises
     ------
     CaptureError
-        With the name of what it asks for.
+        It asks; the message names what for.
     """
     names = names_in(callable_)
     found = names & _UNANSWERABLE
@@ -63,7 +62,7 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
 
 
 def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
-    """Tell whether a module or function asks how the elements of tensors lie in memory.
+    """Whether a module or function asks about the memory layout of tensors.
 
     Parameters
     ----------
@@ -78,7 +77,7 @@ def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
 
 
 def asks_for_identity(callable_: Any) -> bool:
-    """Tell whether a module or function may ask if two of its tensors are one; true if in doubt."""
+    """Whether a module or function may ask if two tensors are the same object; true if in doubt."""
     if isinstance(callable_, torch.nn.Module):
         asking = (torch.nn.MultiheadAttention, torch.jit.ScriptModule)
         if any(isinstance(part, asking) for part in callable_.modules()):
@@ -89,9 +88,8 @@ def asks_for_identity(callable_: Any) -> bool:
 
 
 def question_of(callable_: Any) -> str | None:
-    """Return the name of what a module or function asks that only Python answers; None if nothing.
-
-    Torch's own modules compute the same, scripted or not.
+    """Return the name by which code asks what only Python can answer, or None. Torch's own modules
+    compute the same, scripted or not.
     """
     for names, _, _, values in _functions(callable_):
         if found := names & _NAMES:
@@ -103,14 +101,13 @@ def question_of(callable_: Any) -> str | None:
 
 
 def names_in(callable_: Any) -> set[str]:
-    """Return all names that a module or function uses in code that is not torch's."""
+    """Return all names used in the code of a module or function, apart from torch's own code."""
     return {name for names, *_ in _functions(callable_) for name in names}
 
 
 def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], bool, list[Any]]]:
-    """Yield what is known of each function that may be called.
-
-    Its names, those of methods, whether it compares objects by identity, and values of the names.
+    """Yield facts about each function that may be called. These are the names it uses, the methods
+    it calls, whether it compares objects by identity, and the values of the names.
     """
     todo: list[tuple[Any, Any]] = []
     if isinstance(callable_, torch.nn.Module):
@@ -145,7 +142,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _methods(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of methods that are called, as the compiler of Python marks them."""
+    """Yield the names of the methods that bytecode calls."""
     for instruction in dis.get_instructions(code):
         marked = instruction.opname == "LOAD_METHOD"
         if sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR":
@@ -158,7 +155,7 @@ def _methods(code: types.CodeType) -> Iterator[str]:
 
 
 def _compares_objects(code: types.CodeType) -> bool:
-    """Tell whether code has an ``is``, but with None, or an ``in``."""
+    """Whether code has an ``is`` (other than with None) or an ``in``."""
     before = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "CONTAINS_OP":
@@ -173,7 +170,7 @@ def _compares_objects(code: types.CodeType) -> bool:
 
 
 def _values(function: types.FunctionType, names: set[str], owner: Any) -> Iterator[Any]:
-    """Yield what the names in a function may stand for: globals, attributes, what these hold."""
+    """Yield what the names in a function may refer to: globals, attributes, and what these hold."""
     found = [function.__globals__.get(name) for name in names]
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
@@ -190,11 +187,11 @@ def _values(function: types.FunctionType, names: set[str], owner: Any) -> Iterat
             yield from (_attribute(value, name) for name in names)
 
 
-#: What a function finds by name, and of which no function of its own is called.
+#: Kinds of values that a name may refer to and that call no functions of their own.
 _NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, torch.Tensor, torch.nn.Module)
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute, without running what computes it."""
+    """Return an attribute without running a property."""
     own = getattr(value, "__dict__", {})
     return own[name] if name in own else inspect.getattr_static(type(value), name, None)

@@ -1,4 +1,4 @@
-"""Graphs that another tracer has recorded."""
+"""Graphs recorded by another tracer."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 class RecordedGraph(torch.fx.GraphModule):
     """A graph of torch's functions without control flow, recorded for one kind of call.
 
-    It is not scripted: there is nothing that TorchScript could keep and ``torch.export`` could not.
+    It is not scripted, since TorchScript would keep nothing that ``torch.export`` loses.
     """

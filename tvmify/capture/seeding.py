@@ -1,6 +1,5 @@
-"""What a forward that is recorded must not do: seed the generator it draws from.
-
-Recording would seed it once, and leave that out of the program.
+"""Refuses a forward that seeds the generator it draws from. Recording would seed it once, and the
+program would not contain the seeding.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class _Unseeded:
 
 @contextlib.contextmanager
 def refusing_seeds() -> Iterator[None]:
-    """Refuse what a forward does in this context to torch's generator but draw from it.
+    """Refuse anything that a forward does to torch's generator other than draw from it.
 
     Raises
     ------
     CaptureError
-        It seeds the generator. One that it makes itself, it may seed.
+        It seeds the generator. It may seed generators that it creates.
     """
     generator = torch.random.default_generator
     torch.random.default_generator = _Unseeded(generator)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What a program reads of its module: tensors by name, everything else by value."""
+"""What a program reads from its module: tensors by name, everything else by value."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tvmify.torch_compat.parts import key_part, parts
 
 
 class ModulePath(str):
-    """A module, while a graph is walked: its dotted name from the root."""
+    """Stands for a module while a graph is walked: its dotted name from the root."""
 
     __slots__ = ()
 
     def attribute(self, name: str) -> str:
-        """Return the dotted name of one of the module's attributes."""
+        """Return the dotted name of an attribute of the module."""
         return f"{self}.{name}" if self else name
 
 
@@ -32,7 +32,7 @@ class WeightName:
 
 @dataclass
 class State:
-    """The attributes that a TorchScript program reads, found while its graph is walked.
+    """The attributes that a TorchScript program reads, recorded while its graph is walked.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class State:
     values: dict[str, Any] = field(default_factory=dict)
 
     def find(self, name: str) -> Any:
-        """Return an attribute with its tensors replaced by their names, remembering it."""
+        """Record an attribute, and return it with its tensors replaced by their names."""
         if name not in self.values:
             assert self.root is not None, f"{name} was not read while the graph was walked"
             owner: Any = self.root
@@ -78,7 +78,7 @@ class State:
         return value
 
     def forget_root(self, owner: Any) -> None:
-        """Keep only tensors that ``owner`` does not have under their names."""
+        """Keep only tensors that ``owner`` lacks under their names."""
         self.root = None
         for name, tensor in list(self.tensors.items()):
             try:
@@ -89,7 +89,7 @@ class State:
                 del self.tensors[name]
 
     def read(self, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-        """Return an attribute's value, with tensors taken from ``tensors``, safe from writes."""
+        """Return a read-only copy of an attribute's value, with tensors taken from ``tensors``."""
         return protect(_filled(self.find(name), tensors))
 
 
@@ -107,7 +107,7 @@ def _filled(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def resolve(root: Any, name: str) -> Any:
-    """Return the present value of a dotted name: attributes, then indices and keys.
+    """Return the current value of a dotted name: attributes, then indices and keys.
 
     Raises
     ------
@@ -126,20 +126,19 @@ def resolve(root: Any, name: str) -> Any:
 
 
 def present(root: Any, names: Iterable[str]) -> list[Any]:
-    """Return the present values of those dotted names that still have one."""
+    """Return the current values of the dotted names that still have one."""
     values = []
     for name in names:
         try:
             values.append(resolve(root, name))
         except (AttributeError, LookupError, ValueError):
-            continue  # taken away since
+            continue  # removed since
     return values
 
 
 def tensor_names(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor that a module tree holds with its dotted name, attributes included.
-
-    Nothing is yielded under a name that leads elsewhere, or nowhere.
+    """Yield every tensor in a module tree with its dotted name, attributes included. Names that do
+    not lead back to their tensor are left out.
     """
     for part in parts(module):
         attributes = vars(part.module)

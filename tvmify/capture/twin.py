@@ -12,11 +12,9 @@ from tvmify.torch_compat.parts import hidden_names
 
 
 def twin(module: torch.nn.Module) -> torch.nn.Module:
-    """Return a module of the same classes, tensors and attributes, but with its own dictionaries.
-
-    ``torch.jit.script`` writes to the attributes of the module that it is given, and
-    ``torch.export`` replaces its parameters for a while: neither may happen to a module that other
-    threads are calling.
+    """Return a module with the same classes, tensors and attributes, but its own dictionaries.
+    ``torch.jit.script`` writes to attributes of its module, and ``torch.export`` temporarily
+    replaces parameters: neither may happen to a module that other threads are calling.
     """
     copies: dict[int, torch.nn.Module] = {}
     result = _copy(module, copies)
@@ -43,12 +41,12 @@ def _copy(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> torch.
 
 
 def _own(value: Any) -> Any:
-    """Copy containers, which a forward may write to, but nothing inside them."""
+    """Copy containers, which a forward may write to, but not their contents."""
     return value.copy() if type(value) in (dict, OrderedDict, list, set) else value
 
 
 def _rebind(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> None:
-    """Let methods that are kept as attributes belong to the twins."""
+    """Rebind methods that are stored as attributes to the twins."""
     attributes = vars(module)
     for key, value in attributes.items():
         if isinstance(value, types.MethodType) and id(value.__self__) in copies:
@@ -56,7 +54,7 @@ def _rebind(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> None
 
 
 def make_buffers(module: torch.nn.Module) -> None:
-    """Make the tensors that a twin has as plain attributes non-persistent buffers."""
+    """Turn tensors that are plain attributes of a twin into non-persistent buffers."""
     if isinstance(module, torch.jit.ScriptModule):
         return
     hidden = hidden_names(module)
@@ -71,10 +69,9 @@ def _buffer_names(module: torch.nn.Module) -> set[str]:
 
 
 def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str | None:
-    """Return the dotted name of an attribute that differs between a module and its twin.
-
-    Parameters and buffers do not count (``torch.export`` records what is written to those, and puts
-    others in their place meanwhile), and neither does what is inside of objects.
+    """Return the dotted name of an attribute that differs between a module and its twin. Parameters
+    and buffers do not count, since ``torch.export`` records writes to them and replaces them
+    meanwhile; neither does the inside of objects.
     """
     pairs = zip(
         module.named_modules(remove_duplicate=False),
@@ -101,10 +98,10 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
 
 
 _MISSING = object()
-#: We look from a forward of our own; transformers adds hooks when a forward first asks for hidden
-#: states, which are then recorded like anything else.
+#: Set by our own forward, and by transformers, which adds hooks when a forward first asks for
+#: hidden states; those are recorded like anything else.
 _HOOKS = ("forward", "_forward_hooks", "_output_capturing_hooks_installed")
-#: What torch's recurrent modules write whenever a parameter is assigned, as ``torch.export`` does.
+#: Written by torch's recurrent modules whenever a parameter is assigned, as ``torch.export`` does.
 _OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 
 

@@ -1,4 +1,4 @@
-"""Values as TorchScript has them: enumerations, containers that outlive a call, literals."""
+"""TorchScript's values: enumerations, containers that outlive a call, literals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from tvmify.errors import DependsOnValues
 
-#: c10::ScalarType in its order: TorchScript stores a dtype as the index.
+#: The values of c10::ScalarType in order: TorchScript stores a dtype as an index.
 DTYPES: tuple[torch.dtype | None, ...] = (
     torch.uint8,
     torch.int8,
@@ -41,7 +41,7 @@ DTYPES: tuple[torch.dtype | None, ...] = (
     torch.uint32,
     torch.uint64,
 )
-#: c10::Layout and c10::MemoryFormat, as far as TorchScript programs use them.
+#: The values of c10::Layout and c10::MemoryFormat that TorchScript programs use.
 LAYOUTS = (torch.strided, torch.sparse_coo, torch.sparse_csr)
 MEMORY_FORMATS = (
     torch.contiguous_format,
@@ -52,20 +52,20 @@ MEMORY_FORMATS = (
 
 
 class StateList(list):
-    """A list that outlives the call (an attribute or an argument): it must not be written."""
+    """A read-only list that outlives the call: an attribute or an argument."""
 
 
 class StateDict(dict):
-    """A dictionary that outlives the call: it must not be written."""
+    """A read-only dictionary that outlives the call."""
 
 
 def protect(value: Any) -> Any:
-    """Copy lists and dictionaries, however nested, as ones that refuse to be written."""
+    """Copy nested lists and dictionaries as read-only ones."""
     return _rebuilt(value, StateList, StateDict)
 
 
 def plain(value: Any) -> Any:
-    """Copy lists and dictionaries, however nested, as ordinary ones: the inverse of `protect`."""
+    """Copy nested lists and dictionaries as ordinary ones: the inverse of `protect`."""
     return _rebuilt(value, list, dict)
 
 
@@ -82,14 +82,14 @@ def _rebuilt(value: Any, list_kind: type[list[Any]], dict_kind: type[dict[Any, A
 
 
 def is_literal(value: Any) -> bool:
-    """Tell whether a value is a tensor whose elements are known while capturing."""
+    """Whether a value is a tensor whose elements are known while capturing."""
     from torch._subclasses.fake_tensor import is_fake
 
     return isinstance(value, torch.Tensor) and not is_fake(value)
 
 
 def read_number(value: Any) -> Any:
-    """Return the Python number in a tensor of one element, when capturing can know it.
+    """Return the Python number in a tensor of one element, if it is known while capturing.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def read_number(value: Any) -> Any:
 
 
 def code_of(value: Any) -> Any:
-    """Turn a dtype, layout or memory format into the integer that TorchScript uses for it."""
+    """Return TorchScript's integer for a dtype, layout or memory format."""
     for table in (DTYPES, LAYOUTS, MEMORY_FORMATS):
         if type(value) is type(table[0]):
             return table.index(value)
@@ -116,5 +116,5 @@ def code_of(value: Any) -> Any:
 
 
 def dtype_of(code: Any) -> torch.dtype | None:
-    """Turn TorchScript's integer, or None, into a dtype."""
+    """Return the dtype for TorchScript's integer, or for None."""
     return DTYPES[code] if isinstance(code, int) else code

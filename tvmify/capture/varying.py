@@ -1,4 +1,4 @@
-"""Which sizes of a call may differ from call to call, and recording a program for all of them."""
+"""The sizes that may differ between calls, and how a program is recorded for all of them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Varying:
-    """Sizes of a call's tensors that stand for any size.
+    """The symbolic sizes of a call's tensors.
 
     Attributes
     ----------
     axes
-        For each tensor with such sizes, by its number among the flattened arguments: for each axis
-        the name of a symbol, or None where the size stays as it is. Sizes of one name are equal in
-        all calls.
+        For each tensor with symbolic sizes, by its index among the flattened arguments: the name of
+        a symbol for each axis, or None for a fixed size. Sizes of one name are equal in all calls.
     limits
-        The least and the greatest value of a symbol, where a program is to know them.
+        The least and greatest value of a symbol, if the program should know them.
     hints
-        What to tune for, by symbol.
+        The size to tune for, by symbol.
     variant
-        How many programs for the same symbols are to be passed over: those whose guards refuse
-        the sizes of the call.
+        How many programs for the same symbols to skip, since their guards refuse the sizes of the
+        call.
     """
 
     axes: Mapping[int, tuple[str | None, ...]]
@@ -38,7 +37,7 @@ class Varying:
         return hash((self.key_text(), tuple(sorted(self.axes.items()))))
 
     def key_text(self) -> str:
-        """Return all but the places of the symbols, as part of a key."""
+        """Return everything but the axes, as part of a key."""
         limits = (
             f"{least} <= {name} <= {most}" for name, (least, most) in sorted(self.limits.items())
         )
@@ -51,7 +50,7 @@ class Varying:
         return {place: hint for name, hint in self.hints.items() for place in places[name]}
 
     def places(self) -> dict[str, list[tuple[int, int]]]:
-        """Return for each symbol the tensors and axes where it stands."""
+        """Return the tensors and axes of each symbol."""
         found: dict[str, list[tuple[int, int]]] = {}
         for leaf, names in sorted(self.axes.items()):
             for axis, name in enumerate(names):
@@ -61,13 +60,13 @@ class Varying:
 
 
 def dynamic_shapes(args: Any, kwargs: Any, varying: Varying) -> Any:
-    """Return what ``torch.export`` takes, for arguments each of which is a tensor of its own."""
+    """Return the ``dynamic_shapes`` of ``torch.export`` for arguments that are all tensors."""
     from torch.export import Dim, ShapesCollection
 
     shapes = ShapesCollection()
     leaves = pytree.tree_leaves((args, kwargs))
     for leaf, names in varying.axes.items():
-        # Dim.AUTO never fails: what a program says about sizes becomes a guard.
+        # Dim.AUTO never fails: what a program assumes about sizes becomes a guard.
         shapes[leaves[leaf]] = {
             axis: Dim.STATIC if name is None else Dim.AUTO for axis, name in enumerate(names)
         }
@@ -75,7 +74,7 @@ def dynamic_shapes(args: Any, kwargs: Any, varying: Varying) -> Any:
 
 
 def check_sizes(leaves: Sequence[Any], varying: Varying | None) -> None:
-    """Record, in a call that is recorded, that sizes of one name are equal and in their limits.
+    """Record, inside a recorded call, that sizes of one name are equal and within their limits.
 
     Parameters
     ----------

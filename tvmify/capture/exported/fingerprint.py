@@ -1,4 +1,4 @@
-"""Canonical text of a program that ``torch.export`` recorded; see `fingerprint` for the other."""
+"""Canonical text of a program recorded by ``torch.export``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class _Texts(dict[Any, str]):
-    """What stands for each node in the lines."""
+    """The text that stands for each node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def fingerprint(program: ExportedProgram, weights: Collection[str]) -> str:
     Raises
     ------
     UnsupportedOperator
-        The graph holds an object whose content is unknown.
+        The graph holds an object of unknown content.
     """
     lines = [f"arguments {_structure(program.call_spec.in_spec)}"]
     inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}

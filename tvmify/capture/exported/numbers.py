@@ -1,4 +1,4 @@
-"""Python floats and ints whose values are arguments of a program, and not part of it."""
+"""Python floats and ints that are arguments of a program rather than constants in it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _EXACT = 2**53
 
 
 class ValueNeeded(BaseException):
-    """The value of a number is needed; no Exception, lest the module should swallow it.
+    """The value of a number is needed. Not an Exception, so that the module cannot catch it.
 
     Attributes
     ----------
     places
-        Of the numbers, among the leaves of the arguments.
+        Indices of the numbers among the leaves of the arguments.
     """
 
     def __init__(self, places: frozenset[int]) -> None:
@@ -30,18 +30,18 @@ class ValueNeeded(BaseException):
 
 
 class Number:
-    """Stands for a Python number while a module is recorded: it can be computed with, and no more.
+    """Stands for a Python number while a module is recorded; supports arithmetic only.
 
-    With a tensor it computes what eager does with a Python number: the number is rounded once, to
-    the dtype that the operator computes in. Whatever else would be done with it (a comparison, a
-    conversion, a size, an argument of another operator) raises `ValueNeeded`.
+    Arithmetic with a tensor gives what eager gives with a Python number: the number is rounded
+    once, to the dtype that the operator computes in. Any other use (a comparison, a conversion, a
+    size, an argument of another operator) raises `ValueNeeded`.
 
     Parameters
     ----------
     tensor
         Without dimensions, float64 or int64.
     places
-        Of the arguments that it was computed from.
+        Indices of the arguments that it was computed from.
     """
 
     def __init__(self, tensor: torch.Tensor, places: frozenset[int]) -> None:
@@ -52,7 +52,7 @@ class Number:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Compute with tensors what is known, and nothing else."""
+        """Compute supported arithmetic with tensors; refuse all other functions."""
         compute = _FUNCTIONS.get(func)
         if compute is None or kwargs or len(args) != 2 or isinstance(args[0], Number):
             _refuse(args, kwargs)
@@ -108,11 +108,11 @@ class Float(Number):
     Parameters
     ----------
     is_product
-        Whether it is the result of a product, to which nothing may be added in float64: LLVM would
-        join the two, and round once less than eager.
+        Whether it is the result of a product. Nothing may be added to it in float64: LLVM would
+        fuse the two and round once less than eager.
     """
 
-    # isinstance(scale, float) has to be true as it is in eager
+    # isinstance(scale, float) must be true, as in eager
     __class__ = property(lambda self: float)  # type: ignore[assignment]
 
     def __init__(
@@ -147,7 +147,7 @@ class Int(Number):
 
 
 class TensorsOfNumbers(TorchFunctionMode):
-    """Lets ``torch.tensor`` and ``torch.full`` take a `Number`, as a diffusion model's step is."""
+    """Lets ``torch.tensor`` and ``torch.full`` take a `Number`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -184,7 +184,7 @@ def _full(
 def _filled(item: Any, items: Sequence[Any], dtype: torch.dtype | None) -> torch.Tensor:
     are_ints = all(isinstance(other, int) for other in items)
     dtype = dtype or (torch.int64 if are_ints else torch.get_default_dtype())
-    # An int of any value fits into these; a float becomes no int without a warning or an error.
+    # Any int fits into these; a float cannot become an int without a warning or an error.
     takes_ints = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
     if not takes_ints or (dtype in (torch.int64, torch.int32) and not are_ints):
         _refuse(items)

@@ -40,9 +40,9 @@ class TracedProgram(Program):
     callable_
         The plain module or function.
     args, kwargs
-        Of the signature that it is recorded for.
+        Example arguments of the signature to record.
     reason
-        Why it was not scripted.
+        Why it could not be scripted.
     varying
         Sizes that are symbols in the program.
 
@@ -73,7 +73,7 @@ class TracedProgram(Program):
             for name, tensor in tensor_names(callable_):
                 names.setdefault(tensor_identity(tensor), name)
             for part in module.modules():
-                make_buffers(part)  # else recording would write to them for real
+                make_buffers(part)  # otherwise recording would write to them
             refuse_nested_tensors(module)
             watch = partial(_watched, callable_)
         else:
@@ -102,13 +102,13 @@ class TracedProgram(Program):
         self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether these arguments have the signature that was recorded."""
+        """Whether these arguments have the recorded signature."""
         return self._call_key(args, kwargs) == self._call
 
     def export(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
     ) -> ExportedProgram:
-        """Return the program that was recorded."""
+        """Return the recorded program."""
         if varying != self._varying or not self.accepts(args, kwargs):
             raise UnsupportedInput(
                 "The program was recorded for arguments of other shapes or values",
@@ -121,14 +121,13 @@ class TracedProgram(Program):
         return *_call_key(args, kwargs), repeated
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the present tensors of the module."""
+        """Return the current tensors of the module."""
         return [resolve(self._owner, name) for name in self.weights]
 
 
 def _watched(original: torch.nn.Module, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
-    """Refuse what a recorded forward may not do.
-
-    Looked at inside of the call: ``torch.export`` puts the attributes back afterwards.
+    """Refuse what a recorded forward must not do. Checked inside the call, since ``torch.export``
+    restores the attributes afterwards.
     """
     buffers = dict(module.named_buffers())
     with NoRealWrites():

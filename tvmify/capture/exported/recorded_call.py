@@ -1,4 +1,4 @@
-"""The call that ``torch.export`` records: what it must not see of it, and must not lose."""
+"""The call that ``torch.export`` records: arguments to hide from it, and arguments to keep."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tvmify.capture.varying import Varying, check_sizes
 from tvmify.errors import CaptureError, NumberNeeded
 from tvmify.signature import NumberArgument
 
-#: Values that ``torch.export`` takes for no arguments, although they are ones of operators.
+#: Values that operators take but ``torch.export`` does not accept as arguments.
 _HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class RecordedCall:
-    """Arguments of a call, some of them hidden from ``torch.export``.
+    """The arguments of a call, some of them hidden from ``torch.export``.
 
     Parameters
     ----------
     args, kwargs
         A `NumberArgument` stands for a number of any value.
     repeated
-        Which of the tensors are one to forward, as `repetitions` says it.
+        Which tensors are the same object in forward; see `repetitions`.
     varying
         Sizes that are recorded as symbols.
 
     Attributes
     ----------
     args, kwargs
-        For ``torch.export``, with None in place of each value that it does not take, and a tensor
-        for each `NumberArgument`.
+        For ``torch.export``: with None for each value that it does not accept, and a tensor for
+        each `NumberArgument`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RecordedCall:
     def attach(
         self, module: torch.nn.Module, around: Callable[[torch.nn.Module, Callable[[], Any]], Any]
     ) -> None:
-        """Let a module have what is hidden, and see to it that it changes none of its arguments.
+        """Give a module the hidden arguments, and refuse changes of its arguments.
 
         Parameters
         ----------
@@ -65,7 +65,7 @@ class RecordedCall:
             Takes the module and a function that runs the call, and returns its result.
         """
         cls = type(module)
-        # Of a method that was put in place of forward: whoever calls the module means the latter.
+        # A method may stand in for forward: callers of the module expect forward.
         own_forward = getattr(cls, "__tvmify_forward__", None)
         is_running = False
 
@@ -89,7 +89,7 @@ class RecordedCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        # torch.export may have put keyword arguments into another order.
+        # torch.export may have reordered the keyword arguments.
         found = pytree.tree_leaves((args, {name: kwargs[name] for name in self.kwargs}))
         check_sizes(found, self._varying)
         places = enumerate(found)
@@ -108,7 +108,7 @@ class RecordedCall:
         if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
             raise CaptureError(
                 "forward changes a list, dict or object that is one of its arguments",
-                "Return what is new instead.",
+                "Return the new value instead.",
             )
         return result
 

@@ -13,7 +13,7 @@ from tvmify.errors import UnsupportedInput
 
 
 class _Mismatch(Exception):
-    """A value is not of the type that an annotation, or its absence, asks for."""
+    """A value does not have the type that an annotation, or the lack of one, demands."""
 
 
 def bind(
@@ -29,27 +29,27 @@ def bind(
     Parameters
     ----------
     parameters
-        Of the forward's schema, without self.
+        The parameters of forward's schema, without self.
     defaults
-        What Python takes for arguments that are not given; None if there is only the schema, and
-        TorchScript would make an int a float where the parameter is a float.
+        Python's default values; None if there is only the schema, where TorchScript has turned an
+        int into a float if the parameter is a float.
     as_given
-        Return the very objects that were given, but for dtypes.
+        Return the given objects themselves, except dtypes.
 
     Raises
     ------
     UnsupportedInput
-        An argument, or a default, is missing, unknown, or of another type than the parameter.
+        An argument or default is missing, unknown, or of another type than the parameter.
     """
     coerce = defaults is None
-    # Names are for keywords only: a traced forward may have two parameters of one name.
+    # Names matter for keywords only: a traced forward may have two parameters of one name.
     names = [parameter.name for parameter in parameters]
     unknown = kwargs.keys() - set(names[len(args) :])
     if len(args) > len(parameters) or unknown:
         surplus = ", ".join(sorted(unknown)) or f"{len(args)} positional arguments"
         raise UnsupportedInput(
             f"The scripted forward takes ({', '.join(names)}), not {surplus}",
-            "Call it with these arguments.",
+            "Call it with the arguments that forward takes.",
         )
     values = []
     for position, parameter in enumerate(parameters):
@@ -58,13 +58,11 @@ def bind(
         elif parameter.name in kwargs:
             given = kwargs[parameter.name]
         elif defaults is not None and parameter.name in defaults:
-            given = defaults[parameter.name]  # which TorchScript may have made a float of
+            given = defaults[parameter.name]  # which TorchScript may have turned into a float
         elif parameter.has_default_value():
             given = parameter.default_value
         else:
-            raise UnsupportedInput(
-                f"Argument {parameter.name} is missing", "Call the module with it."
-            )
+            raise UnsupportedInput(f"Argument {parameter.name} is missing", "Pass it in the call.")
         try:
             value = _converted(given, parameter.type, coerce)
         except _Mismatch:
@@ -78,7 +76,7 @@ def bind(
 
 
 def defaults_of(callable_: Any) -> dict[str, Any]:
-    """Return what Python takes for the parameters of a function, or of a module's forward."""
+    """Return Python's default values for a function, or for a module's forward."""
     forward = callable_.forward if isinstance(callable_, torch.nn.Module) else callable_
     try:
         parameters = inspect.signature(forward).parameters.values()

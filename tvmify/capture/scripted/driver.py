@@ -1,4 +1,4 @@
-"""A program that calls compiled regions; its control flow is TorchScript's, or Python's."""
+"""A program that calls compiled regions, with control flow in TorchScript or Python."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tvmify.capture.scripted.transcribing import Transcript
 from tvmify.capture.state import resolve
 from tvmify.errors import SET_ATTRIBUTE, CaptureError, UnsupportedOperator
 
-#: What a driver calls for a region, with the number of the region.
+#: The operator that a driver calls for a region.
 REGION = "tvmify::region"
 REGION_SCHEMA = "region(int number, Tensor[] tensors, int[] integers, float[] floats) -> Tensor[]"
 
 
 class RegionProgram(ScriptedProgram):
-    """A region as a program of its own, whose weights a `Carrier` holds."""
+    """A region as a separate program, whose weights a `Carrier` holds."""
 
     def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier, is_python: bool) -> None:
         self.scripted: Any = torch._C._create_function_from_graph("region", graph)
@@ -47,15 +47,15 @@ class Part:
     Attributes
     ----------
     program
-        Takes the tensors that enter, then the integers, then the floats.
+        Takes the tensors that enter the region, then the integers, then the floats.
     carrier
-        The module of this program: weights, under their names.
+        The module of this program; holds the weights under their names.
     operators
-        What it computes, with how often it is written.
+        Its operators, with how often each occurs.
     booleans
-        Places of bools among the integers.
+        Indices of bools among the integers.
     in_eager
-        Computes the same in PyTorch, with the present weights.
+        Computes the same in PyTorch, with the current weights.
     """
 
     program: RegionProgram
@@ -71,7 +71,7 @@ class Driver:
     Parameters
     ----------
     scripted
-        What was scripted; attributes that its forward sets are set on this.
+        The scripted module; attributes that forward sets are set on it.
     original
         The module or function before it was scripted; None when there is only ``scripted``.
     number
@@ -86,15 +86,15 @@ class Driver:
     has_effects, is_random
         See `Regions`.
     asks
-        Whether it asks for grad mode, or which tensors require gradients.
+        Whether it asks about grad mode, or about which tensors require gradients.
 
     Raises
     ------
     CaptureError
-        There is no region worth compiling, or the control flow of plain code cannot be written in
-        Python again.
+        No region is worth compiling, or the control flow of plain code cannot be transcribed to
+        Python.
     UnsupportedOperator
-        It is plain code with effects, which its scripted copy would not pass on.
+        It is plain code with side effects, which its scripted copy would lose.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Driver:
         if not self.parts:
             raise CaptureError(
                 "no stretch of code between the branches is long enough to compile",
-                "Write them with torch.where, or decorate the submodules around them.",
+                "Write the branches with torch.where, or decorate the submodules around them.",
             )
         torch._C._jit_pass_dce(self._graph)
         if self._is_plain:
@@ -142,7 +142,7 @@ class Driver:
             self._function = torch._C._create_function_from_graph("driver", self._graph)
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return what `run` takes for the arguments of a call.
+        """Return the inputs of `run` for the arguments of a call.
 
         Raises
         ------
@@ -159,12 +159,12 @@ class Driver:
         return self._function(*values)
 
     def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
-        """Take the present tensors of the module, in place of which others may have come.
+        """Take the current tensors of the module, some of which may have been replaced.
 
         Returns
         -------
         names, tensors
-            All that the program reads as attributes.
+            All tensors that the program reads as attributes.
         """
         self._attributes.update((name, resolve(module, name)) for name in self._names)
         tensors = {name: resolve(module, name) for name in self._tensors}
@@ -176,7 +176,7 @@ class Driver:
     def _transcript(
         self, graph: Any, functions: dict[str, Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """Write a graph of plain code in Python, whose rules for numbers it has to follow."""
+        """Transcribe a graph of plain code to Python, so that its numbers follow Python's rules."""
         transcript = Transcript(graph, self._is_module, self._attributes, functions)
         self._names |= transcript.names
         return transcript.function
@@ -187,7 +187,7 @@ class Driver:
                 resolve(original, name)
             except (AttributeError, LookupError, ValueError) as error:
                 raise CaptureError(
-                    f"{name} is an attribute of the scripted module alone", "Assign it in __init__."
+                    f"{name} is an attribute of the scripted module only", "Assign it in __init__."
                 ) from error
 
     # ----------------------------------------------------------------------- cutting the graph
@@ -215,7 +215,7 @@ class Driver:
     def _entering(
         self, nodes: list[torch._C.Node], defined: set[str]
     ) -> tuple[list[torch._C.Value], list[torch._C.Value], list[torch._C.Node]]:
-        """Return tensors and numbers that a region takes, and nodes to copy to its beginning."""
+        """Return the tensors and numbers that enter a region, and nodes to copy to its start."""
         seen = set(defined)
         if self._is_module:
             seen.add(next(self._graph.inputs()).debugName())
@@ -252,7 +252,7 @@ class Driver:
             root = next(self._graph.inputs())
             values[root.debugName()] = inner.addInput("self").setType(root.type())
         for i, value in enumerate(entering):
-            # a traced graph knows the shapes of one call
+            # a traced graph has the shapes of one call
             type_ = torch._C.TensorType.get() if is_tensor(value) else value.type()
             values[value.debugName()] = inner.addInput(f"input_{i}").setType(type_)
         for node in [*moved, *region.nodes]:
@@ -273,7 +273,7 @@ class Driver:
         integers: list[torch._C.Value],
         floats: list[torch._C.Value],
     ) -> None:
-        """Put a call in the place of a region, and after it what later nodes want besides."""
+        """Replace a region by a call, followed by the nodes that later nodes need as well."""
         graph, last = self._graph, region.nodes[-1]
 
         def add(kind: str, inputs: list[Any], types: list[Any]) -> list[Any]:
@@ -320,7 +320,7 @@ class Driver:
 
 
 def _inner_values(node: torch._C.Node) -> list[torch._C.Value]:
-    """Return what a node and the nodes of its blocks define."""
+    """Return the values that a node and the nodes of its blocks define."""
     values = list(node.outputs())
     for block in node.blocks():
         for inner in block.nodes():
@@ -329,7 +329,7 @@ def _inner_values(node: torch._C.Node) -> list[torch._C.Value]:
 
 
 def _attributes_set(scripted: Any) -> frozenset[tuple[str, str]]:
-    """Return class and name of each attribute that a method of the module sets."""
+    """Return the class and name of each attribute that a method of the module sets."""
     modules = scripted.modules() if isinstance(scripted, torch.jit.ScriptModule) else ()
     return frozenset(
         (node.inputsAt(0).type().annotation_str, node.s("name"))

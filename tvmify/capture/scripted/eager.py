@@ -1,4 +1,4 @@
-"""What eager PyTorch would return: the types that TorchScript does not have, and a check."""
+"""Gives TorchScript's results the types of eager PyTorch, and checks them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tvmify.torch_compat.tracing import forget_tensors, tracing
 
 
 class EagerResult:
-    """What eager PyTorch returns for the example arguments, without elements.
+    """The result of eager PyTorch for the example arguments, without elements.
 
-    TorchScript has fewer types than Python, and returns a list for a ``torch.Size`` and another
+    TorchScript has fewer types than Python: it returns a list for a ``torch.Size`` and another
     class for a NamedTuple.
 
     Parameters
@@ -37,14 +37,13 @@ class EagerResult:
         self._items, self._structure = pytree.tree_flatten(result, is_leaf=is_size)
 
     def restore(self, result: Any) -> Any:
-        """Return TorchScript's result as eager would have, whose shapes and dtypes it must have.
-
+        """Return TorchScript's result with the types of eager's, after comparing shapes and dtypes.
         A `Described` stands for each ``torch.Size``.
 
         Raises
         ------
         CaptureError
-            TorchScript computes something else than eager.
+            TorchScript's result differs from eager's.
         """
         leaves = pytree.tree_leaves(result)
         if len(leaves) != len(self._leaves):
@@ -66,7 +65,7 @@ def _restored(ours: Any, eager: Any) -> Any:
             raise _different(f"{ours.dtype} {shape}", f"{eager.dtype} {list(eager.shape)}")
         return ours
     if isinstance(ours, SYMBOLS):
-        return ours  # what eager returns is for one shape only
+        return ours  # eager's result is for one shape only
     if isinstance(ours, torch.Tensor) or isinstance(eager, torch.Tensor):
         raise _different(type(ours).__name__, type(eager).__name__)
     return eager
@@ -75,14 +74,14 @@ def _restored(ours: Any, eager: Any) -> Any:
 def _different(ours: str, eager: str) -> CaptureError:
     return CaptureError(
         f"TorchScript returns {ours} where eager PyTorch returns {eager}",
-        "Look for torch.jit.is_scripting() and for annotations that the arguments do not fit.",
+        "Look for torch.jit.is_scripting() and for annotations that do not match the arguments.",
     )
 
 
 def eager_result(
     callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EagerResult | None:
-    """Run the module on fake tensors; None where that is not possible."""
+    """Run the module on fake tensors; return None if that fails."""
     inputs, repeated = examples((args, kwargs)), repetitions((args, kwargs))
     with (
         tracing(),
@@ -98,8 +97,8 @@ def eager_result(
             with NoRealWrites():
                 result = callable_(*fake[0], **fake[1])
         except Exception:
-            # such as reading a number from a constant, or a nested tensor, of which there is no
-            # fake one: no reason to refuse what was recorded
+            # such as reading a number from a constant, or a nested tensor, which has no fake form:
+            # not a reason to refuse the recorded program
             return None
         finally:
             forget_tensors(mode)
@@ -107,7 +106,7 @@ def eager_result(
 
 
 def _take_elements(module: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Put tensors without elements in the place of a twin's own: its forward may write to them."""
+    """Replace the tensors of a twin by fake ones, since its forward may write to them."""
     for part in module.modules():
         if not isinstance(part, torch.jit.ScriptModule):
             held: list[dict[str, Any]] = [part._parameters, part._buffers, vars(part)]  # type: ignore

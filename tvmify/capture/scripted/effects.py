@@ -1,4 +1,4 @@
-"""What a node of a TorchScript graph does besides computing: writes, draws, reads of elements."""
+"""The side effects of a TorchScript node: writes, draws, and reads of tensor elements."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from tvmify.capture.scripted.operators import qualified_name
 
-#: Shows or changes something outside of its results, whatever its schema says.
+#: Nodes with effects that their schemas do not show.
 EFFECTS = frozenset(
     "prim::SetAttr prim::RaiseException prim::Print aten::warn prim::Enter prim::Exit "
     "aten::set_grad_enabled aten::manual_seed".split()
 )
-#: Numbers that a tensor has by its shape and dtype, not by its elements.
+#: Properties of a tensor that depend on its shape and dtype, not on its elements.
 _OF_THE_SHAPE = frozenset(
     "aten::size aten::dim aten::numel aten::len aten::is_floating_point aten::is_complex "
     "aten::is_signed aten::element_size prim::dtype prim::device prim::layout prim::is_cpu "
@@ -25,7 +25,7 @@ _OF_THE_SHAPE = frozenset(
     "aten::__isnot__ aten::has_torch_function aten::is_same_size".split()
 )
 _NUMBERS = frozenset("IntType FloatType BoolType NumberType ComplexType StringType".split())
-#: Tensors by which the shape of a result may be decided. Indexing is only if the index is a mask.
+#: Arguments whose elements may decide the shape of the result; of indexing, only masks.
 _SHAPED_BY_ELEMENTS = ("dynamic_output_shape", "data_dependent_output")
 _INDEXING = ("aten::index", "aten::_unsafe_index")
 #: Random operators that draw nothing if one of these arguments is false or 0.
@@ -44,22 +44,22 @@ _QUIET_WITHOUT = {
 
 
 def writes(node: torch._C.Node) -> bool:
-    """Tell whether a node changes one of its inputs."""
+    """Whether a node changes one of its inputs."""
     return "!" in node.schema()
 
 
 def is_view(node: torch._C.Node) -> bool:
-    """Tell whether a tensor that a node returns may be, or share memory with, one of its inputs."""
+    """Whether a result of a node may be one of its inputs, or share memory with one."""
     return re.search(r"Tensor\([a-z]", node.schema().rpartition("->")[2]) is not None
 
 
 def is_random(node: torch._C.Node, known: Callable[[torch._C.Value], Any]) -> bool:
-    """Tell whether a node may draw from a generator.
+    """Whether a node may draw from a generator.
 
     Parameters
     ----------
     known
-        Returns the value that an input always has; anything true if that is not known.
+        Returns the constant value of an input, or anything true if that is unknown.
     """
     name = qualified_name(node)
     if not node.isNondeterministic() and "nondeterministic_seeded" not in _tags(name):
@@ -69,13 +69,13 @@ def is_random(node: torch._C.Node, known: Callable[[torch._C.Value], Any]) -> bo
 
 
 def reads_elements(node: torch._C.Node) -> bool:
-    """Tell whether a number, or a shape, in a node's results depends on elements of tensors."""
+    """Whether a number or shape in a node's results depends on elements of tensors."""
     kind = node.kind()
     if kind in _OF_THE_SHAPE:
         return False
     name = qualified_name(node)
     if name == "aten::where":
-        return True  # of a condition alone, it counts
+        return True  # only masks count
     if kind not in _INDEXING and any(tag in _tags(name) for tag in _SHAPED_BY_ELEMENTS):
         return True
     takes_tensors = any(_element(value).kind() == "TensorType" for value in node.inputs())
@@ -83,7 +83,7 @@ def reads_elements(node: torch._C.Node) -> bool:
 
 
 def computes(node: torch._C.Node) -> bool:
-    """Tell whether a node is an operator that computes elements, and not a view of some."""
+    """Whether a node is an operator that computes elements, rather than a view."""
     return (
         node.kind().startswith("aten::")
         and not is_view(node)
@@ -92,7 +92,7 @@ def computes(node: torch._C.Node) -> bool:
 
 
 def is_tensor(value: torch._C.Value) -> bool:
-    """Tell whether a value is a tensor, and never None."""
+    """Whether a value is a tensor and never None."""
     return value.type().kind() == "TensorType"
 
 
@@ -105,7 +105,7 @@ def _element(value: torch._C.Value) -> Any:
 
 @functools.cache
 def _tags(name: str) -> frozenset[str]:
-    """Return the names of the tags that the dispatcher has for an operator."""
+    """Return the names of an operator's tags."""
     kind, _, overload = name.partition(".")
     namespace, _, operator = kind.partition("::")
     try:

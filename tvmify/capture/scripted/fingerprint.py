@@ -1,9 +1,9 @@
 """Canonical text of a TorchScript program: equal texts mean equal programs, in any process.
 
-One line for each operation, with its operands written into it: values by number in order of their
-definition, constants and plain attributes by value, weights by name. What says nothing about the
-result (source lines, mangled class names, the names of values, where constants stand, branches
-that an attribute rules out) does not appear.
+One line per operation, with its operands: values by number in the order of their definition,
+constants and plain attributes by value, weights by name. What cannot change the result is left out:
+source lines, mangled class names, names of values, positions of constants, and branches that an
+attribute rules out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tvmify.errors import CaptureError, UnsupportedOperator
 from tvmify.torch_compat.memory import has_memory
 
 _UNKNOWN = object()
-#: What a condition may be decided on; a comparison of tensors is an operation like others.
+#: Types that may decide a condition; a comparison of tensors is an ordinary operation.
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -44,7 +44,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
             "Keep it as a dense tensor, or decorate the submodules around it.",
         )
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # ctypes and not NumPy: it has no bfloat16, and need not be there
+    # not NumPy, which lacks bfloat16 and may not be installed
     count = plain.numel() * plain.element_size()
     elements = (ctypes.c_char * count).from_address(plain.data_ptr()) if count else b""
     dtype = str(plain.dtype).removeprefix("torch.")
@@ -53,12 +53,12 @@ def tensor_digest(tensor: torch.Tensor) -> str:
 
 
 def literal_text(value: Any) -> str:
-    """Return canonical text of a constant or of an attribute's value.
+    """Return the canonical text of a constant or of an attribute's value.
 
     Raises
     ------
     UnsupportedOperator
-        The value is an object whose content is unknown.
+        The value is an object of unknown content.
     """
     if isinstance(value, torch.Tensor):
         return tensor_digest(value)
@@ -93,24 +93,23 @@ def fingerprint(
     state: State,
     is_python: bool = False,
 ) -> str:
-    """Return the canonical text of an inlined graph, and fill ``state`` with what it reads.
+    """Return the canonical text of an inlined graph, and record in ``state`` what it reads.
 
     Parameters
     ----------
     graph
         The inlined graph of forward.
     schema
-        Of the same forward: names and defaults of the arguments.
+        The schema of the same forward, for the names and defaults of its arguments.
     state
-        Its root is the module; an empty one for a function.
+        Its root is the module; empty for a function.
     is_python
-        Whether numbers and strings follow Python's rules, or TorchScript's.
+        Whether numbers and strings follow Python's rules rather than TorchScript's.
 
     Raises
     ------
     UnsupportedOperator
-        The graph has operators or effects which the interpreter does not know, in a branch that
-        could be taken.
+        A branch that may be taken has operators or effects that the interpreter does not know.
     """
     return _Walk(state, is_python).describe(graph, schema)
 
@@ -118,8 +117,8 @@ def fingerprint(
 class _Walk:
     """One pass over a graph.
 
-    ``_texts`` has what stands for a value in the lines; ``_known`` has the values of constants and
-    plain attributes, and of conditions on them.
+    ``_texts`` has the text of each value; ``_known`` has the values of constants and plain
+    attributes, and of conditions on them.
     """
 
     def __init__(self, state: State, is_python: bool) -> None:
@@ -152,7 +151,7 @@ class _Walk:
         return "\n".join([*self._lines, *self._weights()])
 
     def _weights(self) -> list[str]:
-        """Name the tensors; two names of one tensor are a fact about the program."""
+        """Name the tensors; that two names are one tensor is part of the program."""
         first: dict[int, str] = {}
         lines = []
         for name, tensor in self._state.tensors.items():
@@ -169,7 +168,7 @@ class _Walk:
         kind = node.kind()
         outputs = list(node.outputs())
         if kind == "prim::Constant":
-            if outputs[0].type().kind() != "FunctionType":  # of calls that are inlined by now
+            if outputs[0].type().kind() != "FunctionType":  # of calls that have been inlined
                 self._known[outputs[0].debugName()] = outputs[0].toIValue()
             return
         names = [value.debugName() for value in node.inputs()]
@@ -214,7 +213,7 @@ class _Walk:
             self._known[outputs[0].debugName()] = known[0]  # itself, written to
 
     def _rules(self, node: torch._C.Node) -> str:
-        """Say by whose rules a node computes, if these are not known by its name."""
+        """Say whether a node follows Python's rules, if its name does not tell."""
         if not self._is_python:
             return " by TorchScript" if torchscript_meaning(node) is not None else ""
         try:
@@ -224,7 +223,7 @@ class _Walk:
         return "" if meant is None else f" as {meaning_text(meant)}"
 
     def _taken(self, block: Any, outputs: list[Any], indent: str) -> None:
-        """Describe the branch that an attribute selects as if there were no condition."""
+        """Describe the branch that an attribute selects, without the condition."""
         for node in block.nodes():
             self._node(node, indent)
         for inner, outer in zip(block.outputs(), outputs, strict=True):
@@ -240,12 +239,12 @@ class _Walk:
     def _text(self, value: Any) -> str:
         name = value.debugName()
         if name not in self._texts:
-            # a value that is never defined (after an operator that is not supported) has no text
+            # a value that is never defined (after an unsupported operator) has no text
             self._texts[name] = literal_text(self._known.get(name, "?"))
         return self._texts[name]
 
 
-#: Conditions on attributes (``training``, a bias that is None, a mode) are decided right away.
+#: Conditions on attributes (``training``, a bias that is None, a mode) are evaluated immediately.
 _CONDITIONS = {
     "aten::__is__": operator.is_,
     "aten::__isnot__": operator.is_not,
@@ -261,7 +260,7 @@ def _is_weight_and_none(known: list[Any]) -> bool:
 
 
 def _is_written_in_place(node: torch._C.Node, known: list[Any]) -> bool:
-    """Tell ``self.calls += 1``, after which the attribute is the same tensor, from assignments."""
+    """Whether a node is like ``self.calls += 1``: the attribute stays the same tensor."""
     owner, value = known
     if not isinstance(owner, ModulePath) or not isinstance(value, WeightName):
         return False

@@ -1,4 +1,4 @@
-"""A module in the form that TorchScript interprets, for the calls that no compiled code serves."""
+"""A module as TorchScript, for the calls that no compiled code serves."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _SCALARS = {bool: "bool", int: "int", float: "float", str: "str"}
 
 @dataclass
 class Interpretable:
-    """A module or function as a TorchScript module, and how to write another forward for it.
+    """A module or function as a TorchScript module, and how to write a forward that calls it.
 
     Attributes
     ----------
     module
-        Its ``forward`` computes a call; parameters and buffers have the names of the original.
+        Its ``forward`` computes a call; its parameters and buffers have their original names.
     parameters
-        Of the other forward, as they stand in its source: ``"x: Tensor"``, ``"scale: float=1.0"``.
+        The parameters of the new forward, as source: ``"x: Tensor"``, ``"scale: float=1.0"``.
     arguments
-        Expressions of these, one for each argument of ``module.forward``.
+        An expression of the parameters for each argument of ``module.forward``.
     returns
-        The annotation of the result; None where ``module.forward`` returns a tuple of the tensors
-        in the result instead.
+        The annotation of the result; None if ``module.forward`` returns a tuple of the tensors in
+        it.
     names
-        What the annotations refer to, besides TorchScript's own types: classes of named tuples.
+        The names in annotations that are not TorchScript's own types: classes of named tuples.
     state
-        Dotted names of the attributes that the program reads, tensors and others.
+        Dotted names of the attributes that the program reads, tensors or not.
     """
 
     module: torch.jit.ScriptModule
@@ -57,11 +57,11 @@ class Interpretable:
     state: list[str] = field(default_factory=list)
 
     def bind(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-        """Return the arguments that the other forward takes for a call of the original."""
+        """Return the arguments of the new forward for a call of the original."""
         return args, kwargs
 
     def tensor_names(self) -> list[str]:
-        """Return the dotted name of each tensor inside of the state, in order."""
+        """Return the dotted name of each tensor in the state, in order."""
         names: list[str] = []
         for name in self.state:
             _collect_tensors(name, resolve(self.module, name), names)
@@ -83,14 +83,15 @@ def _collect_tensors(name: str, value: Any, names: list[str]) -> None:
 
 
 def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
-    """Script a module or function; the result serves all arguments.
+    """Script a module or function; the result is valid for all arguments.
 
     Raises
     ------
     CannotScript
-        It is not TorchScript.
+        It cannot be scripted.
     SaveError
-        Its signature names a class that cannot be found, or has a default that cannot be written.
+        Its signature names a class that cannot be imported, or has a default that has no source
+        form.
     """
     is_script = isinstance(callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction))
     module: Any = callable_ if is_script else script(callable_)
@@ -98,7 +99,7 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
         module = _module_of(module)
     schema: Any = module.forward.schema
     state = State(module._c)
-    fingerprint(module.forward.inlined_graph, schema, state)  # for what it reads on its way
+    fingerprint(module.forward.inlined_graph, schema, state)  # to record what it reads
     names: dict[str, Any] = {}
     parameters, arguments = _signature(schema, names)
     return Interpretable(
@@ -112,7 +113,7 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
 
 
 def _module_of(function: torch.jit.ScriptFunction) -> torch.jit.ScriptModule:
-    # Of a class of its own, since modules of one class share their methods.
+    # In a class of its own, since modules of one class share their methods.
     with tracing(beside_others=True):
         module: Any = torch.jit.script(type("Function", (torch.nn.Module,), {})())
     names: dict[str, Any] = {}
@@ -127,12 +128,12 @@ def _module_of(function: torch.jit.ScriptFunction) -> torch.jit.ScriptModule:
 def define(
     module: torch._C.ScriptModule, source: str, names: Mapping[str, Any]
 ) -> torch.jit.RecursiveScriptModule:
-    """Add methods to a module, from TorchScript source in which these names are known."""
+    """Add methods to a module from TorchScript source, which may use these names."""
     wrap: Any = _recursive.wrap_cpp_module
     untyped: Any = module  # by its stub
     with tracing(beside_others=True):
         untyped._define(wrap(module)._concrete_type, source, names.get)
-        return wrap(module)  # again, since it lists the methods that there are
+        return wrap(module)  # again, since it lists the existing methods
 
 
 def _signature(schema: Any, names: dict[str, Any], skip: int = 1) -> tuple[list[str], list[str]]:
@@ -179,7 +180,7 @@ def _annotation(type_: torch._C.JitType, names: dict[str, Any]) -> str:
 
 
 def resolved_class(class_: type) -> Any:
-    """Return a named tuple as TorchScript reads it: without annotations that are texts."""
+    """Return a named tuple class without string annotations, as TorchScript needs it."""
     if not hasattr(class_, "__annotations__"):
         return class_  # of collections.namedtuple
     resolved: Any = NamedTuple(class_.__name__, list(get_type_hints(class_).items()))
@@ -192,7 +193,7 @@ def resolved_class(class_: type) -> Any:
 
 @dataclass
 class _Traced(Interpretable):
-    """One that was recorded for the tensors of one call, with its other arguments built in."""
+    """A module recorded for the tensors of one call, with the other arguments built in."""
 
     positional: list[str] = field(default_factory=list)
     recorded: dict[str, Any] = field(default_factory=dict)
@@ -210,15 +211,13 @@ class _Traced(Interpretable):
 
 
 def traced(callable_: Callable[..., Any], args: Args, kwargs: Kwargs) -> Interpretable:
-    """Record what a module or function computes for the arguments of one call.
-
-    The result may be wrong for other shapes, since branches that depend on shapes are not recorded:
-    see `agrees`.
+    """Record a module or function for the arguments of one call. The result may be wrong for other
+    shapes, since branches on shapes are not recorded: see `agrees`.
 
     Raises
     ------
     SaveError
-        It cannot be recorded, or an argument is of a kind that TorchScript does not have.
+        It cannot be recorded, or an argument has a type that TorchScript lacks.
     """
     is_module = isinstance(callable_, torch.nn.Module)
     forward = type(callable_).forward if is_module else callable_
@@ -260,10 +259,9 @@ def traced(callable_: Callable[..., Any], args: Args, kwargs: Kwargs) -> Interpr
 def agrees(
     recorded: Interpretable, callable_: Callable[..., Any], call: tuple[Args, Kwargs]
 ) -> bool:
-    """Tell whether a recorded module computes what the original does for a call.
-
-    The call was exported as well, so no branch depends on the elements of its tensors: if results
-    are equal for some, the same operators ran.
+    """Whether a recorded module gives the original's results for a call. The call was exported as
+    well, so no branch depends on elements of tensors: if the results are equal for some elements,
+    the same operators ran.
     """
     args, kwargs = call
     tensors = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
@@ -272,7 +270,7 @@ def agrees(
         try:
             result = recorded.module(*tensors)
         except RuntimeError:
-            return False  # shapes that were recorded do not fit
+            return False  # the recorded shapes do not fit
     results = [result] if isinstance(result, torch.Tensor) else list(result)
     wanted = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, torch.Tensor)]
     return len(results) == len(wanted) and all(
@@ -303,7 +301,7 @@ def _without_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expression(positional: Sequence[str], path: tuple[Any, ...]) -> str:
-    """Write where a leaf of (args, kwargs) is, in terms of the parameters."""
+    """Return the source expression of a leaf of (args, kwargs)."""
     kind, top, *rest = path
     text = _name(positional, top.idx) if kind.idx == 0 else str(top.key)
     for key in rest:
@@ -316,7 +314,7 @@ def _key(key: Any) -> Any:
 
 
 def _type_of(name: str, value: Any) -> str:
-    """Annotate a parameter by a value of it."""
+    """Return the annotation of a parameter for an example value."""
     if isinstance(value, torch.Tensor):
         return "Tensor"
     if type(value) in _SCALARS:
@@ -330,6 +328,6 @@ def _type_of(name: str, value: Any) -> str:
             key = f"{_SCALARS[type(next(iter(value)))]}, " if type(value) is dict else ""
             return f"{'Dict' if type(value) is dict else 'List'}[{key}{types.pop()}]"
     raise SaveError(
-        f"argument {name!r} holds a {type(value).__name__}, which has no form in TorchScript: pass "
+        f"argument {name!r} holds a {type(value).__name__}, which TorchScript lacks: pass "
         "tensors, numbers, and tuples, lists or dicts of one type"
     )

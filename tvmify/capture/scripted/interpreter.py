@@ -22,31 +22,32 @@ from tvmify.errors import (
     described,
 )
 
-#: In TorchScript scalars are what the graph's types say: 2 ** 3 is 8.0.
+#: In TorchScript, scalars have the types in the graph: 2 ** 3 is 8.0.
 _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int, "BoolType": bool}
-#: Kinds that only pass their input on.
+#: Nodes that return their input.
 _IDENTITIES = frozenset(
     {"prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional"}
 )
-#: Where PyTorch looks whether a mask is causal, for speed: attention takes the mask if this says
-#: no, and computes the same. As yes it would be right for some masks only.
+#: Where PyTorch checks, for speed, whether a mask is causal. "No" is always right: attention then
+#: uses the mask.
 _HINT = re.compile(r"torch/nn/modules/transformer\.py:\d+: make_causal = bool\(")
 
 
 class Interpreter:
     """Executes the inlined graph of a ScriptModule's or ScriptFunction's forward.
 
-    Everything that is a Python value (sizes, flags, dtypes, lists) is computed; so loops and
-    branches on such values disappear from a program that is recorded meanwhile.
+    All Python values (sizes, flags, dtypes, lists) are computed, so loops and branches on them do
+    not appear in a program that is recorded meanwhile.
 
     Parameters
     ----------
     graph
-        Inlined: it calls operators and no functions or methods.
+        An inlined graph, which calls operators but no functions or methods.
     read
         Returns the value of the attribute with a dotted name; a `ModulePath` for a module.
     is_python
-        Whether numbers and strings follow Python's rules, as in a plain module, or TorchScript's.
+        Whether numbers and strings follow Python's rules, as in a plain module, rather than
+        TorchScript's.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Interpreter:
         elif kind in ("prim::TupleUnpack", "prim::ListUnpack"):
             results = list(inputs[0])
         elif kind == "prim::SetAttr":
-            results = []  # of a tensor that was written in place: `fingerprint` refuses others
+            results = []  # of a tensor that was written in place; `fingerprint` refuses others
         elif kind in _STRUCTURE:
             results = [_STRUCTURE[kind](self, node, inputs)]
         elif kind in _IDENTITIES:
@@ -100,7 +101,7 @@ class Interpreter:
             raise CaptureError(
                 f"{kind} returned {len(results)} values where TorchScript expects {len(outputs)} "
                 f"({where(node)})",
-                "Give lists the length that the code unpacks.",
+                "Pass lists of the length that the code unpacks.",
             )
         for output, result in zip(outputs, results, strict=True):
             values[output.debugName()] = result
@@ -163,7 +164,7 @@ def where(node: torch._C.Node) -> str:
 
 
 def source_line(text: str) -> str:
-    """Pick the file, the line's number and the line out of TorchScript's description of a place."""
+    """Extract file, line number and line from TorchScript's text of a source range."""
     file, line = "", ""
     rows = text.splitlines()
     for row, following in itertools.pairwise([*rows, ""]):
@@ -191,8 +192,8 @@ def _constant(_: Interpreter, node: torch._C.Node, __: list[Any]) -> Any:
 
 def _raise(_: Interpreter, node: torch._C.Node, inputs: list[Any]) -> Any:
     raise CaptureError(
-        f"The module raises for these inputs: {inputs[0]} ({where(node)})",
-        "Call it in eager PyTorch to get the exception itself.",
+        f"The module raises an exception for these inputs: {inputs[0]} ({where(node)})",
+        "Call it in eager PyTorch to see the exception itself.",
     )
 
 
@@ -216,7 +217,7 @@ _STRUCTURE: dict[str, Callable[[Interpreter, torch._C.Node, list[Any]], Any]] = 
 
 
 def interprets(node: torch._C.Node) -> bool:
-    """Tell whether the interpreter knows what to do with a node."""
+    """Whether the interpreter can run a node."""
     kind = node.kind()
     known = kind in _STRUCTURE or kind in _IDENTITIES
     flow = kind in ("prim::If", "prim::Loop", "prim::TupleUnpack", "prim::ListUnpack")
@@ -224,7 +225,7 @@ def interprets(node: torch._C.Node) -> bool:
 
 
 def _number_tensor(number: Any) -> torch.Tensor:
-    """Make the tensor of a traced size: a literal, so that what is computed from it is known."""
+    """Make the tensor of a traced size a literal, so that values computed from it are known."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes(), torch._C.DisableTorchFunction():

@@ -1,7 +1,6 @@
-"""What a TorchScript operator of numbers or strings was in the Python that it was compiled from.
-
-TorchScript has one operator where Python has two (``aten::pow`` is ``**`` and ``math.pow``), and
-defaults that are not Python's. Which of them a node was, its place in the source tells.
+"""Which Python function a TorchScript operator on numbers or strings was compiled from. TorchScript
+has one operator where Python has two (``aten::pow`` is ``**`` and ``math.pow``), and some of its
+defaults differ. The source line of a node shows which one it was.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.capture.scripted.primitives import PRIMITIVES
 
-#: Methods of strings with defaults of their own, and the number of arguments that have none.
+#: Methods of strings with defaults, and the number of arguments without one.
 _WITH_DEFAULTS: dict[str, tuple[int, tuple[Any, ...]]] = {
     **dict.fromkeys(("aten::find", "aten::rfind", "aten::index", "aten::count"), (1, (0, -1))),
     **dict.fromkeys(("aten::startswith", "aten::endswith"), (1, (0, -1))),
@@ -28,24 +27,25 @@ _WITH_DEFAULTS: dict[str, tuple[int, tuple[Any, ...]]] = {
 
 _SCALARS = ("IntType", "FloatType", "BoolType")
 _TEXTS = ("aten::format", "aten::percentFormat", "aten::str")
-#: Operators that end the process where Python raises an error.
+#: Operators that crash the process where Python raises an error.
 _TRAPPING = (
     "aten::remainder",
     "aten::floordiv",
     "aten::divmod",
     "aten::__round_to_zero_floordiv",
 )
-#: Conversions that TorchScript also inserts: of an ``x.item()`` to an int, where a bool is wanted.
+#: Conversions that TorchScript may also insert, as of ``x.item()`` to an int where a bool is
+#: needed.
 _CONVERSIONS = {"aten::Int": "int", "aten::Float": "float"}
 
 
 def python_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
-    """Return the function of Python that a node stands for, if that is not known by its kind.
+    """Return the Python function that a node stands for, if its kind does not tell.
 
     Raises
     ------
     LookupError
-        The source does not tell.
+        The source does not tell either.
     """
     kind = node.kind()
     inputs = list(node.inputs())
@@ -64,7 +64,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def torchscript_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
-    """Return TorchScript's own operator of numbers; None for any other node."""
+    """Return TorchScript's own operator on numbers; None for any other node."""
     if node.kind() in _TEXTS:
         return functools.partial(_written, node.kind())
     values = [*node.inputs(), *node.outputs()]
@@ -82,14 +82,14 @@ def torchscript_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
 
 def _written(kind: str, *values: Any) -> str:
     if any(isinstance(leaf, (float, torch.Tensor)) for leaf in pytree.tree_leaves(values)):
-        raise ValueError("TorchScript writes floats in its own way")
+        raise ValueError("TorchScript formats floats differently than Python")
     return str(PRIMITIVES[kind](*values))
 
 
 def _checked(divide: Callable[..., Any]) -> Callable[..., Any]:
     def divided(left: Any, right: Any) -> Any:
         if isinstance(right, int) and right in (0, -1):
-            raise ZeroDivisionError("TorchScript may end the process here")
+            raise ZeroDivisionError("TorchScript may crash the process here")
         return divide(left, right)
 
     return divided
@@ -115,7 +115,7 @@ def _method(node: torch._C.Node, inputs: list[Any]) -> Callable[..., Any]:
 
 
 class _Method(NamedTuple):
-    """A method of strings, called with so many of the arguments."""
+    """A method of strings, and the number of arguments in a call of it."""
 
     name: str
     count: int
@@ -125,14 +125,14 @@ class _Method(NamedTuple):
 
 
 def meaning_text(meant: Callable[..., Any]) -> str:
-    """Return canonical text of what `python_meaning` returned."""
+    """Return canonical text of a result of `python_meaning`."""
     if isinstance(meant, _Method):
         return f"{meant.name} of {meant.count}"
     return f"{meant.__module__}.{meant.__qualname__}"
 
 
 def _highlighted(text: str) -> str:
-    """Return what TorchScript underlines in its description of a place."""
+    """Return the text that TorchScript underlines in its description of a source range."""
     rows = text.splitlines()
     for row, marks in itertools.pairwise(rows):
         if marks.rstrip().endswith("~ <--- HERE"):

@@ -1,4 +1,4 @@
-"""Types of TorchScript that have names: NamedTuples, and names that differ between processes."""
+"""Named types of TorchScript: NamedTuples, and mangled names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MANGLED = re.compile(r"___torch_mangle_\d+\.")
 
 
 def demangled(name: str) -> str:
-    """Remove what TorchScript adds to class names, which differs between processes."""
+    """Remove the mangling of class names, which differs between processes."""
     return _MANGLED.sub("", name)
 
 
 def field_names(type_: torch._C.JitType) -> tuple[str, ...] | None:
-    """Return the fields of a NamedTuple's type, or None for any other type."""
+    """Return the fields of a NamedTuple type, or None for any other type."""
     text = str(type_)
     if type_.kind() != "TupleType" or not text.startswith("NamedTuple("):
         return None
@@ -34,7 +34,7 @@ def field_names(type_: torch._C.JitType) -> tuple[str, ...] | None:
 
 
 def named_tuple_class(type_: torch._C.JitType) -> Any:
-    """Return a class for the values of a NamedTuple's type (as torch does), or None."""
+    """Return a class for the values of a NamedTuple type (as torch does), or None."""
     fields = field_names(type_)
     if fields is None:
         return None

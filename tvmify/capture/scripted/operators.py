@@ -1,4 +1,4 @@
-"""Find what a node of a TorchScript graph calls, and call it."""
+"""Look up and call the operator of a TorchScript node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tvmify.capture.scripted.primitives import PREFERRED, PRIMITIVE_OVERLOADS, P
 from tvmify.capture.values import DTYPES, LAYOUTS, MEMORY_FORMATS, code_of, is_literal
 from tvmify.errors import UnsupportedOperator
 
-#: Overloads that take ``Tensor[]`` where the dispatcher takes ``Tensor?[]``; else the same.
+#: Overloads that take ``Tensor[]`` where the dispatcher takes ``Tensor?[]`` but are otherwise
+#: equal.
 _TWINS = {
     "aten::index.Tensor_hacked_twin": "aten::index.Tensor",
     "aten::_unsafe_index.Tensor_hacked_twin": "aten::_unsafe_index.Tensor",
@@ -25,7 +26,7 @@ _TWINS = {
 }
 #: Arguments that TorchScript passes as integers, by their type in the dispatcher's schema.
 _ENUMERATIONS = {"ScalarType": DTYPES, "Layout": LAYOUTS, "MemoryFormat": MEMORY_FORMATS}
-#: Literal tensors up to this many elements are computed while capturing: shapes in traced graphs.
+#: Literals of up to this many elements, such as shapes in traced graphs, are computed at capture.
 _FOLDED_ELEMENTS = 64
 
 Callee = Callable[[Sequence[Any]], Any]
@@ -49,7 +50,7 @@ def find_operator(name: str) -> Callee | None:
     Returns
     -------
     Callee or None
-        None when nothing is known by that name.
+        None for an unknown name.
     """
     kind, _, overload = name.partition(".")
     if kind == "aten::_convolution":
@@ -71,12 +72,12 @@ def find_operator(name: str) -> Callee | None:
 
 
 class Parameter(NamedTuple):
-    """A parameter of an operator of the dispatcher."""
+    """A parameter of a dispatcher operator."""
 
     name: str
     is_keyword_only: bool
     default: Any
-    table: Sequence[Any] | None  # what the integers of TorchScript stand for
+    table: Sequence[Any] | None  # what TorchScript's integers stand for
 
 
 class DispatcherOperator:
@@ -107,7 +108,7 @@ class DispatcherOperator:
             if parameter.table is not None and isinstance(value, int):
                 value = parameter.table[value]
             elif isinstance(value, list):
-                value = list(value)  # export does not know our own kinds of list
+                value = list(value)  # export does not know our own list types
             if parameter.is_keyword_only:
                 kwargs[parameter.name] = value
             else:
@@ -117,7 +118,7 @@ class DispatcherOperator:
         return list(result) if isinstance(result, list) else code_of(result)
 
     def _modes(self, arguments: list[Any]) -> AbstractContextManager[Any]:
-        """Compute on literals right away, outside of the modes that record the program."""
+        """Compute on literals immediately, outside the modes that record the program."""
         tensors = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
         literals = [tensor for tensor in tensors if is_literal(tensor)]
         stack = ExitStack()
@@ -137,7 +138,7 @@ class DispatcherOperator:
 
 
 def _convolution(inputs: Sequence[Any]) -> Any:
-    """Call the convolution that a traced ``aten::_convolution`` was before it was traced."""
+    """Call the convolution that was traced as ``aten::_convolution``."""
     tensor, weight, bias, stride, padding, dilation, transposed, output_padding, groups = inputs[:9]
     spatial = weight.dim() - 2
     if transposed:

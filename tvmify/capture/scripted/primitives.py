@@ -1,8 +1,6 @@
-"""What TorchScript's own operators mean, in Python.
-
-TorchScript has some 800 operators which the PyTorch dispatcher does not know: arithmetic of Python
-numbers, methods of lists, dictionaries and strings, and questions about a tensor. ``torch.ops``
-either lacks them or copies the list that it should change, so they are written here.
+"""TorchScript's own operators in Python. TorchScript has some 800 operators that the PyTorch
+dispatcher lacks: arithmetic on Python numbers, methods of lists, dictionaries and strings, and
+properties of tensors. ``torch.ops`` either lacks them or copies the list that it should change.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from tvmify.torch_compat.symbols import SYMBOLS
 
 
 def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse to change a container that outlives the call: the change would be lost."""
+    """Refuse to change a container that outlives the call, since the change would be lost."""
 
     def checked(container: Any, *args: Any) -> Any:
         if isinstance(container, (StateList, StateDict)):
             raise UnsupportedOperator(
                 [SET_ATTRIBUTE],
-                "the program changes a list or dictionary that it was given or that it keeps",
+                "the program changes a list or dictionary that is an argument or an attribute",
             )
         return change(container, *args)
 
@@ -55,7 +53,7 @@ def _as_tensor(elements: Any, dtype: Any = None, device: Any = None) -> Any:
 
 
 def _to(tensor: Any, device: Any, dtype: Any, non_blocking: bool, copy: bool) -> Any:
-    # torch.Tensor.to wants the arguments that are None left out
+    # torch.Tensor.to does not accept None
     wanted = {"device": device, "dtype": dtype_of(dtype)}
     wanted = {name: value for name, value in wanted.items() if value is not None}
     return tensor.to(non_blocking=non_blocking, copy=copy, **wanted)
@@ -104,8 +102,8 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-#: Operators by their kind. Their results are made a float, int or bool by the caller when the
-#: graph says so, hence ``round`` may return an int.
+#: Operators by kind. The caller converts results to the type in the graph, so ``round`` may return
+#: an int.
 PRIMITIVES: dict[str, Callable[..., Any]] = {
     # numbers, strings and lists
     **{
@@ -200,7 +198,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "aten::format": _method("format"),
     "aten::percentFormat": _percent_format,
     "aten::str": str,
-    # questions about a tensor, a device or the interpreter
+    # properties of a tensor, a device or the interpreter
     **{
         f"prim::{name}": _attribute(name)
         for name in (
@@ -234,7 +232,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "aten::is_grad_enabled": torch.is_grad_enabled,
     "aten::set_grad_enabled": _nothing,
     "aten::has_torch_function": lambda *_: False,
-    # eager prints at each call, compiled code never: text on a terminal is no result
+    # eager prints at each call, compiled code never: printed text is not a result
     "aten::warn": _nothing,
     "prim::Print": _nothing,
     # tensors out of Python values
@@ -250,7 +248,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     ),
 }
 
-#: Operators of which only this overload differs from the dispatcher's operator of the same kind.
+#: Overloads that differ from the dispatcher's operator of the same kind.
 PRIMITIVE_OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten::to.prim_Device": _to,
     "aten::to.prim_dtype": lambda tensor, dtype, non_blocking, copy: _to(
@@ -263,8 +261,8 @@ PRIMITIVE_OVERLOADS: dict[str, Callable[..., Any]] = {
     "aten::_nested_tensor_from_mask": refuse_nested_tensor,
 }
 
-#: Kinds for which the dispatcher has an operator too, but Python's answer is what is wanted: a
-#: list and not a tuple, a number that is known while capturing.
+#: Kinds that the dispatcher has as well, but whose Python result is needed: a list rather than a
+#: tuple, or a number that is known while capturing.
 PREFERRED = frozenset(
     {
         "aten::size",

@@ -18,11 +18,12 @@ from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout, asks_in, question_of
 from tvmify.capture.scripted.arguments import bind, defaults_of
+from tvmify.capture.scripted.constants import constant_attributes
 from tvmify.capture.scripted.fingerprint import fingerprint
 from tvmify.capture.scripted.interpreter import Interpreter, source_line
 from tvmify.capture.scripted.leftovers import empty, noting
 from tvmify.capture.scripted.script_types import distinguish
-from tvmify.capture.scripted.unfolding import constant_attributes, unfolded
+from tvmify.capture.scripted.unfolding import unfolded
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
 from tvmify.capture.varying import Varying, check_sizes
@@ -36,22 +37,22 @@ from tvmify.torch_compat.tracing import tracing
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-#: Has a graph and a schema itself, or its forward has.
+#: Has a graph and a schema, or its forward does.
 Scripted: TypeAlias = "torch.jit.ScriptModule | torch.jit.ScriptFunction"
 
 
-#: Where ``nn.TransformerEncoder`` looks whether a mask allows of a nested tensor.
+#: Where ``nn.TransformerEncoder`` checks whether a mask allows a nested tensor.
 _NESTING = "aten::_nested_tensor_from_mask_left_aligned("
 
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """Keep TorchScript from writing casts into its graphs, by rules that are not those of eager."""
+    """Keep TorchScript from inserting autocast's casts, since its rules differ from eager's."""
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
 
-#: What runs when a module is called, before its forward.
+#: Methods that run before forward when a module is called.
 _CALLS = ("__call__", "_call_impl")
 
 
@@ -78,7 +79,7 @@ def scripting(callable_: Any) -> Iterator[Scripted]:
 
 
 def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripted:
-    """Script a module or function, which stays as it was.
+    """Script a module or function without changing it.
 
     Parameters
     ----------
@@ -88,10 +89,10 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
     Raises
     ------
     CannotScript
-        With the reason as one line that names the place.
+        It cannot be scripted; the message is the reason in one line, with the source line.
     """
     if (question := question_of(callable_)) is not None:
-        raise CannotScript(f"it asks for {question}, which TorchScript answers by its own rules")
+        raise CannotScript(f"it asks for {question}, which TorchScript answers differently")
     source, constants = callable_, frozenset[str]()
     made = [] if made is None else made
     if isinstance(callable_, torch.nn.Module):
@@ -99,8 +100,8 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         source, constants = twin(callable_), constant_attributes(callable_)
         made += (m for m in source.modules() if not isinstance(m, torch.jit.ScriptModule))
         distinguish(source)
-    # TorchScript is deprecated as a whole: our choice, and nothing a user could act on. Other
-    # warnings are about annotations; eager and torch.export do not read those.
+    # That TorchScript is deprecated is nothing a user could act on. Other warnings are about
+    # annotations, which eager and torch.export do not read.
     with tracing(), without_autocast(), silenced(), unfolded(constants), noting(made):
         types = _types_of(source)
         try:
@@ -109,17 +110,16 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
             _types_of(source, types)
             raise CannotScript(_one_line(error)) from error
     if not isinstance(scripted, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        # of a callable object, TorchScript makes an object too, and no graph of its call
-        raise CannotScript(f"a {type(callable_).__qualname__} is no function")
+        # TorchScript turns a callable object into an object, without a graph of its call
+        raise CannotScript(f"a {type(callable_).__qualname__} is not a function")
     if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
-        raise CannotScript("forward is overloaded: TorchScript has one method for each variant")
+        raise CannotScript("forward is overloaded, which TorchScript turns into several methods")
     return scripted
 
 
 def _refuse_what_is_overlooked(module: torch.nn.Module) -> None:
-    """Refuse what TorchScript does not look at, and Python does.
-
-    A call of a module is its forward to TorchScript, and an attribute what is registered.
+    """Refuse what Python looks at but TorchScript ignores. To TorchScript, a call of a module is
+    its forward, and an attribute is what is registered.
     """
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -138,10 +138,9 @@ def _own_call(module: torch.nn.Module) -> str | None:
 
 
 def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[type, Any]:
-    """Return, or put back, the TorchScript types of a module's classes.
-
-    After a failure torch keeps the half-made types, and says of the next module of that class only
-    that it cannot redefine its methods.
+    """Return, or restore, the TorchScript types of a module's classes. After a failure torch keeps
+    the incomplete types, and then fails for the next module of that class, unable to redefine
+    methods.
     """
     store = _recursive.concrete_type_store.type_store
     classes = {type(m) for m in source.modules()} if isinstance(source, torch.nn.Module) else set()
@@ -162,15 +161,15 @@ def _one_line(error: Exception) -> str:
 
 
 class ScriptedProgram(Program):
-    """A module or function that TorchScript understands; it serves every signature.
+    """A scripted module or function; valid for every signature.
 
     Parameters
     ----------
     scripted
-        What `script` returned, or what the user scripted, traced or loaded.
+        The result of `script`, or what the user scripted, traced or loaded.
     original
-        The module or function before it was scripted; None when there is only ``scripted``. Its
-        tensors count (they may be replaced later), and so do the types of its results.
+        The module or function before it was scripted; None if there is only ``scripted``. Its
+        tensors are used (they may be replaced later), and its result types.
 
     Raises
     ------
@@ -206,7 +205,7 @@ class ScriptedProgram(Program):
         self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
         self.weights = tuple(self._state.tensors)
         self.asks_for_identity = " = aten::__is" in self.fingerprint
-        # A program that never asks is recorded in one way for all calls.
+        # A program that never asks is recorded the same way for all calls.
         self._grad_mode = self._inference_mode = False
         self._asks = asks_in(self.fingerprint)
         if self._asks:
@@ -227,15 +226,15 @@ class ScriptedProgram(Program):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it was scripted here, and Python has more types than it."""
+        """Whether results need conversion: it was scripted here, and Python has more types."""
         return self._original is not None
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Tell whether the annotations of forward admit these arguments."""
+        """Whether the annotations of forward accept these arguments."""
         return self.refusal(args, kwargs) is None
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """Return why the annotations exclude these arguments; None when they do not."""
+        """Return why the annotations reject these arguments, or None."""
         try:
             self._check_answers(args, kwargs)
             self._bind(args, kwargs)
@@ -244,7 +243,7 @@ class ScriptedProgram(Program):
         return None
 
     def _check_answers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse calls in which a program that asks would hear something else."""
+        """Refuse calls in which a program that asks about gradients would get another answer."""
         if not self._asks:
             return
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
@@ -255,19 +254,19 @@ class ScriptedProgram(Program):
         if any(x.requires_grad or (on_inference and x.is_inference()) for x in tensors):
             raise UnsupportedInput(
                 "forward asks for gradients, and an argument requires one, or never can",
-                "Pass tensors that require no gradient, from outside of torch.inference_mode().",
+                "Pass tensors without gradients that were created outside torch.inference_mode().",
             )
         if self._needs_gradients and _NESTING in self.fingerprint:
-            raise UnsupportedInput("TorchScript looks at the mask first", "Capture it otherwise.")
+            raise UnsupportedInput("TorchScript checks the mask first", "Capture it otherwise.")
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the present tensors of the module before it was scripted."""
+        """Return the current tensors of the original module."""
         return list(self._tensors().values())
 
     def export(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
     ) -> ExportedProgram:
-        """Record the interpretation of the graph for arguments of this signature."""
+        """Record a run of the graph for arguments of this signature."""
         check_temporary_directory()
         # imports sympy and much else, which a warm process never needs
         import_recorder()
@@ -287,7 +286,7 @@ class ScriptedProgram(Program):
             return export(recorded, args, kwargs, varying)
 
     def run(self, args: Any, kwargs: Any, tensors: dict[str, torch.Tensor]) -> Any:
-        """Interpret the program with these tensors as its weights."""
+        """Run the program with these tensors as its weights."""
         inputs = self._bind(args, kwargs)
         if self._is_module:
             inputs.insert(0, ModulePath(""))
@@ -339,7 +338,7 @@ class _Recorded(Carrier):
             for leaf in pytree.tree_leaves(result)
         ):
             raise CaptureError(
-                "TorchScript returns integers, of which eager PyTorch may make a torch.Size",
+                "TorchScript returns integers where eager PyTorch may return a torch.Size",
                 "Return tensors.",
             )
         return result

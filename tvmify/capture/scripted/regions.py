@@ -1,9 +1,8 @@
-"""Which parts of a TorchScript graph can be compiled, when the whole of it cannot.
-
-A region is a run of nodes of one block whose results are decided by the shapes of the tensors and
-the numbers that enter it: nothing in it depends on elements of tensors, draws, or has an effect.
-Branches on shapes may be inside; loops never are, for each number of iterations would be another
-program. Whatever lies between regions stays with the TorchScript interpreter.
+"""Finds the parts of a TorchScript graph that can be compiled when the whole cannot. A region is a
+run of nodes of one block whose result shapes follow from the shapes and numbers that enter it:
+nothing in it depends on elements of tensors, draws, or has side effects. It may contain branches on
+shapes but no loops, since each number of iterations would be another program. Everything between
+regions is left to the TorchScript interpreter.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from tvmify.capture.scripted.effects import (
 from tvmify.capture.scripted.interpreter import interprets
 from tvmify.capture.state import ModulePath
 
-#: Fewer operators than this are not worth leaving the interpreter for.
+#: Regions of fewer operators are not worth a call.
 _FEWEST_OPERATORS = 3
-#: Types of numbers that may enter a region, and decide which program it is.
+#: Types of numbers that may enter a region and select its program.
 NUMBERS = ("IntType", "BoolType", "FloatType")
 
 
 class _NotInside(Exception):
-    """A branch must stay outside of any region, since its results may alias what enters."""
+    """A branch must stay outside regions, since its results may alias its inputs."""
 
     def __init__(self, node: torch._C.Node) -> None:
         self.name = next(output.debugName() for output in node.outputs())
@@ -41,16 +40,17 @@ class _NotInside(Exception):
 
 @dataclass
 class Region:
-    """A run of nodes that is to become a program.
+    """A run of nodes to compile.
 
     Attributes
     ----------
     nodes
-        Of one block, in order. There may be others between them, on which none of these depends.
+        Nodes of one block, in order. There may be others between them, on which these do not
+        depend.
     outputs
         Names of the tensors that later nodes use.
     replayed
-        Those of the nodes that stay outside as well: numbers, lists and views of outputs.
+        The nodes that also stay outside: numbers, lists and views of outputs.
     operators
         What it computes, with how often it is written.
     """
@@ -62,7 +62,7 @@ class Region:
 
 
 def with_nested(node: torch._C.Node) -> Iterator[torch._C.Node]:
-    """Yield a node and all nodes of its blocks, however deep."""
+    """Yield a node and, recursively, all nodes of its blocks."""
     yield node
     for block in node.blocks():
         for inner in block.nodes():
@@ -70,12 +70,12 @@ def with_nested(node: torch._C.Node) -> Iterator[torch._C.Node]:
 
 
 class Regions:
-    """The regions of a graph, found in one walk; the graph is not changed.
+    """The regions of a graph, found in one walk without changing it.
 
     Parameters
     ----------
     graph
-        Inlined, and with as few writes as TorchScript can make of it.
+        An inlined graph, with writes removed as far as possible.
     root
         The module; None for a function.
     changing
@@ -84,13 +84,13 @@ class Regions:
     Attributes
     ----------
     found
-        In the order of the graph.
+        The regions, in the order of the graph.
     movable
-        Names of values that any region may compute again, from what entered it.
+        Names of values that any region may recompute from its inputs.
     tensors
-        Dotted names of the tensors that the program reads as attributes.
+        Dotted names of the tensor attributes that the program reads.
     has_effects
-        Whether the program sets attributes, or writes into what may outlive the call.
+        Whether the program sets attributes, or writes to something that may outlive the call.
     is_random
         Whether it draws from a generator.
     """
@@ -118,7 +118,7 @@ class Regions:
         self.movable: set[str] = set()
         self.tensors: set[str] = set()
         self.is_random = False
-        self._varying: set[str] = set()  # numbers that may differ from call to call at one shape
+        self._varying: set[str] = set()  # numbers that may differ between calls of one shape
         self._paths: dict[str, ModulePath] = {}
         inputs = list(self._graph.inputs())
         if self._root is not None:
@@ -139,7 +139,7 @@ class Regions:
                 if leaf or (_is_cheap(node) and not any(map(is_tensor, outputs))):
                     self.movable |= {value.debugName() for value in outputs}
                     if leaf or all(v.debugName() not in defined for v in operands(node)):
-                        continue  # stays where it is, and is computed again where it is needed
+                        continue  # stays in place and is recomputed where needed
                 run.append(node)
                 defined |= {v.debugName() for n in with_nested(node) for v in n.outputs()}
                 continue
@@ -152,7 +152,7 @@ class Regions:
     # ------------------------------------------------------------------------- what is in a region
 
     def _belongs(self, node: torch._C.Node, defined: set[str]) -> bool:
-        """Tell whether a node may be part of the region that defines these values so far."""
+        """Whether a node may join the region that defines these values so far."""
         kind = node.kind()
         if kind == "prim::Constant":
             return node.output().type().kind() != "FunctionType"
@@ -177,7 +177,7 @@ class Regions:
     def _is_inside(self, block: Any, defined: set[str]) -> bool:
         inner = set(defined)
         for node in block.nodes():
-            # a check of shapes: while capturing it is known whether it fails
+            # a check of shapes, whose result is known at capture
             if node.kind() != "prim::RaiseException" and not self._belongs(node, inner):
                 return False
             inner |= {value.debugName() for value in node.outputs()}
@@ -191,7 +191,7 @@ class Regions:
         return name in self.movable or is_number
 
     def _is_weight(self, node: torch._C.Node) -> bool:
-        """Tell whether an attribute is the same in all calls, or is watched for changes."""
+        """Whether an attribute is the same in all calls, or is watched for changes."""
         path = self._paths.get(node.input().debugName())
         if path is None:
             return False
@@ -236,14 +236,14 @@ class Regions:
     # --------------------------------------------------------------------- what is not in a region
 
     def _has_effects(self, node: torch._C.Node) -> bool:
-        """Tell whether a region must not be moved across a node."""
+        """Whether a region must not be moved across a node."""
         kind = node.kind()
         if kind == "prim::GetAttr":
             return False
         return kind in EFFECTS or bool(list(node.blocks())) or writes(node) or not interprets(node)
 
     def _stays(self, node: torch._C.Node) -> None:
-        """Walk through a node that the interpreter keeps."""
+        """Walk through a node that is left to the interpreter."""
         kind = node.kind()
         self.has_effects |= kind == "prim::SetAttr"
         if kind not in ("prim::If", "prim::Loop", "prim::GetAttr", "prim::SetAttr"):
@@ -253,7 +253,7 @@ class Regions:
             self._varying |= {value.debugName() for value in block.inputs()}
             self._block(block)
         if kind == "prim::If" and self._enters(node.input()):
-            # known where it is decided, and so are numbers on which both branches agree to be
+            # known where the condition is, like numbers that both branches know
             for output, *yielded in zip(
                 node.outputs(), *(block.outputs() for block in blocks), strict=True
             ):
@@ -269,7 +269,7 @@ class Regions:
         operators = Counter(node.kind().partition("::")[2] for node in nested if computes(node))
         entering = [v for node in run for v in operands(node) if v.debugName() not in defined]
         if not any(is_tensor(v) and v.debugName() not in self.movable for v in entering):
-            return  # of weights and constants alone: an operator without tensors is not dispatched
+            return  # only weights and constants: an operator without tensors is not dispatched
         if operators.total() < _FEWEST_OPERATORS:
             return
         inside: Counter[str] = Counter()
@@ -291,7 +291,7 @@ class Regions:
     def _results(
         self, run: list[torch._C.Node], defined: set[str], wanted: list[torch._C.Value]
     ) -> tuple[list[str], list[torch._C.Node]]:
-        """Part what later nodes want into outputs of the region, and nodes to replay outside."""
+        """Divide what later nodes need into outputs of the region and nodes to replay outside."""
         places = {v.debugName(): i for i, node in enumerate(run) for v in node.outputs()}
         outputs: dict[str, None] = {}
         replayed: set[int] = set()
@@ -328,7 +328,7 @@ class Regions:
 
 
 def operands(node: torch._C.Node) -> list[torch._C.Value]:
-    """Return what a node and the nodes of its blocks take; what these define is among it."""
+    """Return the inputs of a node and its blocks, including values defined inside."""
     values = []
     for inner in with_nested(node):
         values += inner.inputs()
@@ -338,5 +338,5 @@ def operands(node: torch._C.Node) -> list[torch._C.Value]:
 
 
 def _is_cheap(node: torch._C.Node) -> bool:
-    """Tell whether a node computes no elements, so that it may run twice."""
+    """Whether a node computes no elements, so that it may run twice."""
     return not any(computes(inner) for inner in with_nested(node))

@@ -1,8 +1,7 @@
-"""What tells TorchScript's types of modules apart.
-
-``torch.jit.script`` compiles a class once, and again for an object whose attributes are of other
-types. Two things it overlooks: the order of submodules, which a Sequential calls in turn, and that
-a method of the class was replaced since.
+"""Makes TorchScript distinguish module types that it would confuse. ``torch.jit.script`` compiles a
+class once, and again for objects whose attributes have other types. It overlooks two differences:
+the order of submodules, which a Sequential calls in turn, and a method of the class that was
+replaced in the meantime.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _numbers = itertools.count()
 
 
 def distinguish(module: nn.Module) -> None:
-    """Give each module of a tree, a twin, a constant that differs where its type has to."""
+    """Give each module of a twin a constant that differs where its type must differ."""
     for part in module.modules():
         if not isinstance(part, torch.jit.ScriptModule):
             constants = (*getattr(part, "__constants__", ()), _CONSTANT)
@@ -30,9 +29,9 @@ def distinguish(module: nn.Module) -> None:
 
 
 def _version(cls: type[nn.Module]) -> int:
-    """Return a number that a class has as long as its methods stay the same."""
+    """Return a number that changes when a method of a class is replaced."""
     bases = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    # keys of the class itself come last, as they count for its objects
+    # keys of the class itself come last, since they take precedence
     members = {name: member for base in reversed(bases) for name, member in vars(base).items()}
     known = _versions.get(cls)
     if known is None or not _same(known[0], members):

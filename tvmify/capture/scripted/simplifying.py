@@ -1,4 +1,4 @@
-"""What is done to a TorchScript graph before regions are looked for in it."""
+"""Simplifies a TorchScript graph before the search for regions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from tvmify.capture.scripted.effects import is_tensor, writes
 from tvmify.errors import CaptureError
 
-#: They return their input when they do not train, which their schemas do not say.
+#: Operators that return their input outside training; their schemas do not say so.
 _DROPOUTS = tuple(
     f"aten::{name}{suffix}"
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
     for suffix in ("", "_")
 )
-#: They may return their input, or a view of it, which their schemas do not say either.
+#: Operators that may return their input or a view of it; their schemas do not say so.
 _HIDDEN_VIEWS = (
     "aten::atleast_1d aten::atleast_2d aten::atleast_3d aten::broadcast_tensors aten::meshgrid "
     "aten::cartesian_prod aten::einsum aten::type_as aten::unsafe_chunk aten::unsafe_split "
@@ -24,20 +24,19 @@ _HIDDEN_VIEWS = (
 
 
 def simplify(graph: Any, root: Any) -> None:
-    """Remove what hides how values are connected: tuples, idle dropouts, writes nobody else sees.
+    """Remove what obscures data flow: tuples, inactive dropouts, and writes without other readers.
 
     Parameters
     ----------
     graph
-        Inlined; changed in place.
+        An inlined graph; changed in place.
     root
-        The module in TorchScript's C++, whose attributes are read; None for a function.
+        TorchScript's C++ module, whose attributes are read; None for a function.
 
     Raises
     ------
     CaptureError
-        TorchScript does not know which tensors share the memory that is written, or it would
-        run regions under other rules.
+        TorchScript cannot tell which tensors share written memory, or autocast is turned on inside.
     """
     _see_through_tuples(graph)
     _remove_dropouts(graph, root)
@@ -54,7 +53,7 @@ def simplify(graph: Any, root: Any) -> None:
 
 
 def _see_through_tuples(graph: Any) -> None:
-    """Use the elements of tuples that the program only packs and unpacks again."""
+    """Replace tuples that are only packed and unpacked by their elements."""
     for kind in ("prim::TupleUnpack", "prim::TupleIndex"):
         for node in graph.findAllNodes(kind, True):
             packed = node.inputsAt(0).node()
@@ -77,7 +76,7 @@ def _remove_dropouts(graph: Any, root: Any) -> None:
 
 
 def _known(value: Any, root: Any) -> Any:
-    """Return a constant, or what an attribute is; None where that is not known."""
+    """Return the value of a constant or an attribute, or None if it is unknown."""
     node = value.node()
     if node.kind() == "prim::Constant":
         return value.toIValue()

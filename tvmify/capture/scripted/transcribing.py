@@ -1,8 +1,8 @@
 """A TorchScript graph written as a Python function, so that numbers follow Python's rules.
 
-TorchScript's own interpreter wraps integers at 64 bits, divides by zero, and dies of ``5 % 0``. The
-function has one line for each node: operators of numbers, strings and containers are Python's own,
-those of tensors are calls of the dispatcher.
+TorchScript's interpreter wraps integers at 64 bits, divides by zero, and crashes on ``5 % 0``. The
+function has a line for each node: operators on numbers, strings and containers are Python's own,
+those on tensors call the dispatcher.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvmify.capture.state import ModulePath
 from tvmify.capture.values import DTYPES, code_of, dtype_of
 from tvmify.errors import CaptureError
 
-_ANOTHER_WAY = "Write it in another way, or decorate the submodules around it."
+_ANOTHER_WAY = "Rewrite it, or decorate the submodules around it."
 
 #: Operators of Python values, where ``find_operator`` would return a function.
 _EXPRESSIONS = {
@@ -55,7 +55,7 @@ _EXPRESSIONS = {
     "prim::Uninitialized": "None",
     "prim::tolist": "{0}.tolist()",
 }
-#: Where eager's value is of a type that TorchScript does not have.
+#: Nodes whose value has a type in eager that TorchScript lacks.
 _OF_TENSORS = {
     "aten::size": ("{0}.shape", "{0}.size({1})"),
     "aten::stride": ("{0}.stride()", "{0}.stride({1})"),
@@ -67,14 +67,14 @@ _OF_TENSORS = {
     "aten::ScalarImplicit": ("{0}.item()",),
 }
 _IDENTITIES = ("prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional")
-#: What has a dtype's or layout's number, and whether it is one number more to what reads it.
+#: Nodes that return a dtype or layout as a number.
 _CODES = ("prim::dtype", "prim::layout")
 _TEXTS = ("aten::str", "aten::format", "aten::percentFormat")
 _HELD = ("TensorType", "ListType", "TupleType", "OptionalType", "DictType")
 
 
 class Raised(Exception):
-    """The code raises; only eager PyTorch knows what."""
+    """The code raises an exception that only eager PyTorch can reproduce."""
 
 
 class Transcript:
@@ -85,11 +85,11 @@ class Transcript:
     graph
         Inlined.
     is_method
-        Whether its first input is the module.
+        Whether the first input is the module.
     attributes
-        Values of the attributes that it reads, by dotted name; looked up in each call.
+        Values of the attributes that it reads, by dotted name; looked up at each call.
     functions
-        What is called for kinds of nodes of our own.
+        Functions for our own kinds of nodes.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class Transcript:
             exec(compile(self.source, "<transcript>", "exec"), self._namespace)
         except (SyntaxError, RecursionError, MemoryError) as error:
             raise CaptureError(
-                "control flow is nested more deeply than Python can have it", _ANOTHER_WAY
+                "control flow is nested more deeply than Python allows", _ANOTHER_WAY
             ) from error
         self.function: Callable[..., Any] = self._namespace["transcript"]
 
@@ -145,7 +145,7 @@ class Transcript:
     def _value(self, value: Any) -> str:
         name = value.debugName()
         if name not in self._values:
-            raise _refusal(value.node(), "a module, or another object, is passed on")
+            raise _refusal(value.node(), "a module or another object is passed to a function")
         return self._values[name]
 
     def _object(self, value: Any) -> str:
@@ -170,7 +170,7 @@ class Transcript:
                     dying.setdefault(last.get(name, place), []).append(name)
         for place, node in enumerate(nodes):
             self._node(node, indent)
-            # as soon as in eager: else all that a call computes would be in memory until its end
+            # as early as in eager; else all results would stay in memory until the end of the call
             values = [self._values[name] for name in dying.get(place, ()) if name in self._values]
             if names := [value for value in values if value.startswith("v")]:
                 self._lines.append(f"{indent}del {', '.join(names)}")
@@ -206,7 +206,7 @@ class Transcript:
 
     def _constant(self, output: Any) -> None:
         if output.type().kind() == "FunctionType":
-            return  # of a call that is inlined by now
+            return  # of a call that has been inlined
         value = output.toIValue()
         is_finite = type(value) is not float or math.isfinite(value)
         if (value is None or type(value) in (bool, int, float, str)) and is_finite:
@@ -261,7 +261,7 @@ class Transcript:
                 self._lines.append(f"{indent}del {', '.join(held)}")
 
     def _yield(self, block: Any, targets: list[str], results: list[Any], indent: str) -> None:
-        """Assign what a block returns, and let go of it under its names in the block."""
+        """Assign the results of a block, and delete their names inside the block."""
         if not targets:
             return
         values = [self._value(value) for value in results]
@@ -276,7 +276,7 @@ class Transcript:
             self._lines.append(f"{indent}del {', '.join(dict.fromkeys(held))}")
 
     def _refuse_growth(self, loop: Any) -> None:
-        """Refuse a loop over a list that its body changes: Python looks at its length each time."""
+        """Refuse a loop over a list that its body changes, whose length Python reads each time."""
         length = loop.inputsAt(0).node()
         lengths = [length] + [value.node() for value in length.inputs()]  # min of some, for zip
         lists = [n.inputsAt(0) for n in lengths if n.kind() == "aten::len"]
@@ -356,7 +356,7 @@ class Transcript:
         return f"{self._object(code_of)}({call})" if is_code else call
 
     def _enumerated(self, table: Sequence[Any], value: Any, text: str) -> str:
-        """Return text for a dtype, layout or memory format, which TorchScript has as a number."""
+        """Return source for a dtype, layout or memory format, a number to TorchScript."""
         if value.node().kind() == "prim::Constant":
             code = value.toIValue()
             return "None" if code is None else self._object(table[code])
@@ -367,7 +367,7 @@ class Transcript:
     def _refuse_texts(self, node: Any) -> None:
         for use in node.output().uses():
             if use.user.kind() in (*_TEXTS, "prim::ListConstruct", "prim::TupleConstruct"):
-                raise _refusal(node, "a dtype is made a text, or part of a container")
+                raise _refusal(node, "a dtype is converted to text, or stored in a container")
 
 
 def _tuple(values: Any) -> str:
@@ -383,7 +383,7 @@ def _nested(node: Any) -> list[Any]:
 
 
 def _reads(node: Any) -> set[str]:
-    """Return the names of what a node and the nodes of its blocks read."""
+    """Return the names that a node and the nodes of its blocks read."""
     names = {value.debugName() for value in node.inputs()}
     for block in node.blocks():
         names |= {value.debugName() for value in block.outputs()}
