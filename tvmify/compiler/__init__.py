@@ -57,39 +57,39 @@ def compile(
     target
         What to build for.
     on_stage
-        Called with the name of each stage as it begins: ``"decompose"``, ``"import"``, ``"tune"``,
-        ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``, ``"release"``.
+        Called with the name of each stage when it begins: ``"decompose"``, ``"import"``,
+        ``"tune"``, ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``, ``"release"``.
     accuracy
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
     tuning
-        How to measure which kernels are the fastest; None leaves that to the rules.
+        How to time candidates for kernels; None leaves the choice to the rules.
     unpacked
-        Names of weights that may change between any two calls: they become `Artifact.state`.
+        Names of weights that may change between two calls; they become `Artifact.state`.
     threads
-        How many LLVM may use; None for as many as there are processors.
+        How many threads LLVM may use; None for one per processor.
     places
-        Directories for temporary files, should the usual one have no room.
+        Directories for temporary files if the usual one is full.
     shapes
-        What the program serves, as far as its recording says, if sizes are symbols. That of the
-        artifact has the guards of its translation, too.
+        The shapes that the program serves according to its recording, if sizes are symbols. The
+        artifact's shapes include the guards from the translation.
 
     Raises
     ------
     UnsupportedOperator
-        The program holds operators, or effects, that the compiler does not know.
+        The program has operators or side effects that the compiler does not know.
     UnsupportedInput
-        A tensor of the program has a dtype or layout that compiled code cannot take.
+        A tensor of the program has a dtype or layout that compiled code cannot hold.
     BuildError
-        TVM failed; the message is the first line of its own, the cause the whole of it. Or disk,
-        memory or permissions did not suffice.
+        TVM failed (the message has the first line of TVM's error, which is the cause), or disk
+        space, memory or permissions did not suffice.
     """
     stages = _Stages(on_stage)
-    # Deprecations inside torch and TVM are no news to the user, nor failures under -W error.
+    # Deprecations inside torch and TVM do not concern the user, and must not fail under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
             decomposed = _decompose(program, stages)
             with _known_sizes(shapes):
-                # What is tuned is for one size.
+                # Tuning is for one size.
                 how = accuracy, tuning if shapes is None else None, unpacked, threads, places
                 return _compile(decomposed, target, stages, *how, shapes)
         except NotCompiled:
@@ -105,7 +105,7 @@ def compile(
 
 
 def _decompose(program: ExportedProgram, stages: _Stages) -> Decomposed:
-    # Imported here: all this costs seconds, and a warm process must not load the compiler.
+    # Imported here: this takes seconds, and a warm process must not load the compiler.
     with stages("decompose"):
         from tvmify.compiler.frontend.decompositions import decompose
 
@@ -117,7 +117,7 @@ def _decompose(program: ExportedProgram, stages: _Stages) -> Decomposed:
 
 
 def _known_sizes(shapes: Shapes | None) -> AbstractContextManager[None]:
-    """Let the compiler know the symbols among sizes."""
+    """Tell the compiler about the symbols among the sizes."""
     from tvmify.compiler.sizes import Range, symbols
 
     if shapes is None:
@@ -165,13 +165,13 @@ def _compile(
         scheduled, kernels = pipeline.schedule(fused, tvm_target)
         loops = [name for name, outcome in kernels.items() if outcome.rule is None]
         if shapes is not None and loops:
-            raise UnsupportedOperator(loops, "no rule schedules it for any sizes")
+            raise UnsupportedOperator(loops, "no rule schedules it for symbolic sizes")
     with stages("build"):
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)
     with stages("link"):
         library = build.link(generated, places)
-    # What this function holds is freed when it returns, which takes longer than to link.
+    # The objects of this function are freed when it returns, which takes longer than linking.
     stages.on_stage("release")
     return Artifact(
         library=library,
@@ -199,7 +199,7 @@ def _compile(
 
 
 class _Stages:
-    """Announces each stage and measures it."""
+    """Announces and times each stage."""
 
     def __init__(self, on_stage: Callable[[str], object]) -> None:
         self.on_stage = on_stage

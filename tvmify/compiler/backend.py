@@ -1,4 +1,4 @@
-"""What differs in the compiler between kinds of targets."""
+"""The parts of the compiler that depend on the kind of the target."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Backend:
     Attributes
     ----------
     described
-        Lower what converters only describe, as attention.
+        Passes that lower what converters only describe, such as attention.
     before_legalizing
-        Takes operators out that are not lowered one by one.
+        Passes that extract operators which are not lowered one by one.
     legalizers
-        How operators become TIR where TVM's own way is wrong or slow.
+        Replacements for TVM's legalizers that are wrong or slow.
     after_fusing, after_scheduling
-        Join functions that the passes of TVM leave apart.
+        Passes that merge functions which TVM's passes leave separate.
     rules
-        Those that schedule functions, in the order in which they are tried, by their names.
+        The schedule rules by name, in the order in which they are tried.
     finished
-        Does to a scheduled function what no schedule can.
+        Changes a scheduled function where a schedule cannot.
     """
 
     described: tuple[tvm.transform.Pass, ...]
@@ -42,6 +42,6 @@ class Backend:
 
 
 def is_for_gpu() -> bool:
-    """Whether the program is compiled for a GPU: the target whose scope is open says so."""
+    """Whether the current target is a GPU."""
     target = tvm.target.Target.current(allow_none=True)
     return target is not None and target.kind.name == "cuda"

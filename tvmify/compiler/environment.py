@@ -1,4 +1,4 @@
-"""Load TVM, ahead of its import, and import it: once, without its log lines, with our functions."""
+"""Loads and imports TVM: once, without its log output, and with our functions registered."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from tvmify.system.forks import at_work
 
 @cache
 def load_ahead() -> threading.Thread:
-    """Load TVM's compiler in a thread of its own, while this one is busy with torch.
-
-    Importing TVM raises and catches a hundred errors. With the first one of a process, the names of
-    all functions in all libraries are read, for its trace of the C++ stack: more than half of the
-    import. So one is asked for here. Neither that nor loading a library holds the interpreter's
-    lock; both hold the loader's, so this gains nothing beside a thread that imports much. What
-    fails here fails again, and says so, in `prepare_tvm`.
+    """Load TVM's compiler in another thread, while this one is busy with torch. Importing TVM
+    raises and catches a hundred errors. The first error of a process reads the symbols of all
+    libraries for its C++ stack trace, which takes more than half of the import; so the trace is
+    requested here. Neither that nor loading a library holds the GIL; both hold the loader's lock,
+    so this gains nothing beside a thread that imports much. A failure here is repeated, and
+    reported, by `prepare_tvm`.
     """
     thread = threading.Thread(target=_load, name="tvmify loads TVM")
     thread.start()
@@ -32,10 +31,10 @@ def _load() -> None:
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         return
-    # In a child, the loader's lock would be held for ever.
+    # In a forked child, the loader's lock would be held forever.
     with at_work(), contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(str(Path(spec.origin).parent / "lib" / "libtvm_compiler.so"))
-        # Of libtvm_ffi, which `tvmify.runtime` has loaded for everybody to see.
+        # From libtvm_ffi, whose symbols `tvmify.runtime` has loaded globally.
         trace = ctypes.CDLL(None).TVMFFIBacktrace
         trace.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
         trace.restype = ctypes.c_void_p

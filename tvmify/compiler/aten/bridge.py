@@ -1,11 +1,10 @@
-"""Operators that PyTorch computes, inside of the compiled program.
+"""Operators that PyTorch computes, called from inside the compiled program. An operator whose
+converter is missing or gives up becomes a call of ``tvmify.aten`` (in ``native/aten_bridge.cpp``),
+with the operator and its constant arguments as a small TorchScript graph. Tensors are passed
+without a copy; results come from PyTorch's allocator.
 
-What has no converter, or a converter that gives up, becomes a call of ``tvmify.aten`` (in
-``native/aten_bridge.cpp``) with the operator and its constant arguments as a small graph in
-TorchScript's notation. Tensors cross without a copy; results come from PyTorch's allocator.
-
-TVM knows no complex numbers: between such calls they are real tensors with one more dimension, of
-extent two.
+TVM has no complex numbers: between such calls they are real tensors with an additional axis of size
+two.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ from tvmify.compiler.aten import operators
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.torch_compat.symbols import is_symbolic
 
-#: Complex dtypes and those of their parts.
+#: Complex dtypes and the dtypes of their parts.
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
-    """Whether PyTorch can compute a call: it only computes tensors, of known shapes and dtypes.
+    """Whether PyTorch can compute a call: all results are tensors of known shapes and dtypes.
 
     Parameters
     ----------
     node
         A call of an operator.
     dtypes
-        Names of those that the compiler can hold.
+        Names of the dtypes that compiled code can hold.
     """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return False
-    if operators.EMPTY in node.meta:  # its arguments do not say all
+    if operators.EMPTY in node.meta:  # its arguments are incomplete
         return False
-    if target is torch.ops.aten.view.dtype:  # TorchScript takes the dtype for a size
+    if target is torch.ops.aten.view.dtype:  # TorchScript mistakes the dtype for a size
         return False
     values = _leaves(node.meta.get("val"))
     results = [values[i] for i in _used(node, len(values))]
     if any(isinstance(x, tvm.ir.Expr) for x in pytree.tree_leaves((node.args, dict(node.kwargs)))):
-        return False  # the graph has constants only
+        return False  # the graph can only hold constants
     return bool(results) and all(
         isinstance(tensor, torch.Tensor)
         and not is_symbolic(tensor)
@@ -59,7 +58,7 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
 
 
 def is_complex(node: fx.Node) -> bool:
-    """Whether complex numbers go into a call, or come out of it."""
+    """Whether a call takes or returns complex numbers."""
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
     return any(isinstance(t, torch.Tensor) and t.is_complex() for v in values for t in _leaves(v))
 
@@ -67,23 +66,22 @@ def is_complex(node: fx.Node) -> bool:
 def bridge(
     node: fx.Node, env: dict[fx.Node, Any], emit: Callable[[relax.Expr], Any], after: Any = None
 ) -> Any:
-    """Emit the call of an operator by PyTorch.
+    """Emit a call of PyTorch for an operator.
 
     Parameters
     ----------
     node
         See `can_bridge`.
     env
-        The Relax values of the nodes before.
+        The Relax values of the preceding nodes.
     emit
         Binds an expression to a variable.
     after
-        A tensor that has to be computed before, if order matters: of a random operator.
+        A tensor that must be computed before, if the order matters, as for random operators.
 
     Returns
     -------
-    The Relax value of the result; a tuple if there are several, with None for those that nothing
-    reads.
+    The Relax value of the result; a tuple if there are several, with None for unused ones.
     """
     nodes = _tensor_nodes(node)
     arguments = [env[n] for n in nodes] + ([] if after is None else [after])
@@ -107,8 +105,8 @@ def bridge(
 def _used(node: fx.Node, results: int) -> list[int]:
     """Return which results of a call the program reads.
 
-    The others are not even looked at: some, such as the bookkeeping of embedding_bag, do not have
-    the shapes that their operator declares, and gradients that nobody asked for are None.
+    The others are ignored: some, such as the bookkeeping of embedding_bag, do not have the shapes
+    that their operator declares, and unused gradients are None.
     """
     if not isinstance(node.meta.get("val"), (tuple, list)):
         return [0]
@@ -136,9 +134,8 @@ def _shape_and_dtype(tensor: torch.Tensor) -> tuple[list[int], str]:
 
 
 def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) -> str:
-    """Return a graph that takes the tensors, and perhaps others of no meaning, and calls.
-
-    It returns those results whose indices are in ``used``.
+    """Return a graph that takes the tensors (and perhaps unused ones) and calls the operator. It
+    returns the results whose indices are in ``used``.
     """
     graph = torch._C.Graph()
     given = [graph.addInput(f"x{i}") for i in range(inputs)]
@@ -173,12 +170,12 @@ def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) 
 
 
 def example(shape: list[int], dtype: str) -> torch.Tensor:
-    """Return a tensor of no memory to speak of, from which a value of a graph takes its type."""
+    """Return a tiny tensor from which a value of a graph takes its type."""
     return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
 
 
 def _number_tensor(graph: Any, number: float, dtype: torch.dtype) -> Any:
-    """Return a tensor for a number that is given where the operator takes a tensor."""
+    """Return a tensor for a number where the operator takes a tensor."""
     device = torch.device("cuda") if is_for_gpu() else None
     values = [graph.insertConstant(v) for v in (number, dtype, None, device, None)]
     return insert(graph, "aten::scalar_tensor", values)[0]
@@ -198,17 +195,17 @@ def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> A
     if isinstance(value, (torch.memory_format, torch.layout)):
         value = None  # results are made contiguous anyway
     if "Device" in kind and is_for_gpu() and (value is not None or not known):
-        value = torch.device("cuda")  # the call's own, wherever the program was recorded
+        value = torch.device("cuda")  # the device of the call, wherever the program was recorded
     if "float" in kind:
         value = pytree.tree_map_only(int, float, value)
     if not isinstance(value, (list, tuple)):
         return graph.insertConstant(value)
-    if value and isinstance(value[0], bool):  # which the notation of a constant does not have
+    if value and isinstance(value[0], bool):  # which constants in the graph cannot express
         (flags,) = insert(graph, "prim::ListConstruct", [graph.insertConstant(v) for v in value])
         flags.setType(torch._C.ListType.ofBools())
         return flags
     if value:
-        return graph.insertConstant(list(value))  # those of a program are of another class
+        return graph.insertConstant(list(value))  # lists of a program have another class
     (empty,) = insert(graph, "prim::ListConstruct", [])
     empty.setType(torch._C.ListType.ofInts())
     return empty

@@ -1,6 +1,5 @@
-"""Small graphs of ATen operators, and calls of them from inside of the compiled program.
-
-They are what `tvmify.compiler.aten.bridge` makes of an operator of the program, written by hand.
+"""Small graphs of ATen operators, called from inside the compiled program. They are like those that
+`tvmify.compiler.aten.bridge` makes from an operator, but written by hand.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from tvmify.compiler.aten.bridge import example, insert
 
 
 class Aten:
-    """A graph of ATen operators, as they are written down."""
+    """A graph of ATen operators under construction."""
 
     def __init__(self) -> None:
         self.graph = Graph()
 
     def __call__(self, operator: str, *arguments: Any) -> Any:
-        """Add a call; arguments that are no values of the graph are constants."""
+        """Add a call; arguments that are not values of the graph are constants."""
         values = [
             x if isinstance(x, torch._C.Value) else self.graph.insertConstant(x) for x in arguments
         ]
@@ -43,11 +42,11 @@ def aten(
     Parameters
     ----------
     tensors
-        Given to the graph, contiguous.
+        The arguments of the graph, made contiguous.
     shape, dtype
-        Of the result, which is made contiguous if it is not.
+        Shape and dtype of the result, which is made contiguous.
     body
-        Takes an `Aten` and the graph's values of the tensors, and returns that of the result.
+        Takes an `Aten` and the graph's values for the tensors, and returns the value of the result.
     """
     record = Aten()
     result = body(record, *(record.graph.addInput(f"x{i}") for i in range(len(tensors))))
@@ -62,8 +61,7 @@ def aten(
 def multiply(record: Aten, left: Any, right: Any, *bias: Any, turned: bool) -> Any:
     """Add a matrix product, and a bias if there is one.
 
-    `turned` says that the right-hand side lies in memory the other way around, as the weight of a
-    linear layer does.
+    `turned`: the right-hand side is transposed in memory, like the weight of a linear layer.
     """
     if bias:
         weight = right if turned else record("transpose", right, -2, -1)

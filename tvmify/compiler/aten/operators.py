@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
-#: Key of a node's meta, of attention: the result of a query that sees no key.
+#: Key of an attention node's meta: the result of a query that sees no key.
 EMPTY = "tvmify.empty"
-#: Key of a node's meta, of attention: what takes the place of scores that a bool mask hides.
+#: Key of an attention node's meta: the value that replaces scores that a bool mask hides.
 FILL = "tvmify.fill"
 
 
@@ -48,7 +48,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def count(nodes: Iterable[fx.Node]) -> dict[str, int]:
-    """Count the calls of each operator, taking results out of tuples aside."""
+    """Count the calls of each operator, without those that take results out of tuples."""
     called = (node for node in nodes if node.op == "call_function")
     counts = Counter(name(node) for node in called if short_name(node) != "getitem")
     return dict(sorted(counts.items()))

@@ -11,10 +11,9 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class BoolsAsBytes:
-    """Give buffers of bools that a function allocates the type int8; runs on flat buffers.
-
-    Where every access is a vector, ``StorageRewrite`` makes vectors the elements of a buffer, and
-    those of bools vectors of int8. What it loads is then no condition, and has no bits to invert.
+    """Make the bool buffers that a function allocates int8; runs on flat buffers. Where every
+    access is a vector, ``StorageRewrite`` changes the elements of a buffer to vectors, and bools to
+    vectors of int8. A loaded value is then not a condition, and cannot be inverted as one.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -39,7 +38,7 @@ class BoolsAsBytes:
 
 
 def _loaded(load: TensorLoad) -> Expr:
-    """Make a condition of what is loaded from a buffer that has another type by now."""
+    """Convert a value loaded from a buffer whose type has changed to a condition."""
     dtype = str(load.ty.dtype)
     if not dtype.startswith("bool") or str(load.source.ty.dtype) == "bool":
         return load

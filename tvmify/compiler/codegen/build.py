@@ -22,9 +22,9 @@ from tvmify.compiler.cuda import kernels
 from tvmify.errors import BuildError
 from tvmify.system import toolchain, variables
 
-#: Bytes that a compiler may need beside object code and library.
+#: Bytes that a compiler may need in addition to object code and library.
 _ROOM = 1 << 18
-#: Where TVM looks for packed modules; each library has one.
+#: The symbol under which TVM looks for packed modules; each library has one.
 _IMPORTS = "__tvm_ffi__library_bin"
 
 _logger = logging.getLogger(__name__)
@@ -32,14 +32,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Generated:
-    """Machine code, and the virtual machine's program.
+    """Machine code, and the program of TVM's virtual machine.
 
     Attributes
     ----------
     objects
         Object files, each with some of the functions.
     kernels
-        For a GPU, if there are any.
+        Kernels for a GPU, if any.
     """
 
     objects: list[bytes]
@@ -56,7 +56,7 @@ def generate(
 ) -> Generated:
     """Generate code for every TIR function: LLVM's in several threads, a GPU's in one piece.
 
-    Functions do not see each other, and TVM releases the interpreter's lock meanwhile.
+    Functions are independent, and TVM releases the GIL meanwhile.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def generate(
         ``"compiled"``: the functions of the VM become TIR too, which saves up to 40 % of the time
         per call. ``"bytecode"``: the VM's instrument sees every call of a kernel.
     threads
-        How many to use at most; None for as many as there are processors.
+        The most threads to use; None for one per processor.
     """
     builder = relax.ExecBuilder()
     ir_mod = vm_build._vmcodegen(builder, ir_mod, mode)
@@ -97,19 +97,19 @@ def _compiled(part: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.runtim
 def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
     """Link machine code and the virtual machine's program to a shared library.
 
-    This needs no other program. The system's C++ compiler links what ours does not know, and
-    everything if ``TVMIFY_SYSTEM_LINKER`` is set.
+    This runs no other program, unless our linker does not support something or
+    ``TVMIFY_SYSTEM_LINKER`` is set: then the system's C++ compiler links.
 
     Parameters
     ----------
     places
-        Directories for temporary files of a compiler, should the usual one have no room.
+        Directories for temporary files of a compiler if the usual one is full.
 
     Raises
     ------
     BuildError
-        Our linker does not know something, and there is no compiler to link with, it fails, or
-        there is no room for its files.
+        Our linker does not support something, and the system's compiler is missing, fails, or lacks
+        room for its files.
     """
     imports = elf.with_data(_IMPORTS, _packed_imports(generated), generated.objects[0])
     objects = [*generated.objects, imports]
@@ -118,8 +118,8 @@ def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
     def alias(symbol: str) -> str:
         """Resolve calls between parts.
 
-        Such a call names the function without the prefix that TVM gives its symbol, and LLVM
-        numbers the name (``matmul``, ``matmul.7``) when a part calls the function more than once.
+        Such a call uses the name of the function without TVM's prefix, and LLVM numbers the name
+        (``matmul``, ``matmul.7``) if a part calls the function more than once.
         """
         name, _, _ = symbol.partition(".")
         return f"__tvm_ffi_{name}" if name in known else ""
@@ -148,15 +148,15 @@ def _link_by_compiler(
         library = folder / "library.so"
         undefined = sorted({symbol for content in objects for symbol in elf.undefined(content)})
         aliases = [f'-Wl,--defsym,"{name}"={alias(name)}' for name in undefined if alias(name)]
-        # -s: with the sections for debuggers, every process would read twice as much.
-        # -z now: a symbol that is not there shows when the library is loaded, not in a call.
+        # -s: debug sections would double what every process reads. -z now: a missing symbol is
+        # reported when the library is loaded, not in a call.
         made_as = ["-shared", "-fPIC", "-s", "-Wl,-z,now", "-o", str(library)]
         toolchain.run([*compiler, *made_as, *map(str, files), *aliases, "-lm"], folder)
         content = library.read_bytes() if library.is_file() else b""
     if not is_whole_library(content):
         raise BuildError(
-            f"{shlex.join(compiler)} ended without an error, and made no shared library",
-            "Run `tvmify doctor` to see whether it works here, then call refresh().",
+            f"{shlex.join(compiler)} exited without an error but made no shared library",
+            "Run `tvmify doctor` to check it, then call refresh().",
         )
     return content
 

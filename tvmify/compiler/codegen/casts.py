@@ -1,4 +1,4 @@
-"""Casts that a program asks for happen, and give what they give in eager."""
+"""Explicit casts, with the results that they have in eager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INTEGERS = frozenset("int8 int16 int32 int64 uint8".split())
 
 
 def legalize_astype(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower ``relax.astype``: of floats to integers as in torch, all others as TVM does."""
+    """Lower ``relax.astype``: floats to integers as torch does, all others as TVM does."""
     source, dtype = str(call.args[0].ty.dtype), str(call.ty.dtype)
     if "float" not in source or dtype not in _INTEGERS:
         return call.op.get_attr("FLegalize")(builder, call)

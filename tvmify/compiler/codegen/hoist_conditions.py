@@ -1,8 +1,7 @@
-"""Move conditions out of loops, as TVM does, but not out of one of two branches.
-
-TVM moves such a condition in front of both. Where a chunk of tiles ended with the image, and a
-vector with the channels, what was simplified for whole vectors decided about the others, too: the
-last channels of Winograd kernels were never stored.
+"""Hoist conditions out of loops, as TVM does, but not out of one of two branches. TVM moves such a
+condition in front of both branches. Where a chunk of tiles ended with the image, and a vector with
+the channels, the condition for whole vectors then guarded the others as well: the last channels of
+Winograd kernels were never stored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class HoistConditions:
 
 
 def _decides_in_branch(body: tirx.Stmt, branch: bool = False) -> bool:
-    """Whether there is a condition in one of two branches; `branch`: `body` is one itself."""
+    """Whether one of two branches contains a condition; `branch`: `body` is itself a branch."""
     found = False
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:

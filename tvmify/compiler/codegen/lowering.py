@@ -1,6 +1,5 @@
-"""Scheduled TIR → what LLVM takes: TVM's passes, on several functions at a time.
-
-They take longer than LLVM does: on one core, 6.8 of the 8.7 seconds in which VGG-16 was built.
+"""Scheduled TIR → LLVM's input: TVM's passes, on several functions at a time. They take longer than
+LLVM: on one core, 6.8 of the 8.7 seconds that VGG-16 took to build.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def lower(
     tvm.IRModule
         Functions for the processor.
     tvm.IRModule or None
-        The kernels for a GPU, if there are any.
+        The kernels for a GPU, if any.
     """
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     whole = tvm.IRModule(functions, attrs=ir_mod.attrs)
@@ -59,8 +58,8 @@ def lower(
             whole, devices = split_host_device_mods(default_s_tir_pipeline()[0](whole))
             for_gpu = next((finalize_device_passes()(code) for code in devices.values()), None)
     lowered = _of_each(whole, _to_instructions, target, pool)
-    # What is left of assertions checks the arguments of every kernel, which the executor has
-    # checked once; only our own (see `converters.loops`) say something new.
+    # The remaining assertions check the arguments of every kernel, which the executor has checked
+    # once; only our own (see `converters.loops`) check anything new.
     lean = tirx.transform.SkipAssert()(lowered)
     for variable, function in lowered.functions_items():
         if "tvmify.asserts" in function.attrs:
@@ -74,10 +73,10 @@ def _of_each(
     target: tvm.target.Target,
     pool: Executor,
 ) -> tvm.IRModule:
-    """Run passes on each function by itself, in the threads of a pool."""
+    """Run passes on each function separately, in the threads of a pool."""
 
     def run(part: tvm.IRModule) -> tvm.IRModule:
-        # The target is for `intrinsics`, which lower by the instructions that there are.
+        # `intrinsics` lower for the instructions of the target.
         with target, silenced():
             return tvm.transform.Sequential(passes())(part)
 
@@ -87,7 +86,7 @@ def _of_each(
 
 
 def _to_loops() -> list[tvm.transform.Pass]:
-    """Those of TVM's default pipeline that concern a processor, in its order."""
+    """The passes of TVM's default pipeline that concern CPUs, in its order."""
     return [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),
@@ -120,7 +119,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
 
 
 def _to_instructions() -> list[tvm.transform.Pass]:
-    """What follows once calls are resolved."""
+    """The passes after calls are resolved."""
     return [
         tirx.transform.FP8StorageLegalize(),
         SpreadBits(),

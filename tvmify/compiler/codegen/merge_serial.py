@@ -1,7 +1,6 @@
-"""Make one function of small kernels that follow each other and start no threads.
-
-The virtual machine takes half a microsecond to find memory for a kernel and to call it, as long as
-many a gather or copy runs. Kernels are scheduled before, and each keeps its own loops.
+"""Merge consecutive small kernels that start no threads into one function. The virtual machine
+takes half a microsecond to allocate memory for a kernel and call it, as long as many gathers and
+copies run. Kernels have been scheduled before, and keep their own loops.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from tvmify.compiler.passes.bind_sizes import Bindings
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.sizes import variables_of
 
-#: Functions of more parts would keep LLVM busy for longer than they save.
+#: Functions of more parts would cost more compile time than they save.
 _MOST = 128
-#: What a function says to `build` if one of its parts does.
+#: Attributes for `build` that a function inherits from any of its parts.
 _SAID = ("tvmify.asserts", SHUFFLES, PAIRS)
 
 Kernels = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
@@ -33,7 +32,7 @@ class MergeSerial:
     """Merge runs of calls of serial kernels in ``main``."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
-        """Rewrite ``main``, and let FuseTIR put the loops one after the other."""
+        """Rewrite ``main``, and let FuseTIR concatenate the loops."""
         main = ir_mod["main"]
         kernels = {}
         for variable, function in ir_mod.functions_items():
@@ -51,7 +50,7 @@ class MergeSerial:
         ir_mod = builder.get()
         body = relax.SeqExpr(blocks, main.body.body)
         ir_mod["main"] = relax.Function(main.params, body, main.ret_ty, True, main.attrs)
-        # Vectors and their tails share variables (`split_tails`), which FuseTIR does not bear.
+        # Vectors and their tails share variables (`split_tails`), which FuseTIR does not support.
         ir_mod = tirx.transform.ConvertSSA()(ir_mod)
         ir_mod = relax.transform.FuseTIR()(ir_mod)
         for name, said in merging.merged.items():
@@ -62,12 +61,12 @@ class MergeSerial:
 
 
 class _Merging:
-    """Goes through bindings and holds those of a run back until something needs them.
+    """Walks the bindings, and delays those of a run until their results are needed.
 
     Attributes
     ----------
     merged
-        Names of the functions made, and which of `_SAID` their parts say.
+        Names of the new functions, and the attributes of `_SAID` that their parts have.
     """
 
     def __init__(self, builder: relax.BlockBuilder, kernels: Kernels, main: relax.Function) -> None:
@@ -106,7 +105,7 @@ class _Merging:
         given = [x for x in dict.fromkeys(read) if x not in inside]
         results = [binding.var for binding in run if self._is_read_outside(binding.var, run)]
         sizes = Bindings().of(x.ty.shape.values for x in given)
-        # A function can return sizes that its arguments show, and no others.
+        # A function can only return sizes that its arguments show.
         shown = set(sizes.variables)
         made = [size for x in inside for ty in _tensors(x.ty) for size in ty.shape.values]
         if not shown.issuperset(v for size in made for v in variables_of(size)):
@@ -158,10 +157,9 @@ def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:
 
 
 def _is_mergeable(function: tirx.PrimFunc) -> bool:
-    """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR asks.
-
-    It may be given no number. Nor may it store twice: in one function with others, its result could
-    take an operand's memory.
+    """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR requires.
+    It must take no number. Nor may it store twice: merged with others, its result could share
+    memory with an operand.
     """
     if STORES_TWICE in function.attrs or _is_slow_to_merge(function):
         return False
@@ -169,14 +167,13 @@ def _is_mergeable(function: tirx.PrimFunc) -> bool:
         return False
     extents = [extent for parameter in function.params for extent in parameter.ty.shape]
     if not all(isinstance(extent, (tirx.IntImm, tirx.Var)) for extent in extents):
-        return False  # the next kernel has another name for it
+        return False  # the next kernel uses another name for it
     return all(str(extent.ty.dtype) == "int64" for extent in extents) and not _forks(function)
 
 
 def _with_own_variables(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
-    """Return a function no two blocks of which share a variable; None if that is hard to reach.
-
-    A vector and its tail share them, and FuseTIR, which puts a variable for a symbol, minds.
+    """Return a function in which no two blocks share a variable; None if that is too hard. A vector
+    and its tail share variables, which FuseTIR, as it renames symbols, does not support.
     """
     seen: set[tirx.Var] = set()
 
@@ -196,7 +193,7 @@ def _with_own_variables(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
 
 
 def _is_slow_to_merge(function: tirx.PrimFunc) -> bool:
-    """Whether TVM would take seconds to find out how much of a tensor of symbolic size is alive."""
+    """Whether TVM would take seconds to find the live part of a tensor of symbolic size."""
     root = function.body
     allocates = isinstance(root, s_tir.SBlockRealize) and len(root.block.alloc_buffers) > 0
     return allocates and has_symbols(function)

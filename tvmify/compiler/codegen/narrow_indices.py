@@ -1,7 +1,6 @@
-"""Make indices 32 bits wide, as TVM does, but not where `fetch_ahead` marked a loop.
-
-LLVM extends each to an address by itself, and runs out of registers for them: a product of
-512 × 768 × 768 took 6.7 ms instead of 3.3, one of 4 rows 36 µs instead of 33 (AVX2).
+"""Narrow indices to 32 bits, as TVM does, but not where `fetch_ahead` marked a loop. There, LLVM
+extends each index to an address separately, and runs out of registers: a product of 512 × 768 × 768
+took 6.7 ms instead of 3.3, one of 4 rows 36 µs instead of 33 (AVX2).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class NarrowIndices:
-    """Run ``NarrowDataType`` on a module of one function, unless that prefetches."""
+    """Run ``NarrowDataType`` on a module of one function, unless it prefetches."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite the function."""

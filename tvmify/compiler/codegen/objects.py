@@ -13,24 +13,24 @@ import tvm
 from tvmify.compiler.codegen import scratch
 from tvmify.errors import BuildError
 
-#: A line of assembly makes fewer bytes, with its relocation and symbol, apart from its text.
+#: A line of assembly makes fewer bytes of object code, with its relocation and symbol.
 _LINE = 128
 #: Headers of an object file.
 _HEADERS = 1 << 16
 _ZEROS = re.compile(r"^\s*\.(?:zero|space|skip)\s+(\d+)", re.MULTILINE)
-#: Of ELF with 64 bits, least significant byte first: how a file begins, and the kind of a library.
+#: How a little-endian 64-bit ELF file begins, and the type of a shared library.
 _MAGIC, _LIBRARY = b"\x7fELF\x02\x01", 3
 
 
 def emit(module: tvm.runtime.Module) -> bytes:
     """Return the object code of an LLVM module.
 
-    LLVM ends the process if it cannot write, so it is given a file in memory.
+    LLVM ends the process if it cannot write, so it writes to a file in memory.
 
     Raises
     ------
     BuildError
-        This process may not write a file of that size.
+        The process may not write a file of that size.
     """
     _check_limit(module)
     try:
@@ -47,7 +47,7 @@ def emit(module: tvm.runtime.Module) -> bytes:
 
 
 def _emit_to_disk(module: tvm.runtime.Module) -> bytes:
-    """Do without files in memory, which some sandboxes forbid: look for room on a disk first."""
+    """Emit to a disk with enough room, for sandboxes that forbid files in memory."""
     with scratch.folder(_largest_size(str(module.inspect_source("asm")))) as folder:
         path = folder / "kernels.o"
         module.write_to_file(str(path), "o")
@@ -61,7 +61,7 @@ def _content(file: int) -> bytes:
 
 
 def _check_limit(module: tvm.runtime.Module) -> None:
-    """Refuse what may be larger than the limit for files, which holds for those in memory too."""
+    """Refuse object code that may exceed the file size limit, which applies in memory, too."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit == resource.RLIM_INFINITY:
         return
@@ -75,15 +75,14 @@ def _check_limit(module: tvm.runtime.Module) -> None:
 
 
 def _largest_size(assembly: str) -> int:
-    """Return a bound for the bytes of an object file, from its assembly."""
+    """Return an upper bound for the size of an object file, from its assembly."""
     zeros = sum(map(int, _ZEROS.findall(assembly)))
     return _HEADERS + len(assembly) + _LINE * assembly.count("\n") + zeros
 
 
 def is_whole_library(content: bytes) -> bool:
-    """Whether these are the bytes of a shared library, to its end.
-
-    To load a part of one would end the process.
+    """Whether these are the bytes of a complete shared library. Loading a truncated one would crash
+    the process.
     """
     try:
         kind, _, _, _, programs, sections = struct.unpack_from("<HHIQQQ", content, 16)
@@ -94,7 +93,7 @@ def is_whole_library(content: bytes) -> bool:
             struct.unpack_from("<IIQQQQ", content, programs + i * program_size)
             for i in range(program_count)
         ]
-    except struct.error:  # it is shorter
+    except struct.error:  # it is truncated
         return False
     ends = [at + length for _, _, at, _, _, length in segments]
     ends.append(sections + section_size * section_count)

@@ -1,4 +1,4 @@
-"""A name for each packed weight: equal exactly when the same weights are packed in the same way."""
+"""Names for packed weights, equal if and only if the same weights are packed the same way."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from tvm.ir.expr import GenericConst
 
 
 def packed_keys(ir_mod: tvm.IRModule, weights: Sequence[str]) -> tuple[str, ...]:
-    """Name what the function ``pack`` of a module returns.
-
-    Two programs for different shapes of input mostly pack their weights alike; by these names
-    they find each other's copies.
+    """Name the results of the function ``pack`` of a module. Programs for different input shapes
+    mostly pack weights alike, and share copies by these names.
 
     Parameters
     ----------
@@ -26,8 +24,8 @@ def packed_keys(ir_mod: tvm.IRModule, weights: Sequence[str]) -> tuple[str, ...]
     Returns
     -------
     tuple of str
-        For a weight that is used as it is, its name, dtype and shape; for a packed one also the
-        digest of the expression that packs it: operators, their TIR, constants, and names.
+        For an unpacked weight, its name, dtype and shape; for a packed one also the digest of the
+        expression that packs it: operators, their TIR, constants, and names.
     """
     if "pack" not in {variable.name_hint for variable in ir_mod.get_global_vars()}:
         return ()
@@ -72,7 +70,7 @@ class _Namer:
         return str(expr)
 
     def function(self, variable: tvm.ir.GlobalVar) -> str:
-        """Name a TIR function by its text, without its own name."""
+        """Return the digest of a TIR function, without its own name."""
         name = variable.name_hint
         if name not in self.functions:
             function = self.ir_mod[variable]

@@ -1,7 +1,6 @@
-"""Divide as processors do where sizes are symbols: none of them is negative.
-
-TVM's quotients are rounded down. Of numbers that may be negative, this is a few more instructions
-for each, in every index; and named in one another, they keep LLVM busy for half a minute.
+"""Truncate quotients of symbolic sizes, which are never negative, as processors do. TVM rounds
+quotients down. For numbers that may be negative this takes a few more instructions in every index,
+and nested ones keep LLVM busy for half a minute.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from tvm.ir import Expr
 from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-#: More than any size or place is.
+#: Larger than any size or index.
 _MOST = 1 << 40
 
 
 @compiler_pass
 class PositiveSizes:
-    """Make truncated quotients of floored ones that are alike, in functions with symbols."""
+    """Replace floored quotients by equal truncated ones, in functions with symbols."""
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
@@ -47,7 +46,7 @@ class PositiveSizes:
 
 
 def _symbols(function: tirx.PrimFunc) -> list[tirx.Var]:
-    """Return the symbols in the shapes of arguments, and arguments that are symbols."""
+    """Return the symbols among the shapes of arguments and among the arguments."""
     found: dict[tirx.Var, None] = {}
     for parameter in function.params:
         if hasattr(parameter.ty, "shape"):

@@ -1,4 +1,4 @@
-"""Round to bfloat16 what a program casts to it, which TVM leaves to stores."""
+"""Rounds values that a program casts to bfloat16; TVM would only round stored ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class RoundBfloat16:
-    """Round what is cast to bfloat16, also where it never gets to memory.
-
-    ``BF16ComputeLegalize`` takes each such cast for one to float32, in which it computes, and
-    leaves the rounding to stores; so it has to be written out before. What is stored at once in
-    the memory of a tensor is rounded there; buffers that a function allocates become float32.
+    """Round values that are cast to bfloat16 even if they are never stored. ``BF16ComputeLegalize``
+    computes in float32, turns such casts into casts to float32, and leaves rounding to stores; so
+    the rounding must be explicit before it runs. Values stored directly in a tensor are rounded
+    there; buffers that a function allocates become float32.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -1,4 +1,4 @@
-"""A temporary directory that has room for what a build writes."""
+"""A temporary directory with room for the files of a build."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 
 from tvmify.errors import BuildError
 
-#: Looked at after the directory for temporary files, and those of the caller.
+#: Tried after the directory for temporary files and those of the caller.
 _OTHERS = ("/dev/shm", "/var/tmp", "/tmp")
-#: What a file system says that cannot set space aside; then writing shows whether there is some.
+#: Errors of file systems that cannot reserve space; then only writing shows whether there is any.
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 @contextlib.contextmanager
 def folder(needed: int, others: Sequence[Path] = ()) -> Iterator[Path]:
-    """Make a private directory where so many bytes can be written, and remove it afterwards.
+    """Make a private directory with room for some bytes, and remove it afterwards.
 
     Parameters
     ----------
     others
-        Directories to use if the one for temporary files (``TMPDIR``) has no room.
+        Directories to use if the one for temporary files (``TMPDIR``) is full.
 
     Raises
     ------
@@ -51,13 +51,13 @@ def folder(needed: int, others: Sequence[Path] = ()) -> Iterator[Path]:
     raise BuildError(
         f"no directory can take the {needed / 1e6:.1f} MB of temporary files of a build "
         f"({'; '.join(problems)})",
-        "Free some space, or let TMPDIR name a directory that has some, and call refresh().",
+        "Free some space, or set TMPDIR to a directory that has some, and call refresh().",
     )
 
 
 def _places(others: Sequence[Path]) -> list[str]:
     places = [os.environ.get("TMPDIR", "")]
-    with contextlib.suppress(OSError):  # no directory at all can be written to
+    with contextlib.suppress(OSError):  # no directory is writable
         places.append(tempfile.gettempdir())
     # A relative one may be gone with the working directory.
     everything = [*places, *map(str, others), *_OTHERS]
@@ -65,12 +65,12 @@ def _places(others: Sequence[Path]) -> list[str]:
 
 
 def _reserve(path: Path, needed: int) -> None:
-    """Set space aside for a moment: this sees quotas and limits, too.
+    """Reserve space for a moment, which also respects quotas and limits.
 
     Raises
     ------
     OSError
-        There is not so much.
+        There is not enough.
     """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,9 +1,7 @@
-"""Cut parallel loops so that all tasks have as many iterations, but for one.
-
-TVM gives each task its share rounded up: of 17 iterations, 8 of 16 tasks get two and one the last,
-and of 8 iterations, the tasks of the first of two threads get all, which the second one then has to
-take from it. So a loop runs over slots, of which each task has as many, and iterations are spread
-evenly over the slots.
+"""Split parallel loops so that the iterations of tasks differ by one at most. TVM rounds the share
+of each task up: of 17 iterations, 8 of 16 tasks get two and one the last; of 8 iterations, the
+tasks of the first of two threads get all, and the second must steal them. So a loop runs over
+slots, the same number for each task, and iterations are spread evenly over the slots.
 """
 
 from __future__ import annotations
@@ -16,15 +14,15 @@ from tvmify.compiler.kernels.common.rewriting import rewrite_body
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.sizes import Size
 
-#: As many tasks as two threads have (`native/thread_pool.cpp`); more threads have a multiple.
+#: The number of tasks for two threads (`native/thread_pool.cpp`); more threads have a multiple.
 _TASKS = 16
-#: What rounding leaves to one task of a loop of so many iterations is nothing.
+#: Loops of more iterations are balanced well enough.
 _MANY = 64 * _TASKS
 
 
 @compiler_pass
 class ShareEvenly:
-    """Rewrite parallel loops, when nothing looks at them any more."""
+    """Rewrite parallel loops, after the last pass that reads them."""
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
@@ -37,7 +35,7 @@ def _visit(loop: Stmt) -> Stmt | None:
     dtype = str(loop.extent.ty.dtype)
     count = sizes.number_or_expression(loop.extent)
     if not isinstance(count, int):
-        # In a variable of its own, not to be computed in every iteration.
+        # In a variable, so that it is not computed in every iteration.
         number = tirx.Var("count", loop.extent.ty)
         slots = tirx.truncdiv(number + (_TASKS - 1), tirx.const(_TASKS, dtype)) * _TASKS
         return tirx.SeqStmt([tirx.Bind(number, count), _over_slots(loop, number, slots)])

@@ -1,8 +1,7 @@
-"""Read neighbours as vectors and put them in order, where TVM reads one lane after the other.
-
-TVM makes a vector load of consecutive elements alone: every second one, each of them twice or the
-row from its end are sixteen loads and as many insertions. Where all lanes lie close together, at
-distances that are known, one or two vectors hold them, and a shuffle takes them out.
+"""Load nearby elements as vectors and shuffle them, where TVM loads lane by lane. TVM makes vector
+loads of consecutive elements only: every second element, each one twice, or a reversed row take
+sixteen loads and as many insertions. Where all lanes lie close together, at constant distances, one
+or two vectors contain them, and a shuffle selects them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _FEWEST_LANES = 4
 
 @compiler_pass
 class ShuffleLoads:
-    """Rewrite the loads of functions that are marked; runs where buffers are flat."""
+    """Rewrite the loads of marked functions; runs on flat buffers."""
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
@@ -32,12 +31,12 @@ class ShuffleLoads:
 
 
 class _Shuffling:
-    """Goes through the statements of a function, in order.
+    """Walks the statements of a function in order.
 
     Attributes
     ----------
     named
-        Values of variables: TVM names what several indices have in common.
+        Values of variables, into which TVM puts common parts of indices.
     """
 
     def __init__(self) -> None:
@@ -47,7 +46,7 @@ class _Shuffling:
     def visit(self, stmt: Stmt) -> Stmt | None:
         """Rewrite the loads of a vector that is stored."""
         if isinstance(stmt, tirx.Bind):
-            # What was unrolled binds its variables again, to a number at times.
+            # Unrolled code rebinds its variables, sometimes to a number.
             self.named.pop(stmt.var, None)
             if isinstance(stmt.value, _ARITHMETIC):
                 self.named[stmt.var] = substitute(stmt.value, self._value)
@@ -81,7 +80,7 @@ class _Shuffling:
             vectors.append(tirx.BufferLoad(load.source, [ramp]))
         if not vectors:
             return None
-        while len(vectors) * windows[0][1] < lanes:  # a Shuffle returns no more than it has
+        while len(vectors) * windows[0][1] < lanes:  # no more lanes than a Shuffle takes
             vectors.append(vectors[-1])
         order = [places[offset - min(known)] for offset in known]
         return tirx.Shuffle(vectors, [tirx.const(place, "int32") for place in order])
@@ -97,7 +96,7 @@ class _Shuffling:
         return int(distance) if isinstance(distance, tirx.IntImm) else None
 
     def _lane(self, index: Expr, lane: int) -> Expr | None:
-        """Return one lane of a vector of indices; None if it is more than arithmetic."""
+        """Return one lane of a vector of indices; None if it is not plain arithmetic."""
         if isinstance(index, tirx.Var):
             index = self.named.get(index, index)
         if isinstance(index, tirx.Ramp):
@@ -115,10 +114,9 @@ class _Shuffling:
 def _windows(
     begins: sym.ModularSet, span: int, lanes: int, consists_of_vectors: bool
 ) -> list[tuple[int, int]]:
-    """Cover elements by vectors of one width: where each begins, relative to the first element.
-
-    None is read that the tensor does not have: either vectors begin and end with the elements, or
-    they are those that the whole tensor consists of.
+    """Cover elements by vectors of one width; return their offsets from the first element. Nothing
+    outside the tensor is read: either the vectors begin and end with the elements, or they are
+    among those that the whole tensor consists of.
     """
     whole = consists_of_vectors and int(begins.coeff) % lanes == 0
     before = int(begins.base) % lanes

@@ -1,4 +1,4 @@
-"""Broadcast the bits of a bfloat16, where TVM would leave the vector of one number as it is."""
+"""Broadcasts the bits of a bfloat16 instead of the number, which TVM leaves unlowered."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ _REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")
 
 @compiler_pass
 class SpreadBits:
-    """Spread the bits of a bfloat16 over a vector, not the number.
-
-    ``BF16StorageLegalize`` stores bits, and leaves the vector of one number as it is.
+    """Broadcast the bits of a bfloat16 instead of the number. ``BF16StorageLegalize`` stores bits,
+    but leaves the broadcast of a number as it is.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -1,8 +1,7 @@
-"""Keep the registers of a kernel on the stack, where LLVM turns them into registers.
-
-TVM takes every buffer above 1 KB from the workspace, and a tile of sums is one. LLVM keeps memory
-that a function returned in registers only while nothing in the loop may write elsewhere: not
-beside a prefetch, and with stores and loads around each loop. The stack's it always can.
+"""Allocate the sums of a kernel on the stack, from where LLVM moves them to registers. TVM
+allocates every buffer above 1 KB, such as a tile of sums, from the workspace. LLVM keeps such
+memory in registers only while nothing in the loop may write elsewhere, which excludes prefetches,
+and stores and loads it around each loop. For the stack it has no such limits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class SumsOnStack:
-    """Tell TVM to leave allocations of scope ``local`` alone; runs before LowerTVMBuiltin."""
+    """Make TVM leave allocations of scope ``local`` alone; runs before LowerTVMBuiltin."""
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""

@@ -1,4 +1,4 @@
-"""Expressions that TVM gets wrong, in a form that it gets right."""
+"""Rewrites expressions that TVM miscompiles."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class BeforeLoops:
-    """What has to be rewritten before buffers are flat, and loops vectors.
+    """Rewrites that must precede flattening and vectorization.
 
-    - Quotients of what counts down, as ``(7 - i) // 2`` after a flip: flattening makes ``i // -2 +
-      3`` of it (``IterMapSimplify``), which is another element for every odd ``i``.
-    - Numbers cast from comparisons: a function of such a vector, whose argument gets a name, has no
-      instructions ("IntImm can only take scalar").
+    - Quotients of descending indices, such as ``(7 - i) // 2`` after a flip: flattening turns this
+      one into ``i // -2 + 3`` (``IterMapSimplify``), which is wrong for every odd ``i``.
+    - Numbers cast from comparisons: functions that bind such a vector to a variable fail to compile
+      ("IntImm can only take scalar").
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -27,7 +27,7 @@ class BeforeLoops:
 
 
 def _counting_up(node: tirx.FloorDiv | tirx.FloorMod) -> Expr:
-    """Write ``(c - x) // k`` as a constant less a quotient of ``x``, and so the remainder."""
+    """Write ``(c - x) // k`` as a constant minus a quotient of ``x``; likewise for remainders."""
     if not isinstance(node.b, tirx.IntImm) or int(node.b) < 1:
         return node
     counted = sym.Analyzer().simplify(node.a)

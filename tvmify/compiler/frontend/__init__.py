@@ -1,1 +1,1 @@
-"""ATen programs: decomposed, checked, and translated to Relax."""
+"""Decomposes, checks and imports ATen programs into Relax."""

@@ -1,4 +1,4 @@
-"""Evaluate, once and with torch, the parts of a program that depend on no input and no weight."""
+"""Evaluates the parts of a program that depend on neither inputs nor weights, with torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-#: Larger results are computed at run time: the library would carry them, and they cost its
-#: reader more than a kernel that fills memory costs.
+#: Larger results are computed at run time: stored in the library, they would cost more to load than
+#: a kernel takes to compute them.
 LARGEST_CONSTANT = 1 << 20  # bytes
 
 
 def fold_constants(program: ExportedProgram) -> None:
-    """Replace, in place, constant sub-expressions by tensor constants of the graph.
-
-    Causal masks, position ids and the like, which transformer models build anew in every call,
-    become constants; converters can then see, for example, that a mask is all true.
-    Weights are arguments, never constants, and so is all that is computed from them.
+    """Replace constant subexpressions by tensor constants of the graph, in place. Causal masks,
+    position ids and the like, which transformers rebuild in every call, become constants;
+    converters can then see, for example, that a mask is all true. Weights are arguments, never
+    constants, and so are values computed from them.
     """
     graph = program.graph
     known: dict[fx.Node, Any] = {}
@@ -45,7 +44,7 @@ def fold_constants(program: ExportedProgram) -> None:
 
 
 def constant_of(program: ExportedProgram, node: Any) -> torch.Tensor | None:
-    """Return the value of a node that holds a tensor constant."""
+    """Return the value of a node that holds a tensor constant, or None."""
     if not isinstance(node, fx.Node):
         return None
     if node.op == "get_attr":
@@ -59,7 +58,7 @@ def constant_of(program: ExportedProgram, node: Any) -> torch.Tensor | None:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a node computes the same from the same arguments, and does nothing else."""
+    """Whether a node is a pure function of its arguments."""
     tags = getattr(node.target, "tags", ())
     return (
         node.op == "call_function"

@@ -37,7 +37,7 @@ def parameters(
 ) -> Iterator[Parameter]:
     """Yield the tensors that a program needs, in the order of its placeholders.
 
-    An argument that is only returned is not needed, unless no other shows one of its symbols.
+    An argument that is only returned is not needed, unless no other has one of its symbols.
     Constants are bound, not taken.
 
     Parameters

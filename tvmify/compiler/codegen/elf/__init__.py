@@ -1,4 +1,4 @@
-"""A linker for the object files that LLVM makes of kernels."""
+"""A linker for the object files that LLVM generates for kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Which versions of its functions the C library offers to programs that are linked here.
-
-A reference without a version would reach the oldest: ``expf`` of 2001, which is slower.
+"""Symbol versions of the C library. A reference without a version would bind to the oldest one: the
+``expf`` of 2001, which is slower.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from pathlib import Path
 from tvmify.compiler.codegen.elf import records as elf
 from tvmify.compiler.codegen.elf.machines import NUMBERS
 
-#: The libraries that compiled code calls, apart from TVM's; every process of PyTorch has them.
+#: The libraries that compiled code calls, besides TVM's; every PyTorch process has loaded them.
 NAMES = ("libm.so.6", "libc.so.6")
-#: From this number on versions have names; those that are not offered any more have a bit above it.
+#: Versions from this number on have names; hidden ones have a higher bit set.
 _FIRST = 2
 
-#: By symbol: the library that has it, and the version.
+#: By symbol: its library and version.
 Versions = dict[str, tuple[str, str]]
 
 
 def versions(machine: int) -> Versions:
-    """Return the functions of the C library, if code for this architecture can run here."""
+    """Return the symbols of the C library, if this machine can run code for the architecture."""
     return _versions() if NUMBERS.get(platform.machine()) == machine else {}
 
 
 @functools.cache
 def _versions() -> Versions:
     found: Versions = {}
-    with contextlib.suppress(OSError):  # code without versions runs too
+    with contextlib.suppress(OSError):  # code without versions works, too
         for path in _loaded():
             for symbol, version in _exports(path.read_bytes()):
                 found.setdefault(symbol, (path.name, version))
@@ -39,7 +38,7 @@ def _versions() -> Versions:
 
 
 def _loaded() -> list[Path]:
-    """Return the files of the C library that this process uses."""
+    """Return the files of the C library in this process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = (Path(line[line.index("/") :]) for line in lines if "/" in line)
     loaded = {path.name: path for path in paths if path.name in NAMES}
@@ -47,7 +46,7 @@ def _loaded() -> list[Path]:
 
 
 def _exports(content: bytes) -> list[tuple[str, str]]:
-    """Return the symbols that a library offers, with the version that a linker gives each."""
+    """Return the symbols that a library exports, with their default versions."""
     (start,) = struct.unpack_from("<Q", content, 40)
     (count,) = struct.unpack_from("<H", content, 60)
     size = elf.SECTION.size
@@ -67,7 +66,7 @@ def _exports(content: bytes) -> list[tuple[str, str]]:
         for (name, _, _, section, _, _), (number,) in zip(
             elf.SYMBOL.iter_unpack(symbols), numbers, strict=True
         )
-        if section != elf.UNDEFINED and number in version_names  # which no hidden one is
+        if section != elf.UNDEFINED and number in version_names  # hidden ones are not default
     ]
 
 

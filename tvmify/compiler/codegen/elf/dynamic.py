@@ -1,4 +1,4 @@
-"""What the dynamic loader and debuggers read of a library: symbols, versions and relocations."""
+"""The sections for the dynamic loader and debuggers: symbols, versions and relocations."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tvmify.compiler.codegen.elf.c_library import NAMES, Versions
 from tvmify.compiler.codegen.elf.parts import Image, Part
 from tvmify.compiler.codegen.elf.symbols import Definition, Symbols
 
-# Tags of what the dynamic loader reads first.
+# Tags of the dynamic section.
 _END, _NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA = 0, 1, 4, 5, 6, 7
 _RELA_SIZE, _RELA_ENTRY, _STRTAB_SIZE, _SYMTAB_ENTRY, _FLAGS = 8, 9, 10, 11, 30
 _VERSYM, _FLAGS_1, _VERNEED, _VERNEED_COUNT = 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
-#: Find all symbols when the library is loaded, in two ways of saying it.
+#: Two flags, both of which say: bind all symbols when the library is loaded.
 _BIND_NOW, _NOW = 8, 1
-#: The number of what has no version, and the first of those that have one.
+#: The number of symbols without a version, and the first number with one.
 _UNVERSIONED, _FIRST_VERSION = 1, 2
 
 Placed = Mapping[tuple[int, int], tuple[Part, int]]
 
 
 class _Names:
-    """A table of names."""
+    """A string table."""
 
     def __init__(self) -> None:
         self.content, self._found = bytearray(b"\0"), {"": 0}
@@ -36,25 +36,25 @@ class _Names:
 
 
 class Named:
-    """The symbols of a library: those that it needs, and those that it offers.
+    """The symbols that a library imports and exports.
 
     Parameters
     ----------
     imports
-        Names of those that it needs.
+        Names of the imported symbols.
     found
-        Which versions of them the C library has.
+        Their versions in the C library.
     relocations
-        How many there will be.
+        How many relocations there will be.
     placed
-        The sections that are in the library.
+        The sections of the library.
 
     Attributes
     ----------
     numbers
-        Of the imports, as relocations name them.
+        The numbers of the imports in relocations.
     parts, dynamic
-        Sections with constants, and the one that the dynamic loader reads first.
+        Sections with constants, and the dynamic section.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ class Named:
             _append(self._versions, content)
 
     def relocate(self, at: int, kind: int, symbol: int, addend: int) -> None:
-        """Add a relocation: the dynamic loader is to write an address there."""
+        """Add a relocation, with which the dynamic loader writes an address."""
         elf.RELA.pack_into(self._relocations.content, self._filled, at, symbol << 32 | kind, addend)
         self._filled += elf.RELA.size
 
     def fill(self, image: Image, symbols: Symbols, placed: Placed) -> None:
-        """Write what depends on addresses, and add the symbols that debuggers read."""
+        """Write everything that depends on addresses, and add symbols for debuggers."""
         undefined = [
             elf.SYMBOL.pack(
                 *(start, (elf.WEAK if weak else elf.GLOBAL) << 4, elf.DEFAULT, elf.UNDEFINED, 0, 0)
@@ -168,7 +168,7 @@ class Named:
         image.add(strings)
 
     def _entries(self) -> list[tuple[int, int]]:
-        """Return what the dynamic loader reads first: as many before as after the layout."""
+        """Return the dynamic section, whose size is the same before and after the layout."""
         entries = [(_NEEDED, name) for name in self._needed]
         entries += [
             (_HASH, self._hashes.address),
@@ -218,7 +218,7 @@ def _hash(name: str) -> int:
 
 
 def _hash_table(names: Sequence[str]) -> bytes:
-    """Return the table by which a symbol is found, of names that follow an empty one."""
+    """Return the hash table of the symbols, whose first name is empty."""
     buckets, chain = [0] * max(1, len(names)), [0]
     for number, name in enumerate(names, 1):
         bucket = _hash(name) % len(buckets)

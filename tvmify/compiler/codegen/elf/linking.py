@@ -1,9 +1,7 @@
-"""Object files → one shared library, for what LLVM makes of kernels and nothing else.
-
-It is what ``ld -shared -z now -Bsymbolic`` makes: calls between the files are direct, the table of
-addresses (GOT) is read-only once the library is loaded, and no memory is both written and run.
-There are no calls that are bound later, no data of threads, and no code that runs when the library
-is loaded. Whatever is not known here is refused, by `CannotLink`.
+"""Links object files of kernels, as LLVM generates them, to one shared library. The result is that
+of ``ld -shared -z now -Bsymbolic``: calls between the files are direct, the GOT is read-only once
+the library is loaded, and no memory is both writable and executable. There is no lazy binding, no
+thread-local storage, and no initialization code. Anything else is refused with `CannotLink`.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from tvmify.compiler.codegen.elf.parts import Image, Part
 from tvmify.compiler.codegen.elf.symbols import Meaning, Place, Symbols
 
 _FLAGS = elf.WRITE | elf.ALLOC | elf.EXECUTE | elf.MERGE | elf.STRINGS | elf.INFO_LINK
-#: What may be done with sections, by their type.
+#: Permissions of sections, by their type.
 _ACCESS = {
     elf.PROGBITS: (0, elf.WRITE, elf.EXECUTE),
     elf.NOBITS: (elf.WRITE,),
     elf.X86_64_UNWIND: (0,),
 }
-#: Of the note that identifies a library: sizes, type, owner.
+#: The header of the build ID note: sizes, type, owner.
 _NOTE = struct.pack("<III4s", 4, 20, 3, b"GNU\0")
-#: Bytes of an address.
+#: Bytes in an address.
 _ADDRESS = 8
 
 
@@ -44,14 +42,14 @@ def link(
     objects
         Their contents.
     alias
-        Returns another name for a symbol that nothing defines, or an empty text.
+        Returns another name for an undefined symbol, or an empty string.
     found
         Symbols of the C library, with their versions; None for those of this process.
 
     Raises
     ------
     CannotLink
-        They hold something that is not known here, or are damaged.
+        They contain something unsupported, or are damaged.
     """
     files = [read(content) for content in objects]
     if len({file.machine for file in files}) != 1:
@@ -73,12 +71,12 @@ def link(
                 linker.refer(place, relocation.kind, meaning, relocation.addend)
     try:
         return linker.write(versions(files[0].machine) if found is None else found)
-    except (struct.error, ValueError) as error:  # of a value that has no room where it is to go
+    except (struct.error, ValueError) as error:  # the value does not fit
         raise CannotLink(f"an address is out of reach: {error}") from error
 
 
 class _Reference(NamedTuple):
-    """A place that is changed when all addresses are known."""
+    """A relocation to apply when all addresses are known."""
 
     part: Part
     offset: int
@@ -91,10 +89,10 @@ class _Linker:
     def __init__(self, symbols: Symbols, number: int) -> None:
         self.symbols = symbols
         self.number, self.machine = number, machine_of(number)
-        #: Where sections of files are: the part, and the offset in it.
+        #: The part that contains a section of a file, and the offset in it.
         self.placed: dict[tuple[int, int], tuple[Part, int]] = {}
         self.references: list[_Reference] = []
-        #: By what the entry has the address of, or the code jumps to: the number of it.
+        #: The number of the GOT entry, or of the jump, by its target.
         self.entries: dict[Meaning, int] = {}
         self.jumps: dict[str, int] = {}
         code = elf.ALLOC | elf.EXECUTE
@@ -111,7 +109,7 @@ class _Linker:
         self.zeros = Part(".bss", elf.NOBITS, data)
 
     def place(self, file: int, sections: Sequence[Section]) -> None:
-        """Give each section that is loaded its place in a part of the library."""
+        """Place each loaded section in a part of the library."""
         for number, section in enumerate(sections):
             if section.flags & elf.ALLOC and section.kind != elf.NOTE:
                 part = self._part_for(section)
@@ -126,7 +124,7 @@ class _Linker:
                 f"a section {section.name} has type {section.kind} and flags {section.flags:#x}"
             )
         if section.name == ".eh_frame":
-            # Without a gap, which would be the end of the records.
+            # Without a gap, which would end the records.
             if section.size % 8:
                 raise CannotLink(f"a section .eh_frame has {section.size} bytes")
             return self.frames
@@ -140,7 +138,7 @@ class _Linker:
         return self.constants_with_addresses if has_addresses else self.data
 
     def refer(self, place: Place, kind: int, meaning: Meaning, addend: int) -> None:
-        """Note what is to be changed at a place, and what that takes."""
+        """Record a relocation, and what it needs."""
         form = self.machine.forms.get(kind)
         called = meaning if isinstance(meaning, str) else "a symbol"
         if form is None:
@@ -221,7 +219,7 @@ class _Linker:
     def _relocate(
         self, named: dynamic.Named, at: int, kind: int, meaning: Meaning, addend: int
     ) -> None:
-        """Let the dynamic loader write an address."""
+        """Add an address for the dynamic loader to write."""
         if isinstance(meaning, str):
             named.relocate(at, kind, named.numbers[meaning], addend)
         else:

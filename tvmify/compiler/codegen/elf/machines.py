@@ -1,4 +1,4 @@
-"""What is different between processors: relocations, and how a call reaches another library."""
+"""What depends on the processor: relocations, and calls to other libraries."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from enum import Enum, auto
 from tvmify.compiler.codegen.elf import records as elf
 from tvmify.compiler.codegen.elf.objects import CannotLink
 
-#: Writes a value to an offset; the last argument is the address of that place.
+#: Writes a value at an offset; the last argument is the address of that place.
 Patch = Callable[[bytearray, int, int, int], None]
 
 
 class Means(Enum):
-    """What a relocation refers to when it names a symbol."""
+    """What a relocation against a symbol refers to."""
 
-    #: The symbol itself, at a distance that is known once everything has its place.
+    #: The symbol itself, relative to the place.
     SYMBOL = auto()
-    #: The same; or, where another library defines it, code that jumps there.
+    #: The same, or code that jumps to it if another library defines it.
     CALL = auto()
-    #: An entry of a table (the GOT) that has the symbol's address.
+    #: A GOT entry with the symbol's address.
     ENTRY = auto()
-    #: The symbol's address, which only the dynamic loader knows.
+    #: The symbol's absolute address, known to the dynamic loader only.
     ADDRESS = auto()
 
 
@@ -37,7 +37,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Machine:
-    """What linking for a processor takes.
+    """The parameters of linking for a processor.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ def _in_page(scale: int) -> Patch:
 def _branch(content: bytearray, at: int, value: int, place: int) -> None:
     words = (value - place) >> 2
     if (value - place) % 4 or not -(1 << 25) <= words < 1 << 25:
-        raise ValueError(f"{value - place} bytes are no distance of a branch")
+        raise ValueError(f"{value - place} bytes are out of range of a branch")
     _change(content, at, 0x3FFFFFF, words & 0x3FFFFFF)
 
 
@@ -165,17 +165,17 @@ _AARCH64 = Machine(
 )
 
 _MACHINES = {elf.X86_64: _X86_64, elf.AARCH64: _AARCH64}
-#: Of `platform.machine`.
+#: By `platform.machine`.
 NUMBERS = {"x86_64": elf.X86_64, "aarch64": elf.AARCH64}
 
 
 def machine_of(number: int) -> Machine:
-    """Return what linking takes for an architecture.
+    """Return the linking parameters of an architecture.
 
     Raises
     ------
     CannotLink
-        It is not known here.
+        It is not supported.
     """
     if number not in _MACHINES:
         raise CannotLink(f"object files are for the ELF machine {number}")

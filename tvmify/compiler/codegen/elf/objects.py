@@ -11,12 +11,12 @@ from tvmify.compiler.codegen.elf import records as elf
 
 
 class CannotLink(Exception):
-    """An object file has, or lacks, something that this linker does not know."""
+    """An object file has something that this linker does not support."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of an object file; `size` is that in memory, where `content` may be empty."""
+    """A section of an object file; `size` is its size in memory, and `content` may be empty."""
 
     name: str
     kind: int
@@ -39,7 +39,7 @@ class Symbol(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """A place in a section to which the address of a symbol goes, in some form."""
+    """A place in a section that refers to a symbol."""
 
     offset: int
     kind: int
@@ -49,7 +49,7 @@ class Relocation(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """What an object file holds; `relocations` are by the number of a section that is loaded."""
+    """The contents of an object file; `relocations` are by the number of a loaded section."""
 
     machine: int
     sections: Sequence[Section]
@@ -63,12 +63,12 @@ def read(content: bytes) -> ObjectFile:
     Raises
     ------
     CannotLink
-        It is none, is damaged, or has sections of a kind that is not known here.
+        It is not an object file, is damaged, or has sections of an unsupported kind.
     """
     try:
         return _read(content)
     except (struct.error, ValueError, IndexError) as error:
-        raise CannotLink(f"a file of {len(content)} bytes is no object file: {error}") from error
+        raise CannotLink(f"{len(content)} bytes are not an object file: {error}") from error
 
 
 def _read(content: bytes) -> ObjectFile:

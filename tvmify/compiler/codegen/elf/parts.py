@@ -1,4 +1,4 @@
-"""The parts of a shared library, and how they lie in the file and in memory."""
+"""The parts of a shared library, and their layout in the file and in memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from tvmify.compiler.codegen.elf import records as elf
 from tvmify.compiler.codegen.elf.objects import CannotLink
 
-# Types of segments, and the flags of theirs.
+# Types and flags of segments.
 _LOAD, _DYNAMIC, _NOTE = 1, 2, 4
 _FRAMES, _STACK, _READ_ONLY_LATER = 0x6474E550, 0x6474E551, 0x6474E552
 _EXECUTE, _WRITE, _READ = 1, 2, 4
-#: The largest alignment: that of a page, where pages are the smallest.
+#: The largest alignment: the smallest size of a page.
 _ALIGNMENT = 1 << 12
 
 
@@ -21,13 +21,13 @@ class Part:
     Attributes
     ----------
     size
-        In memory, in bytes; `content` is empty for what begins as zeros.
+        Bytes in memory; `content` is empty for zero-initialized data.
     address, offset
-        Where it is in memory and in the file, once it has been laid out.
+        Where it is in memory and in the file, after the layout.
     number
-        Of the section.
+        The number of the section.
     link, info, entry
-        What the headers of some sections have in addition.
+        Further header fields, which some sections use.
     """
 
     def __init__(self, name: str, kind: int, flags: int, alignment: int = 1) -> None:
@@ -50,19 +50,19 @@ class Part:
         return start
 
     def reserve(self, size: int) -> None:
-        """Give it a size; its content comes later."""
+        """Reserve space for content that is written later."""
         self.content, self.size = bytearray(size), size
 
 
 class Image:
-    """A library whose parts have their places.
+    """The layout of a library.
 
     Parameters
     ----------
     page
         The largest size of a page, in bytes.
     groups
-        Parts with the same permissions; the third ones are read-only once the library is loaded.
+        Parts grouped by permissions; the third group is read-only once the library is loaded.
     """
 
     def __init__(self, page: int, groups: Sequence[Sequence[Part]]) -> None:

@@ -1,11 +1,11 @@
-"""Records and constants of ELF files with 64 bits, least significant byte first."""
+"""Records and constants of little-endian 64-bit ELF files."""
 
 from __future__ import annotations
 
 import struct
 
-#: Of the header: identification, type, machine, version, entry, where segments and sections are
-#: listed, flags, sizes and counts, the section with the names of sections.
+#: The header: identification, type, machine, version, entry, offsets of the segment and section
+#: tables, flags, sizes and counts, and the section with the section names.
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 #: Name, type, flags, address, offset, size, link, info, alignment, size of an entry.
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -26,11 +26,10 @@ PROGBITS, SYMTAB, STRTAB, RELA_SECTION, HASH, DYNAMIC_SECTION = 1, 2, 3, 4, 5, 6
 NOTE, NOBITS, REL_SECTION, DYNSYM, GROUP, SYMTAB_INDICES = 7, 8, 9, 11, 17, 18
 VERDEF, VERNEED, VERSYM, X86_64_UNWIND = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF, 0x70000001
 
-# Flags of sections: may be written, is loaded, is code, may be merged, has strings, `info` is a
-# section.
+# Flags of sections: writable, loaded, code, mergeable, strings, `info` is a section.
 WRITE, ALLOC, EXECUTE, MERGE, STRINGS, INFO_LINK = 1, 2, 4, 16, 32, 64
 
-# Numbers of sections that are none: undefined; from here on, absolute values and the like.
+# Special section numbers: undefined; from here on, absolute values and the like.
 UNDEFINED, RESERVED = 0, 0xFF00
 
 # Bindings, types and the visibility of symbols.
@@ -40,7 +39,7 @@ DEFAULT = 0
 
 
 def text_at(table: bytes, offset: int) -> str:
-    """Return a name in a table of names.
+    """Return a name in a string table.
 
     Raises
     ------

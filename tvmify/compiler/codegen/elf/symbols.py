@@ -1,4 +1,4 @@
-"""Finds what the symbols of several object files stand for."""
+"""Resolves the symbols of several object files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = (elf.NOTYPE, elf.OBJECT, elf.FUNCTION, elf.IN_SECTION)
 
 
 class Place(NamedTuple):
-    """A byte of a section, by the numbers of file and section."""
+    """A position in a section, by the numbers of file and section."""
 
     file: int
     section: int
@@ -28,7 +28,7 @@ class Definition:
     place: Place
 
 
-#: What a symbol stands for: a place, or a name that another library defines.
+#: What a symbol refers to: a place, or a name that another library defines.
 Meaning = Place | str
 
 
@@ -38,12 +38,12 @@ class Symbols:
     Parameters
     ----------
     alias
-        Returns another name for one that nothing defines, or an empty text.
+        Returns another name for an undefined symbol, or an empty string.
 
     Raises
     ------
     CannotLink
-        Two files define the same.
+        Two files define the same symbol.
     """
 
     def __init__(self, files: Sequence[ObjectFile], alias: Callable[[str], str]) -> None:
@@ -68,19 +68,19 @@ class Symbols:
             raise CannotLink(f"two object files define {name}")
 
     def meaning(self, file: int, number: int) -> Meaning:
-        """Return what a symbol of a file stands for.
+        """Return what a symbol of a file refers to.
 
         Raises
         ------
         CannotLink
-            It is of a kind that is not known here, as one of each thread is.
+            It is of an unsupported kind, such as thread-local.
         """
         symbols = self._files[file].symbols
         if not 0 < number < len(symbols):
-            raise CannotLink(f"an object file refers to a symbol {number}, which it has not")
+            raise CannotLink(f"an object file refers to symbol {number}, which is missing")
         symbol = symbols[number]
         if symbol.kind not in _KINDS or symbol.section >= elf.RESERVED:
-            raise CannotLink(f"the symbol {symbol.name!r} is of a kind that is not known")
+            raise CannotLink(f"the symbol {symbol.name!r} is of an unsupported kind")
         if symbol.binding == elf.LOCAL and symbol.section != elf.UNDEFINED:
             return Place(file, symbol.section, symbol.value)
         found = self.definitions.get(symbol.name)
@@ -92,6 +92,6 @@ class Symbols:
         return symbol.name
 
     def may_lack(self, name: str) -> bool:
-        """Whether all files can do without a symbol that none defines."""
+        """Whether all references to an undefined symbol are weak."""
         found = (s for file in self._files for s in file.symbols if s.name == name)
         return all(symbol.binding == elf.WEAK for symbol in found)

@@ -1,4 +1,4 @@
-"""The table by which debuggers, profilers and exceptions find how to leave a function."""
+"""The ``.eh_frame_hdr`` table, by which debuggers, profilers and exceptions unwind the stack."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import struct
 
 from tvmify.compiler.codegen.elf.objects import CannotLink
 
-#: Distances of 32 bits: from where they are, and from the table.
+#: Encodings of 32-bit distances: from their own place, and from the table.
 _FROM_HERE, _FROM_TABLE, _COUNT = 0x1B, 0x3B, 0x03
 _ENTRY = struct.Struct("<ii")
 
 
 def functions(frames: bytes) -> list[int]:
-    """Return where in ``.eh_frame`` the records of functions are.
+    """Return the offsets in ``.eh_frame`` of the records of functions.
 
     Raises
     ------
     CannotLink
-        They are of a kind that this linker does not know.
+        They are of an unsupported kind.
     """
     try:
         return _functions(frames)
     except (struct.error, IndexError, ValueError) as error:
-        raise CannotLink("an object file describes its frames in part only") from error
+        raise CannotLink("an object file ends within a frame record") from error
 
 
 def _functions(frames: bytes) -> list[int]:
@@ -30,20 +30,20 @@ def _functions(frames: bytes) -> list[int]:
     while at < len(frames):
         length, common = struct.unpack_from("<II", frames, at)
         if not 4 <= length < 0xFFFFFFF0 or length % 4 or at + 4 + length > len(frames):
-            raise CannotLink(f"an object file has a record of {length} bytes about frames")
+            raise CannotLink(f"an object file has a frame record of {length} bytes")
         if common:
             found.append(at)
         elif _encoding(frames, at + 8) != _FROM_HERE:
-            raise CannotLink("an object file has addresses of another kind about frames")
+            raise CannotLink("an object file has frame records with unsupported addresses")
         at += 4 + length
     return found
 
 
 def _encoding(frames: bytes, at: int) -> int:
-    """Return how what is common to several functions writes the addresses of these."""
+    """Return the encoding of function addresses, from a common information entry."""
     end = frames.index(b"\0", at + 1)
     if frames[at + 1 : end] != b"zR":
-        raise CannotLink("an object file has more about frames than unwinding takes")
+        raise CannotLink("an object file has frame records with unsupported data")
     at = end + 1
     # Alignment of code and of data, the register of the return address, the size of what follows.
     for _ in range(4):
@@ -54,7 +54,7 @@ def _encoding(frames: bytes, at: int) -> int:
 
 
 def table_size(count: int) -> int:
-    """Return how many bytes the table of so many functions takes."""
+    """Return the size of the table for a number of functions."""
     return 12 + _ENTRY.size * count
 
 
@@ -66,7 +66,7 @@ def table(frames: bytes, records: list[int], frames_at: int, at: int) -> bytes:
     frames
         The content of ``.eh_frame``, relocated.
     records
-        Of `functions`.
+        The result of `functions`.
     frames_at, at
         The addresses of both sections.
     """

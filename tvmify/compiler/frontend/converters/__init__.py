@@ -1,4 +1,4 @@
-"""Our converters from ATen operators to Relax, where TVM's importer is wrong or has none."""
+"""Our converters from ATen operators to Relax, where TVM's are wrong or missing."""
 
 from __future__ import annotations
 

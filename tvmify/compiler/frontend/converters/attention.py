@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     """``softmax(q kᵀ scale + mask) v``.
 
-    Rows that no key may attend to, and all if there are no keys, give zeros, as in eager's fused
-    CPU kernel and in its own softmax for attention; but NaN where the model spelt attention out.
+    Queries that may attend to no key give zeros, as in eager's fused CPU kernel and its softmax for
+    attention; but NaN where the model wrote attention as single operators.
     """
     query, key, value = node.args[:3]
     mask = importer.argument(node, 3, "attn_mask")
@@ -35,7 +35,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     if scale is None:
         scale = 1.0 / math.sqrt(importer.shape(query)[-1])
     shape = importer.shape(node)
-    # Of one axis the extent may be of batches or of heads; batches are found where they lie.
+    # An axis of the mask may be of batches or of heads; batches are found by position.
     is_grouped = bool(node.kwargs.get("enable_gqa", False))
     is_of_batches = len(shape) == 3 and not is_grouped
     lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
@@ -57,7 +57,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     q, k, v = (operand(x) for x in (query, key, value))
     bias, fill = None, node.meta.get(FILL)
     if mask is not None:
-        if fill in (None, -math.inf):  # with others, a query that sees no key sees all
+        if fill in (None, -math.inf):  # with other fills, a query that sees no key sees all
             mask, above = _reduced(
                 importer, mask, importer.shape(query)[-2], importer.shape(key)[-2]
             )
@@ -99,10 +99,9 @@ def _mask(
 def _reduced(
     importer: Importer, mask: fx.Node, queries: int, keys: int
 ) -> tuple[fx.Node | None, bool]:
-    """Return what is left of a mask, and whether it was causal besides.
-
-    Taken off is what broadcasts it, and of an "and" the parts that are causal or hide nothing: a
-    padding of keys then needs no element for each query.
+    """Return the rest of a mask, and whether it was causal as well. Broadcasts are removed, and the
+    parts of an "and" that are causal or all true: a mask of padded keys then needs no element per
+    query.
     """
     name = str(mask.target)
     if name in ("aten.expand.default", "aten.clone.default"):

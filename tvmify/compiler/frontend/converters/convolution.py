@@ -1,4 +1,4 @@
-"""Convolutions: lines, images and volumes become ``relax.nn.conv2d``, which is scheduled."""
+"""Convolutions in one, two and three dimensions, all by ``relax.nn.conv2d``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
         x, before, after = _cropped(importer, x, before, after)
         stride = [1] * rank
     if rank == 1:
-        # A line is an image of one column: threads share out rows.
+        # A sequence is an image of one column, since threads divide the rows.
         x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
         stride, dilation, before, after = [*stride, 1], [*dilation, 1], [*before, 0], [*after, 0]
     if rank == 3:
@@ -66,16 +66,15 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 def _unpadded(importer: Importer, x: fx.Node, rank: int) -> tuple[fx.Node, list[int], list[int]]:
-    """Return what `x` pads with zeros, and by how many before and after each axis.
-
-    Models that came from TensorFlow pad by themselves, more after than before.
+    """Return the tensor that `x` pads with zeros, and the padding before and after each axis.
+    Models ported from TensorFlow pad explicitly, more after than before.
     """
     is_pad = x.target is torch.ops.aten.constant_pad_nd.default
     pads = list(importer.argument(x, 1, "pad")) if is_pad else []
     is_zero = importer.argument(x, 2, "value", 0) == 0
     if not pads or not is_zero or min(pads) < 0 or len(pads) > 2 * rank:
         return x, [0] * rank, [0] * rank
-    # The last axis comes first.
+    # The padding of the last axis comes first.
     before, after = ([*pads[i::2], *[0] * rank][:rank][::-1] for i in (0, 1))
     return x.args[0], before, after
 
@@ -104,7 +103,7 @@ def _transposed(
     padding: list[int],
     extra: list[int],
 ) -> relax.Expr:
-    """Emit the operator that has a schedule of its own; a line is an image of one column."""
+    """Emit ``conv2d``; a sequence is an image of one column."""
     if len(stride) == 1:
         x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
         stride, padding, extra = [*stride, 1], [*padding, 0], [*extra, 0]
@@ -120,7 +119,7 @@ def _as_plain(
 ) -> tuple[relax.Expr, relax.Expr]:
     """Turn a dilated, grouped or volumetric transposed convolution into a plain one.
 
-    It spreads the input by its stride, filling with zeros, and slides the mirrored kernel with
+    The input is dilated with zeros by the stride, and convolved with the mirrored kernel, with
     input and output channels exchanged. The zeros cost work, but the plain convolution is
     scheduled, and the kernel is mirrored in the pack function.
     """
@@ -142,7 +141,7 @@ def _as_plain(
 def _cropped(
     importer: Importer, x: relax.Expr, before: list[int], after: list[int]
 ) -> tuple[relax.Expr, list[int], list[int]]:
-    """Crop the input where a padding is negative."""
+    """Crop the input where the padding is negative."""
     shape = sizes_of(x.ty.shape)
     low = [0, 0, *(max(-b, 0) for b in before)]
     high = [*shape[:2], *(e - max(-a, 0) for e, a in zip(shape[2:], after, strict=True))]

@@ -1,7 +1,7 @@
-"""Reading and writing at computed positions.
+"""Reading and writing at computed indices.
 
-Positions are checked before they are used: eager raises an ``IndexError`` for one that lies
-outside, and compiled code would read or write memory that is not its own.
+Indices are checked before use: eager raises an ``IndexError`` for one out of range, where compiled
+code would access memory out of bounds.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Indices = tuple[Any, ...]
 def positions(
     importer: Importer, index: fx.Node, source: fx.Node, axis: int, *, wrap: bool
 ) -> relax.Expr:
-    """Return an index tensor whose values are known to lie inside of an axis, and not negative.
+    """Return an index tensor whose values are checked to lie within an axis and not negative.
 
     Parameters
     ----------
     index
         A node with integer values.
     source, axis
-        What is indexed: a tensor without axes as one of one element.
+        The indexed tensor and axis; a tensor without axes counts as one of one element.
     wrap
-        Whether negative positions count from the end.
+        Whether negative indices count from the end.
     """
     x, shape = importer.tensor(index), importer.shape(index)
     whole = importer.shape(source) or (1,)
     extent = whole[axis]
     if not index.meta["val"].dtype.is_signed or index.meta["val"].dtype is torch.bool:
-        raise UnsupportedOperator(["aten.index.Tensor"], "a mask or unsigned numbers as index")
+        raise UnsupportedOperator(["aten.index.Tensor"], "a mask or unsigned integers as an index")
     if 0 in shape:
         return x
     constant = constant_of(importer.program, index)
@@ -83,7 +83,7 @@ def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
 def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args[:3]
     shape = importer.shape(source)
-    if not shape:  # an axis of one element stands for the none that it has
+    if not shape:  # it has no axes, and is treated as an axis of one element
         at = positions(importer, index, source, 0, wrap=False)  # type: ignore[arg-type]
         out = list(importer.shape(node))
         at = importer.emit(relax.op.reshape(at, [product(out)]))
@@ -105,8 +105,8 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
 def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
     """NumPy's advanced indexing by integers.
 
-    The index tensors are broadcast against each other; their axes stand where the first of them
-    stood, or in front if an axis that is not indexed lies between them.
+    The index tensors are broadcast against each other; their axes replace the first indexed axis,
+    or come first if an axis that is not indexed lies between indexed ones.
     """
     source, indices = node.args
     shape, out = importer.shape(source), importer.shape(node)
@@ -155,7 +155,7 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
 @converts("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
 def pad_with_own(importer: Importer, node: fx.Node) -> relax.Expr:
-    """Padding by what lies at the border, or is mirrored there; a negative width crops."""
+    """Padding that replicates or reflects the border; a negative width crops."""
     shape, out = importer.shape(node.args[0]), importer.shape(node)
     widths = list(node.args[1])  # type: ignore[arg-type]
     found = {}
@@ -271,7 +271,7 @@ def _write(
     inner: int,
     add: bool,
 ) -> relax.Expr:
-    """Copy a tensor and write runs of `inner` values at the given offsets, in order."""
+    """Copy a tensor, and write runs of `inner` values at the given offsets, in order."""
     shape = importer.shape(source)
     count = product(offsets.ty.shape)
     x = importer.tensor(source)
@@ -290,7 +290,7 @@ def _write(
 def reading(
     found: Mapping[int, places.Formula], shape: Sequence[int]
 ) -> Callable[[te.Tensor], te.Tensor]:
-    """Return what reads a tensor; at some axes, where a formula says."""
+    """Return a function that reads a tensor, with the indices of some axes given by formulas."""
 
     def read(x: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Loops that tensor expressions cannot say: they raise errors, or write in order.
-
-They are scheduled as they stand, and ``tvmify.asserts`` keeps their assertions when `build` drops
-those that repeat what the executor has checked. Each is made once for its arguments: to read one,
-TVM's parser inspects the whole stack, for some 50 ms.
+"""Loops that tensor expressions cannot express: they raise errors, or write in order. They are not
+scheduled, and ``tvmify.asserts`` keeps their assertions when `build` drops those that the executor
+has checked. Each is cached by its arguments, since TVM's parser inspects the whole stack, which
+takes some 50 ms.
 """
 
 # pyright: basic, reportInvalidTypeForm=false
@@ -20,12 +19,12 @@ from tvmify.compiler.kernels.common.legalizing import OPAQUE
 
 @functools.cache
 def check_positions(length: int | str, extent: int, dtype: str, wrap: bool) -> tirx.PrimFunc:
-    """Copy positions, raising eager's ``IndexError`` for one outside; wrap negative ones.
+    """Copy indices, raising eager's ``IndexError`` for one out of range; wrap negative ones.
 
     Parameters
     ----------
     length
-        How many there are, or the name of a symbol for that.
+        How many there are, or the symbol for it.
     """
     lowest = -extent if wrap else 0
     # int64, as Relax has it: buffers must agree to be merged
@@ -53,14 +52,14 @@ def check_positions(length: int | str, extent: int, dtype: str, wrap: bool) -> t
 def check_positions_on_axis(
     length: int | str, shape: Sequence[Any], axis: int, dtypes: tuple[str, str], wrap: bool
 ) -> tirx.PrimFunc:
-    """As `check_positions`, for an axis of varying size of a tensor, which is the second argument.
+    """As `check_positions`, for an axis of symbolic size of a tensor, which is the second argument.
 
     Parameters
     ----------
     shape
-        Of that tensor, in which sizes that vary are variables.
+        The shape of that tensor, with variables for symbolic sizes.
     dtypes
-        Of the positions and of the tensor.
+        The dtypes of the indices and of the tensor.
     """
     dtype, other = dtypes
     is_known = isinstance(length, int)
@@ -92,7 +91,7 @@ def check_positions_on_axis(
 def write_runs(
     size: int, count: int, inner: int, dtype: str, offset_dtype: str, add: bool
 ) -> tirx.PrimFunc:
-    """Copy `size` elements, then write `count` runs of `inner` values, the last one winning.
+    """Copy `size` elements, then write `count` runs of `inner` values; the last write wins.
 
     With `add` the values are added instead.
     """

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def _operands(importer: Importer, node: fx.Node, *values: Any) -> list[relax.Expr]:
-    """Return operands in the dtype to accumulate in: half precision is summed in 32 bits."""
+    """Return operands in the dtype to accumulate in: float32 for half precision."""
     dtype = multiplier(node.meta["val"].dtype)
     operands = (importer.operand(value, dtype) for value in values)
-    # bound to a variable, for TVM's CombineParallelMatmul takes no constants
+    # bound to a variable, since TVM's CombineParallelMatmul takes no constants
     return [x if isinstance(x, relax.Var) else importer.emit(x) for x in operands]
 
 

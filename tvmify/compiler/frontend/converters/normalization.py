@@ -20,8 +20,8 @@ from tvmify.errors import UnsupportedOperator
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
 
-#: Of more elements than this, where accuracy is to be strict, the sums of a layer norm are in
-#: float64. Behind ReLU, those in float32 kept 3136 elements within the limit, and not 12544.
+#: With strict accuracy, layer norms of more elements are summed in float64. After ReLU, float32
+#: sums stayed within the limit for 3136 elements, but not for 12544.
 _LONG = 4096
 
 
@@ -57,7 +57,7 @@ def _layer_norm_by_steps(
     axes: list[int],
     eps: float,
 ) -> relax.Expr:
-    """Normalise in float64, for which TVM has no layer_norm, or with sums and means in it."""
+    """Normalize in float64, for which TVM has no layer_norm, or with statistics in float64."""
     *_, centred = deviations(importer, x, axes)
     variance = importer.emit(relax.op.mean(importer.emit(centred * centred), axes, keepdims=True))
     deviation = importer.emit(relax.op.sqrt(variance + relax.const(eps, str(x.ty.dtype))))
@@ -83,7 +83,7 @@ def _normalized(
 ) -> relax.Expr:
     """Normalise each group of channels of each sample."""
     rank, rest = len(x.ty.shape), (groups, weight, bias, eps, dtype)
-    if rank not in (4, 5) or is_for_gpu():  # a GPU would start ten kernels in place of one
+    if rank not in (4, 5) or is_for_gpu():  # a GPU would launch ten kernels instead of one
         return _normalized_rows(importer, x, *rest)
     if rank == 4:
         return _normalized_images(importer, x, 1, *rest)
@@ -102,11 +102,10 @@ def _normalized_images(
     eps: float,
     dtype: torch.dtype,
 ) -> relax.Expr:
-    """As `_normalized`, in operators that take the layout of the convolutions around them.
-
-    As in PyTorch's own kernel, each element is multiplied once and added to once. Lines are summed
-    first and then their sums, since one long sum loses more digits. As many images that follow
-    each other as `depth` says are one sample.
+    """As `_normalized`, with operators that adopt the layout of neighbouring convolutions. As in
+    PyTorch's own kernel, each element takes one multiplication and one addition. Rows are summed
+    first, and then their sums, since one long sum loses more digits. `depth` consecutive images are
+    one sample.
     """
     emit = importer.emit
     count, channels = sizes_of(x.ty.shape.values[:2])
@@ -145,9 +144,8 @@ def _normalized_rows(
     eps: float,
     dtype: torch.dtype,
 ) -> relax.Expr:
-    """As `_normalized`, in one function.
-
-    The groups are rows in memory: the reduction rule makes one pass of three over each.
+    """As `_normalized`, in one function. The groups are rows in memory, and the reduction rule
+    fuses the three passes over each.
     """
     shape = sizes_of(x.ty.shape)
     grouped = [shape[0], groups, _of_each(shape[1], groups), product(shape[2:])]
@@ -194,9 +192,8 @@ def _of_each(channels: Size, groups: Size) -> Size:
 
 @converts("_native_batch_norm_legit_no_training.default")
 def batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
-    """One multiplication and one addition per element, in terms of the weights alone.
-
-    They are lifted to the pack function, or folded into a convolution (see
+    """Scale and shift each element by factors that depend on weights only. The factors are lifted
+    to the pack function, or folded into a convolution (see
     `tvmify.compiler.passes.fold_batch_norm`).
     """
     source, weight, bias, mean, variance, _, eps = node.args
@@ -219,7 +216,7 @@ def batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
 
 @converts("_native_batch_norm_legit.no_stats")
 def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
-    """What instance norm becomes: the statistics of each channel over batch and space."""
+    """The decomposition of instance norm: statistics of each channel over batch and space."""
     source, weight, bias, _, _, eps = node.args
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
@@ -237,7 +234,7 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
 
 @converts("_native_batch_norm_legit_functional.default")
 def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr | None, ...]:
-    """By the statistics of the batch; returns the new running statistics as well."""
+    """Normalize by the statistics of the batch; also return the new running statistics."""
     source, weight, bias, mean, variance, training, momentum, eps = node.args
     if not training:
         raise UnsupportedOperator([str(node.target)], "it is not training")
@@ -254,7 +251,7 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
     result = importer.emit(relax.op.divide(centred, deviation))
 
     def moved(old: Any, new: relax.Expr, factor: float) -> relax.Expr:
-        # as ATen: the running variance is the unbiased one
+        # as in ATen, the running variance is unbiased
         new = importer.emit(relax.op.reshape(new, [shape[1]]))
         rate = relax.const(float(momentum) * factor, number)  # type: ignore[arg-type]
         rest = relax.const(1 - float(momentum), number)  # type: ignore[arg-type]
@@ -273,7 +270,7 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
 def _per_channel(
     importer: Importer, x: relax.Expr, weight: Any, bias: Any, dtype: torch.dtype
 ) -> relax.Expr:
-    """Scale and shift each channel, by what there is of the two."""
+    """Scale and shift each channel, as far as weight and bias are given."""
     shape = x.ty.shape
     per_channel = [1, int(shape[1])] + [1] * (len(shape) - 2)
     if weight is not None:

@@ -1,4 +1,4 @@
-"""Element by element: arithmetic, comparison, logic, activations, casts.
+"""Element-wise arithmetic, comparison, logic, activations and casts.
 
 Each follows torch's type promotion: the arguments are cast to the dtype that torch computes in
 (float32 for half precision), then the result to the dtype that torch returns.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Value = Any
 
-#: Computed in the dtype of their arguments; booleans as 8-bit integers.
+#: Computed in the dtype of the arguments; bools as 8-bit integers.
 SAME = {
     "abs.default": relax.op.abs,
     "ceil.default": relax.op.ceil,
@@ -79,14 +79,14 @@ BOOLEAN = {
     "ne.Scalar": relax.op.not_equal,
     "ne.Tensor": relax.op.not_equal,
 }
-#: Every argument counts as its truth.
+#: Arguments are converted to bool.
 LOGICAL = {
     "logical_and.default": relax.op.logical_and,
     "logical_not.default": relax.op.logical_not,
     "logical_or.default": relax.op.logical_or,
     "logical_xor.default": relax.op.logical_xor,
 }
-#: Bit by bit; on booleans the logical operator.
+#: Bitwise; on bools the logical operator.
 BITWISE = {
     "bitwise_and": (relax.op.bitwise_and, relax.op.logical_and),
     "bitwise_not": (relax.op.bitwise_not, relax.op.logical_not),
@@ -102,12 +102,12 @@ def promoted(
     metas = [_promoting(argument) for argument in arguments]
     compute, _ = elementwise_dtypes(*metas, type_promotion_kind=kind)
     if compute is torch.bool:
-        compute = torch.int8  # LLVM has no arithmetic on booleans; 8 bits hold what torch returns
+        compute = torch.int8  # LLVM has no arithmetic on bools; 8 bits hold torch's results
     return [importer.tensor(argument, compute) for argument in arguments]
 
 
 def _promoting(argument: Value) -> Any:
-    """Return what decides on the dtype to compute in."""
+    """Return the arguments that decide which dtype to compute in."""
     if isinstance(argument, fx.Node):
         return argument.meta["val"]
     return 1 if isinstance(argument, Expr) else argument  # a size is an int
@@ -178,7 +178,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     if mode is None:
         return relax.op.divide(x, y)
     if _is_float(x):
-        # As torch does: by the exact remainder, because a rounded quotient may be one too large.
+        # As in torch, by the exact remainder, since a rounded quotient may be too large by one.
         return importer.emit_te(
             elementwise(scalar.floor_divide)
             if mode == "floor"
@@ -229,7 +229,7 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("clamp.default", "clamp.Tensor", "hardtanh.default", "clamp_min.default")
 def clamp(importer: Importer, node: fx.Node) -> relax.Expr:
-    """Two comparisons; ``relax.clip``, without a rule in ConvertLayout, would cost transposes."""
+    """Two comparisons, since ``relax.clip``, unknown to ConvertLayout, would cost transposes."""
     names, bounds = ("min", "max"), (None, None)
     if _base(node) == "hardtanh":
         names, bounds = ("min_val", "max_val"), (-1.0, 1.0)
@@ -253,7 +253,7 @@ def where(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts(*(f"{name}.default" for name in scalar.INTRINSICS))
 def by_intrinsic(importer: Importer, node: fx.Node) -> relax.Expr:
-    """Functions that Relax has no operator for, or only an inexact one."""
+    """Functions for which Relax has no operator, or only an inexact one."""
     kind = PROMOTION.DEFAULT if _base(node) == "round" else PROMOTION.INT_TO_FLOAT
     (x,) = promoted(importer, node, node.args[:1], kind)
     if _base(node) == "round" and not _is_float(x):
@@ -293,7 +293,7 @@ def silu(importer: Importer, node: fx.Node) -> relax.Expr:
 def mish(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
     # tanh(log(1 + e)) is n / (n + 2) where n = e (e + 2) and e = exp(x): one function, not three.
-    # Beyond these arguments it is 1 to the last digit, and n would overflow.
+    # Above the limit it is exactly 1, and n would overflow.
     limit = {"float64": 40.0, "float16": 5.0}.get(dtype_of(x), 20.0)
     two, most = (relax.const(value, dtype_of(x)) for value in (2.0, limit))
     e = relax.op.exp(relax.op.minimum(x, most))
@@ -333,7 +333,7 @@ def elu(importer: Importer, node: fx.Node) -> relax.Expr:
         def number(constant: float) -> scalar.Scalar:
             return tirx.const(constant, str(value.ty.dtype))
 
-        # The exponential of a positive value may be infinite; it is not the branch that is taken.
+        # The exponential of a positive value may be infinite, but that branch is not selected.
         negative = scalar.expm1(value * number(float(input_scale))) * number(float(alpha * gain))
         return tirx.Select(value <= number(0.0), negative, value * number(float(gain)))
 
@@ -355,10 +355,9 @@ def _is_float(x: relax.Expr) -> bool:
 
 
 def _check_divisor(importer: Importer, node: fx.Node) -> int | None:
-    """Refuse a division of integers that could trap; return the divisor if it is a number.
-
-    The processor's division ends the process on a zero, where eager raises an error, and on the
-    least integer by -1, where eager's result wraps.
+    """Refuse an integer division that could trap; return the divisor if it is a number. Division by
+    zero, for which eager raises an error, and of the least integer by -1, for which eager wraps,
+    would crash the process.
     """
     divisor = node.args[1]
     if node.meta["val"].dtype.is_floating_point:

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @converts("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
-    """The maximum of each window; who asks for its position is refused."""
+    """The maximum of each window; its index is not supported."""
     if any(user.args[1] != 0 for user in node.users):
         raise UnsupportedOperator([str(node.target)], "the indices of the maxima are used")
     rank = 2 if "2d" in str(node.target) else 3
@@ -35,8 +35,8 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     stride = _spread(importer.argument(node, 2, "stride") or size, rank)
     before = _spread(importer.argument(node, 3, "padding", 0), rank)
     dilation = _spread(importer.argument(node, 4, "dilation", 1), rank)
-    # Padding as far as the last window reaches says the same as torch's ceil_mode, whose last
-    # window must only begin inside the image.
+    # Padding up to the end of the last window is equal to torch's ceil_mode, whose last window need
+    # only begin inside the image.
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
     after = [
         max((out - 1) * s + d * (k - 1) + 1 - e - b, 0)
@@ -69,7 +69,7 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
         and not divisor
         and not importer.argument(node, 4, "ceil_mode")
     ):
-        # This form follows the layout of the network around it, and is scheduled.
+        # This form adopts the layout of its neighbours, and is scheduled.
         return relax.op.nn.avg_pool2d(x, size, stride, padding * 2, count_include_pad=with_padding)
 
     def average_pool_of(image: te.Tensor) -> te.Tensor:
@@ -110,7 +110,7 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_avg_pool1d.default"
 )
 def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
-    """Each axis is averaged by a matrix of its own, which torch itself supplies."""
+    """Each axis is averaged by a matrix, computed by torch itself."""
     shape, out = importer.shape(node.args[0]), node.meta["val"].shape
     sizes = list(node.args[1])  # type: ignore[arg-type]
     axes = range(len(shape) - len(sizes), len(shape))
@@ -132,7 +132,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
     resize = getattr(aten, str(node.target).split(".")[1])
 
     def matrix(extent: int, result: int, factor: float | None) -> torch.Tensor:
-        # torch itself resizes the columns of the identity: exact for every mode, by construction.
+        # torch itself resizes the columns of the identity matrix, which is exact for every mode.
         columns = torch.eye(extent, dtype=torch.float64).reshape(extent, 1, extent, 1)
         return resize(columns, [result, 1], *corners, factor, None)[:, 0, :, 0].T
 
@@ -141,10 +141,9 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tensor]) -> relax.Expr:
-    """Apply one sparse matrix ``[out, in]`` per axis, as the few taps that each row has.
-
-    An image is turned to channels last, where the taps of many channels are one vector; among
-    convolutions it is so already, and the transposes cancel.
+    """Apply one sparse matrix ``[out, in]`` per axis, given by the few taps of each row. The image
+    is transposed to channels last, where the taps of many channels form one vector; between
+    convolutions it already is, and the transposes cancel.
     """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
@@ -179,7 +178,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
 
 
 def _only_tap(matrix: torch.Tensor) -> places.Formula | None:
-    """Return where each row has its one tap, if that is all it has, and a formula says it."""
+    """Return the formula for the tap of each row, if each row has one and there is a formula."""
     if not ((matrix != 0).sum(1) == 1).all() or not (matrix.sum(1) == 1).all():
         return None
     return places.formula_of(matrix.argmax(1), matrix.shape[1])
