@@ -1,4 +1,4 @@
-"""ATen program → core ATen: which operators are broken into simpler ones, and which stay whole."""
+"""ATen program → core ATen: which operators are decomposed, and which are kept."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ aten = torch.ops.aten
 
 _Table: TypeAlias = dict[torch._ops.OperatorBase, Callable[..., Any]]
 
-#: Operators that keep their meaning here although torch would decompose them: their converters
-#: say more to the schedules (one matmul, one attention) than the twenty operators inside would.
+#: Operators that torch would decompose but that are kept: their converters tell the schedules more
+#: (one matmul, one attention) than the twenty operators inside.
 WHOLE = (
     aten.gelu.default,
     aten.gru.input,
@@ -55,8 +55,8 @@ WHOLE = (
     aten.upsample_nearest2d.vec,
 )
 
-#: Operators that raise depending on the values of tensors: broken up, they would check by effects
-#: that have an order of their own. PyTorch computes them, and raises as in eager.
+#: Operators that raise depending on the values of tensors: decomposed, they would check by ordered
+#: effects. PyTorch computes them, and raises as in eager.
 RAISING = (
     aten.linalg_cholesky.default,
     aten.linalg_inv.default,
@@ -65,16 +65,16 @@ RAISING = (
     aten.linalg_solve.default,
 )
 
-#: Broken up it becomes `index_put`, for which a negative position counts from the end; here it is
-#: an error. PyTorch computes it.
+#: Decomposed, it becomes `index_put`, for which a negative index counts from the end; here it is an
+#: error. PyTorch computes it.
 STRICT_POSITIONS = (aten.index_add.default,)
 
-#: Asserts the dtype and device that the tensor had at export; they are part of every key.
+#: Asserts the dtype and device at export, which are part of every key.
 CHECK = aten._assert_tensor_metadata.default
 
 
 def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """One result on each axis is a mean; torch's own decomposition restrides it, too."""
+    """Pooling to one element per axis is a mean; torch's own decomposition also restrides it."""
     if all(size == 1 for size in sizes):
         return x.mean(list(range(-len(sizes), 0)), keepdim=True)
     if len(sizes) == 1:
@@ -83,21 +83,21 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 
 
 def _of_floats(decomposition: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Keep an operator whole where its result is of integers, which this rounds another way."""
+    """Keep an operator with an integer result, which the decomposition rounds differently."""
     result = decomposition(*arguments, **options)
     return result if result.is_floating_point() else NotImplemented
 
 
 @dataclass(frozen=True)
 class Decomposed:
-    """A program in core ATen, without writes, and whose memory was whose before.
+    """A program in core ATen without writes, and how tensors shared memory before.
 
     Attributes
     ----------
     program
-        With the operators of `WHOLE` kept, constants folded, and attention recognised.
+        The program, with the operators of `WHOLE` kept, constants folded, and attention recognized.
     shared
-        What a program without writes cannot say.
+        How tensors share memory, which a program without writes cannot express.
     """
 
     program: ExportedProgram
@@ -105,14 +105,14 @@ class Decomposed:
 
 
 def decompose(program: ExportedProgram) -> Decomposed:
-    """Break a program into the operators that are translated; it needs no TVM.
+    """Decompose a program into the operators that are translated; does not need TVM.
 
     Raises
     ------
     UnsupportedOperator
-        It writes to or returns memory in a way that has no compiled form.
+        It writes to or returns memory in an unsupported way.
     UnsupportedTarget
-        Results are on another device than arguments.
+        Results are on another device than the arguments.
     """
     refuse_other_devices(program)
     shared = sharing(program)
@@ -125,8 +125,8 @@ def decompose(program: ExportedProgram) -> Decomposed:
 
 def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
     composite, table = _tables()
-    # What `ExportedProgram.run_decompositions` does with a table, but for looking through all
-    # operators of torch for those that may be kept: that takes longer than a small program does.
+    # As `ExportedProgram.run_decompositions` with a table, but without searching all operators of
+    # torch for ones to keep, which takes longer than a small program.
     with recurrent_shapes():
         program = exported_program._decompose_exported_program(
             program,
@@ -142,9 +142,9 @@ def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
 
 @functools.cache
 def _tables() -> tuple[_Table, _Table]:
-    """Return our rules for operators that PyTorch composes of others, and those for the rest."""
-    # The part for ATen alone: reading the whole asks for the operators of every library, which
-    # takes a tenth of a second each time, and none of them is ours.
+    """Return our rules for composite operators, and those for all others."""
+    # Only ATen's part: reading the whole table visits the operators of every library, none of them
+    # ours, and takes a tenth of a second each time.
     table = torch.export.default_decompositions().decomp_table
     ours = {*WHOLE, *RAISING, *STRICT_POSITIONS, *filter(_is_random, table)}
     for operator in ours:
@@ -160,7 +160,7 @@ def _tables() -> tuple[_Table, _Table]:
         operator = getattr(aten.linspace, name)
         table[operator] = functools.partial(_of_floats, table[operator])
     composite = _collect_all_valid_cia_ops_for_aten_namespace()
-    # Without a rule, PyTorch composes them as it does in eager.
+    # Without a rule, PyTorch decomposes them as in eager.
     return (
         {each: table.get(each, _special_op_to_preserve_cia) for each in ours & composite},
         {each: rule for each, rule in table.items() if each not in composite},
@@ -168,9 +168,8 @@ def _tables() -> tuple[_Table, _Table]:
 
 
 def _is_random(operator: torch._ops.OperatorBase) -> bool:
-    """Whether PyTorch's own kernel has to draw the numbers, to draw the same as in eager.
-
-    What eager PyTorch itself composes of other operators (dropout) is not meant.
+    """Whether PyTorch's own kernel must draw the numbers, to draw the same as in eager. Operators
+    that eager PyTorch itself decomposes (dropout) do not count.
     """
     return (
         isinstance(operator, torch._ops.OpOverload)

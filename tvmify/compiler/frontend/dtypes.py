@@ -13,13 +13,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-#: TVM's names of what its LLVM code generator computes with: complex and quantised dtypes end the
-#: process.
+#: TVM's names of the dtypes that its LLVM code generator supports: complex and quantised ones crash
+#: the process.
 DTYPES = frozenset(map(dtype_name, SUPPORTED_DTYPES))
 
 
 def checked_dtype(value: torch.Tensor, name: str) -> str:
-    """Return TVM's name of a tensor's dtype."""
+    """Return TVM's name of a tensor's dtype, if compiled code can hold it."""
     dtype = dtype_name(value.dtype)
     if dtype not in DTYPES or value.layout is not torch.strided:
         raise UnsupportedInput(

@@ -1,7 +1,6 @@
-"""``einsum`` of two tensors as one matrix product, without axes of one element around it.
-
-PyTorch's own decomposition pads both operands to all letters and multiplies three-dimensional
-tensors: a weight then does not look like one, nor attention like attention.
+"""``einsum`` of two tensors as one matrix product, without extra axes of one element. PyTorch's own
+decomposition pads both operands to all letters and multiplies three-dimensional tensors, so that
+weights and attention are no longer recognized.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from tvmify.torch_compat.symbols import identities_of, identity_of
 
 
 def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> torch.Tensor:
-    """Compute what `torch.einsum` does, as it does itself where there is no single product."""
+    """Compute `torch.einsum`, by PyTorch's own decomposition if there is no single product."""
     named = _letters(equation.replace(" ", ""), operands)
     if named is None:
-        # By the key, as the operator itself is what this function stands for meanwhile.
+        # By dispatch key, since this function replaces the operator meanwhile.
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         return torch.ops.aten.einsum.default._op_dk(key, equation, operands, **options)
     left, right, out, sizes = named
@@ -34,13 +33,13 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
         return prod(sizes[letter] for letter in letters)
 
     lead = [sizes[letter] for letter in batch]
-    # Without a batch, rows may stay as they are, and a right-hand side of two axes is a weight.
+    # Without a batch, rows need not be flattened, and a right-hand side of two axes is a weight.
     height = [extent(rows)] if batch else [sizes[letter] for letter in rows]
     x = _turned(a, left, [*batch, *rows, *summed])
     x = _shaped(x, [*lead, *height, extent(summed)])
     y = _turned(b, right, [*batch, *summed, *columns])
     y = _shaped(y, [*lead, extent(summed), extent(columns)])
-    # As torch does, which multiplies tensors of two dtypes if that takes no sum.
+    # As in torch, which multiplies tensors of two dtypes if nothing is summed.
     product = x * y if identity_of(extent(summed)) == 1 else x @ y
     made = [*batch, *rows, *columns]
     return _turned(_shaped(product, [sizes[letter] for letter in made]), "".join(made), out)
@@ -49,10 +48,9 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
 def _letters(
     equation: str, operands: Sequence[torch.Tensor]
 ) -> tuple[str, str, str, dict[str, int]] | None:
-    """Return the letters of both operands and of the result, with some for each ``...``, and sizes.
-
-    None if there are not two operands and a result, a letter is summed or repeated in one of them,
-    or an axis of one element is broadcast.
+    """Return the letters of both operands and of the result, with ``...`` expanded, and the sizes.
+    None if there are not two operands and a result, a letter is summed or repeated within an
+    operand, or an axis of one element is broadcast.
     """
     before, arrow, out = equation.partition("->")
     inputs = before.split(",")
@@ -75,8 +73,7 @@ def _letters(
     return (left, right, out, sizes) if is_product else None
 
 
-# Neither leaves an operator where nothing changes, which would hide attention from those who look
-# for it.
+# Neither emits an operator that changes nothing, which would hide attention from its recognition.
 
 
 def _turned(x: torch.Tensor, letters: str, order: Sequence[str]) -> torch.Tensor:
@@ -86,5 +83,5 @@ def _turned(x: torch.Tensor, letters: str, order: Sequence[str]) -> torch.Tensor
 
 
 def _shaped(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Join or split axes."""
+    """Merge or split axes."""
     return x if identities_of(x.shape) == identities_of(sizes) else x.reshape(sizes)

@@ -1,4 +1,4 @@
-"""Calls of operators on tensors without elements, of which eager refuses some."""
+"""Operators on tensors without elements, some of which eager refuses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from tvmify.torch_compat.symbols import hint_of
 
 
 def refuse_what_raises(node: fx.Node) -> None:
-    """Try a call that reads a tensor without elements; there is next to nothing to compute.
-
-    A recorded program has results of such calls also where eager raises an error: shapes alone
-    do not say.
+    """Try a call that reads a tensor without elements, which computes next to nothing. A recorded
+    program may have results of such calls where eager raises an error: shapes alone do not tell.
 
     Raises
     ------
@@ -38,7 +36,7 @@ def refuse_what_raises(node: fx.Node) -> None:
         return
     args, kwargs = pytree.tree_map(_example, (list(node.args), dict(node.kwargs)))
     try:
-        with torch.no_grad(), silenced():  # the call itself warns
+        with torch.no_grad(), silenced():  # the user's own call warns
             target(*args, **kwargs)
     except Exception as error:
         raise UnsupportedOperator([operators.name(node)], first_line(error)) from error
@@ -55,7 +53,7 @@ def _is_empty(node: fx.Node) -> bool:
 
 
 def _example(argument: Any) -> Any:
-    """Return zeros of the same shape, in no memory to speak of, and a number for a size."""
+    """Return zeros of the same shape in a minimum of memory; numbers for symbolic sizes."""
     if isinstance(argument, Expr):
         return hint(argument)
     if not isinstance(argument, fx.Node):

@@ -1,7 +1,6 @@
-"""What ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` compute, spelt out.
-
-In evaluation mode these modules call one operator of PyTorch for all of it, their "fast path",
-in whose place the operators here are compiled like those of any other model.
+"""The fast paths of ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer``. In evaluation
+mode these modules call a single operator of PyTorch, their "fast path". Here it is decomposed into
+operators that are compiled like those of any other model.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-#: The ``mask_type`` of a mask ``[batch, keys]``. Others broadcast to all scores.
+#: The ``mask_type`` of a mask ``[batch, keys]``; other masks broadcast to the scores.
 _OF_KEYS = 1
 
 

@@ -1,7 +1,6 @@
-"""Elements that follow from their place alone: ranges, positions, masks of any length.
-
-Of static programs such tensors are constants. Where their sizes are symbolic nothing can be
-evaluated; but what an element is can be written as an expression of its place, and proved.
+"""Elements that are functions of their index: ranges, positions, masks of any length. In static
+programs such tensors are constants. With symbolic sizes they cannot be evaluated, but an element
+can be written as an expression of its index, about which facts can be proved.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "bitwise_or": tirx.Or,
     "bitwise_not": tirx.Not,
 }
-#: Of these, on integers bit by bit.
+#: Those of them that are bitwise on integers.
 _OF_BOOLEANS = (
     "logical_and",
     "logical_or",
@@ -65,7 +64,7 @@ _RESHAPES = ("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze")
 
 
 class Formulas:
-    """What is known of the elements of a program's tensors without running it."""
+    """The elements of a program's tensors, as far as they are known without running it."""
 
     def __init__(self, importer: Importer) -> None:
         self._importer = importer
@@ -73,7 +72,7 @@ class Formulas:
     def element(self, node: Any, place: _Place) -> Expr | None:
         """Return an integer or boolean element of a node as an expression.
 
-        None if it does not follow from its place alone.
+        None if it is not a function of its index.
 
         Parameters
         ----------
@@ -98,7 +97,7 @@ class Formulas:
         return self._moved(node, name, place)
 
     def _moved(self, node: fx.Node, name: str, place: _Place) -> Expr | None:
-        """Return an element of what shows elements of another tensor."""
+        """Return an element of a view or broadcast of another tensor."""
         if not node.args or not isinstance(node.args[0], fx.Node):
             return None
         source = node.args[0]
@@ -137,7 +136,7 @@ class Formulas:
     def _inner_place(
         self, node: fx.Node, name: str, source: fx.Node, place: _Place
     ) -> list[Any] | None:
-        """Return which element of its source a node shows."""
+        """Return the index, in its source, of an element of a view."""
         shape, out = self._importer.shape(source), self._importer.shape(node)
         if name in _SAME_PLACE:
             return list(place)
@@ -167,7 +166,7 @@ class Formulas:
     def places(
         self, nodes: Sequence[fx.Node], out: Sequence[Any], extents: Sequence[Any]
     ) -> Callable[[_Place], list[Expr]] | None:
-        """Return what computes positions from a place, if all are known to lie inside.
+        """Return a function that computes indices, if all are proved to be in range.
 
         Parameters
         ----------
@@ -176,7 +175,7 @@ class Formulas:
         out
             The shape that they are broadcast to.
         extents
-            Of the axes that they index.
+            Extents of the axes that they index.
         """
         variables, analyzer = self._at(out)
         for node, extent in zip(nodes, extents, strict=True):
@@ -193,7 +192,7 @@ class Formulas:
         return compute
 
     def is_causal(self, mask: fx.Node, queries: Any, keys: Any) -> bool:
-        """Whether a boolean mask shows each query the keys up to its own place, and no others."""
+        """Whether a bool mask is causal: each query sees exactly the keys up to its position."""
         shape = self._importer.shape(mask)
         if len(shape) < 2 or not (same(shape[-2], queries) and same(shape[-1], keys)):
             return False
@@ -209,14 +208,14 @@ class Formulas:
             return bool(analyzer.can_prove(tirx.Not(element)))
 
     def is_neutral(self, mask: fx.Node) -> bool:
-        """Whether a boolean mask is known to hide nothing."""
+        """Whether a bool mask is proved to hide nothing."""
         variables, analyzer = self._at(self._importer.shape(mask))
         element = self.element(mask, variables)
         is_bool = element is not None and str(element.ty.dtype) == "bool"
         return is_bool and bool(analyzer.can_prove(element))
 
     def _at(self, shape: Sequence[Any]) -> tuple[list[tirx.Var], sym.Analyzer]:
-        """Return variables for a place in a tensor, and what proves statements about them."""
+        """Return variables for an index into a tensor, and an analyzer that knows their ranges."""
         variables = [tirx.Var(f"i{axis}", "int64") for axis in range(len(shape))]
         return variables, analyzer_of(dict(zip(variables, shape, strict=True)))
 
@@ -225,7 +224,7 @@ _ZERO = tirx.const(0, "int64")
 
 
 def _known(constant: torch.Tensor, place: _Place) -> Expr | None:
-    """Return an element of a constant: all are equal, or on one axis and on few lines."""
+    """Return an element of a constant that is uniform, or piecewise linear along an axis."""
     if constant.numel() == 0:
         return None
     first = constant.flatten()[0]
@@ -239,7 +238,7 @@ def _known(constant: torch.Tensor, place: _Place) -> Expr | None:
 
 
 def _made(node: fx.Node, name: str, place: _Place) -> Expr | None:
-    """Return an element of what is made of numbers."""
+    """Return an element of a tensor made from numbers."""
     if name == "arange":
         given = arguments(node)
         start, step = given.get("start", 0), given.get("step", 1)
@@ -264,7 +263,7 @@ def _is_integral(dtype: torch.dtype) -> bool:
 
 
 def _reshaped(shape: Sequence[Any], out: Sequence[Any], place: _Place) -> list[Any] | None:
-    """Return the place before a reshape that adds or drops axes of one element."""
+    """Return the index before a reshape that adds or drops axes of one element."""
     kept = [(size, at) for size, at in zip(out, place, strict=True) if not is_one(size)]
     sizes = [size for size in shape if not is_one(size)]
     if len(kept) != len(sizes) or not all(

@@ -28,7 +28,7 @@ class Imported:
     operators
         How often each ATen operator occurs.
     bridged
-        How often each of those occurs that PyTorch computes, inside of the program.
+        How often each operator occurs that PyTorch computes, inside the program.
     draws
         Which of these draw random numbers.
     """

@@ -1,9 +1,9 @@
 """Core ATen → Relax: check, and translate operator by operator.
 
-TVM's own importer is the base. It is driven node by node from here because, as it stands, it binds
-buffers as constants, drops mutations silently, and gets shapes and dtypes of some operators wrong;
-here buffers stay arguments, what the program writes in place becomes results, and every translated
-value is compared with the shape and dtype that torch recorded for it.
+Extends TVM's own importer, but drives it node by node, because TVM's binds buffers as constants,
+silently drops mutations, and gets shapes and dtypes of some operators wrong. Here buffers stay
+arguments, values written in place become results, and every translated value is compared with the
+shape and dtype that torch recorded.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
     Parameters
     ----------
     decomposed
-        Of its sizes, some may be symbols: these become the variables ``s0``, ``s1`` … of ``main``.
+        The program. Symbolic sizes become the variables ``s0``, ``s1`` … of ``main``.
     unpacked
         Names of weights that become state.
 
     Raises
     ------
     UnsupportedOperator
-        The program contains operators that neither TVM nor PyTorch can compute inside of it (all of
-        them are named), or what it writes to was lost as it was decomposed.
+        The program contains operators that neither TVM nor PyTorch can compute inside it (the
+        message names all of them), or decomposition lost one of its writes.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
     """
@@ -83,7 +83,7 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
 
 
 class Importer(ExportedProgramImporter):
-    """Translates the nodes of one program; what `CONVERTERS` functions get as first argument.
+    """Translates the nodes of one program; the first argument of all `CONVERTERS`.
 
     Attributes
     ----------
@@ -108,12 +108,12 @@ class Importer(ExportedProgramImporter):
         lost = shared.written - self.written.keys()
         if lost:
             raise UnsupportedOperator(
-                ["aten.copy_.default"], f"what it writes to {', '.join(map(str, lost))} was lost"
+                ["aten.copy_.default"], f"its write to {', '.join(map(str, lost))} was lost"
             )
         bases = [*self.written, *(place.base for place in shared.places if place)]
         names = [base.name for base in bases if isinstance(base, ModuleTensor)]
         read = {str(spec.target) for spec in program.graph_signature.input_specs}
-        # In this order `Artifact.state` has them; the program reads these unpacked.
+        # In the order of `Artifact.state`; the program reads these unpacked.
         self.state = list(dict.fromkeys([*names, *(name for name in unpacked if name in read)]))
         self.block_builder = relax.BlockBuilder()
         self._bridged: list[fx.Node] = []
@@ -159,7 +159,7 @@ class Importer(ExportedProgramImporter):
         if not isinstance(value, tvm.ir.Expr):
             return relax.const(value, dtype)
 
-        def size(value: tvm.ir.Expr) -> te.Tensor:  # given, for a function has symbols of its own
+        def size(value: tvm.ir.Expr) -> te.Tensor:  # an argument, as functions have own symbols
             return te.compute((), lambda: value.astype(dtype), name="size")
 
         return self.emit_te(size, value)
@@ -190,7 +190,7 @@ class Importer(ExportedProgramImporter):
                     result = self.block_builder.emit_output(relax.Tuple(tensors))
                 self.block_builder.emit_func_output(result)
             except Exception:
-                self.block_builder._end_block()  # else it complains on the terminal when it dies
+                self.block_builder._end_block()  # else its destructor prints a complaint
                 raise
         return Imported(
             ir_mod=self.block_builder.finalize(),
@@ -242,13 +242,13 @@ class Importer(ExportedProgramImporter):
     def _constant(self, tensor: torch.Tensor) -> relax.Expr:
         if is_empty(tensor):
             return self._empty(tensor)
-        # A copy: the constant's memory must not change when the caller's tensor does.
+        # A copy, since the constant must not change with the caller's tensor.
         copy = tensor.detach().cpu().contiguous().clone()
         dtype = checked_dtype(copy, "a tensor constant")
         return relax.const(tvm.runtime.from_dlpack(copy), dtype)
 
     def _empty(self, tensor: torch.Tensor) -> relax.Var:
-        # Computed, since TVM can store a constant without elements but not load it again.
+        # Computed, since TVM can store but not load a constant without elements.
         return self.emit(relax.op.zeros(list(self.sizes(tensor)), dtype_name(tensor.dtype)))
 
     def _translate(self, node: fx.Node) -> Any:
@@ -281,13 +281,13 @@ class Importer(ExportedProgramImporter):
         """Let PyTorch compute a call."""
         if not can_bridge(node, DTYPES):
             raise UnsupportedOperator(
-                [operators.name(node)], "it is not computed with tensors only"
+                [operators.name(node)], "it takes or returns something other than tensors"
             )
         self._bridged.append(node)
         if not operators.is_random(node):
             return bridge(node, self.env, self.emit)
-        # Draws are made in order, and at each call: each comes after the one before, the first
-        # after an argument. Else TVM would see constants, to be computed once.
+        # Draws happen in order and at each call: each depends on the one before, and the first on
+        # an argument. Otherwise TVM would fold them as constants.
         if self._drawn is None:
             raise UnsupportedOperator([operators.name(node)], "the program takes no tensor")
         value = bridge(node, self.env, self.emit, after=self._drawn)
@@ -313,7 +313,7 @@ class Importer(ExportedProgramImporter):
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
 
     def _outputs(self) -> tuple[list[relax.Expr], tuple[Result, ...], tuple[Write, ...]]:
-        """Return what ``main`` returns, what of it the results are, and what is written where."""
+        """Return the tensors that ``main`` computes, the results made of them, and the writes."""
         returned = self._returned()
         tensors: list[relax.Expr] = []
         position: dict[Any, int] = {}
@@ -355,13 +355,13 @@ class Importer(ExportedProgramImporter):
             writes.append(Write(self._found(base), Computed(position[node])))
         if not tensors:
             raise NothingToCompute(
-                "the program computes no tensor, it returns arguments or constants only",
-                "Nothing would be faster: run it in eager PyTorch.",
+                "the program computes no tensors: it only returns arguments or constants",
+                "Run it in eager PyTorch: compiling it would gain nothing.",
             )
         return tensors, outputs, tuple(writes)
 
     def _returned(self) -> list[tuple[Any, Any]]:
-        """Return the specification and the value of each result of the user's."""
+        """Return the specification and the value of each user output."""
         (results,) = self.program.graph.output_node().args
         specs = self.program.graph_signature.output_specs
         pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
@@ -374,7 +374,7 @@ class Importer(ExportedProgramImporter):
 
 
 def _lacks_results(node: fx.Node, value: Any) -> bool:
-    """Whether a converter left out something that is used: statistics mostly are not."""
+    """Whether a converter omitted a used result; statistics are mostly unused."""
     if not isinstance(value, tuple) or all(v is not None for v in value):
         return False
     return any(user.users and value[user.args[1]] is None for user in node.users)  # type: ignore[index]

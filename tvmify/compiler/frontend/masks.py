@@ -1,7 +1,6 @@
-"""Which keys a mask shows to which queries, where the program itself computes it.
-
-A mask of a long sequence is larger than what is folded, and all of it in memory is what fused
-attention avoids. So it is computed a few rows at a time, and no more is kept than the answer.
+"""Recognizes causal and empty masks that the program itself computes. The mask of a long sequence
+is too large to fold, and fused attention avoids keeping it in memory. So it is computed a few rows
+at a time, and only the answer is kept.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from tvmify.torch_compat.symbols import identities_of
 
 aten = torch.ops.aten
 
-#: Elements that are computed at a time: what they are computed from stays in the cache.
+#: Elements that are computed at a time, so that intermediate values stay in the cache.
 _AT_A_TIME = 1 << 17
 
-#: What was found of a mask: most models have one for all layers, and ask again for each.
+#: Answers by mask, since most models use one mask for all layers.
 _FOUND: WeakKeyDictionary[fx.Node, dict[Hashable, bool]] = WeakKeyDictionary()
 
-#: What leaves the last two axes alone if their extents stay.
+#: Operators that do not move the last two axes if their extents do not change.
 _RESHAPES = (
     aten.alias.default,
     aten.reshape.default,
@@ -40,18 +39,18 @@ _RESHAPES = (
 def is_causal(
     program: ExportedProgram, mask: fx.Node, queries: int, keys: int, *, hides: bool = False
 ) -> bool:
-    """Whether a mask is known to show each query the keys up to its own place, and no others.
+    """Whether a mask is known to be causal: each query sees exactly the keys up to its position.
 
     Parameters
     ----------
     program
-        To which the mask belongs.
+        The program that contains the mask.
     mask
-        Bool, or what is added to the scores.
+        A bool mask, or one that is added to the scores.
     queries, keys
-        How many there are: the last extents of such a mask.
+        Their numbers: the last two extents of such a mask.
     hides
-        Whether a bool mask is true for the keys that are not seen.
+        Whether a bool mask is true for hidden keys.
     """
     if _shape(mask)[-2:] != (queries, keys):
         return False
@@ -71,7 +70,7 @@ def is_causal(
 
 
 def is_neutral(program: ExportedProgram, mask: fx.Node) -> bool:
-    """Whether a mask, bool or added, is known to hide nothing."""
+    """Whether a bool or additive mask is known to hide nothing."""
 
     def holds(_: int, rows: torch.Tensor) -> bool:
         return bool(rows.all()) if rows.dtype is torch.bool else not bool(rows.any())
@@ -85,7 +84,7 @@ def _all_rows(
     question: Hashable,
     holds: Callable[[int, torch.Tensor], bool],
 ) -> bool:
-    """Whether the rows of a mask are known, and all pass a test, which gets the first's number."""
+    """Whether the rows of a mask are known and pass a test, which gets the first row's number."""
     found = _FOUND.setdefault(mask, {})
     if question not in found:
         found[question] = _look(program, mask, holds)
@@ -105,7 +104,7 @@ def _look(
 
 
 def _rows(program: ExportedProgram, mask: fx.Node, first: int, end: int) -> torch.Tensor | None:
-    """Compute the rows from `first` to before `end`, or None if what they hold is not known."""
+    """Compute the rows from `first` up to `end`, or None if they are unknown."""
     count = (1, 1, *_shape(mask))[-2]
 
     @cache

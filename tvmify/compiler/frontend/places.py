@@ -1,8 +1,6 @@
-"""Positions that are known when a program is compiled, as formulas.
-
-A table of positions is a load before each load, and nothing can be fused with what reads it.
-Mirrored and repeated borders, enlarged images and rolled rows are a few pieces of
-``slope * i + offset``, or one division.
+"""Formulas for indices that are known at compile time. A table of indices costs a load before each
+load, and prevents fusion. Reflected and replicated borders, upsampled images and rolled rows are a
+few pieces of ``slope * i + offset``, or one division.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tvm.ir import Expr
 #: More pieces than two borders have are left to a table.
 _MOST_PIECES = 4
 
-#: Longer tables would take as long to look through as they save.
+#: Analysing longer tables would take longer than it saves.
 _LONGEST = 1 << 18
 
 Formula = Callable[[Expr], Expr]
@@ -32,19 +30,19 @@ class _Piece(NamedTuple):
 
 
 def formula(positions: list[int]) -> Formula | None:
-    """Return a function from the place in a table to the position there; None if there is none."""
+    """Return a function from the position in a table to its entry; None if there is no formula."""
     pieces = _pieces(positions)
     if len(pieces) <= _MOST_PIECES:
         return lambda i: _choice(pieces, i)
     count = len(positions)
-    step = Fraction(positions[-1] + 1, count)  # as resizing by the nearest neighbour does
+    step = Fraction(positions[-1] + 1, count)  # as in nearest-neighbour resizing
     if positions == [i * step.numerator // step.denominator for i in range(count)]:
         return lambda i: tirx.floordiv(i * step.numerator, step.denominator)
     return None
 
 
 def formula_of(positions: torch.Tensor, extent: int) -> Formula | None:
-    """Return a formula for positions along an axis, of which negative ones count from its end."""
+    """Return a formula for indices along an axis; negative ones count from the end."""
     if positions.dim() != 1 or not 0 < len(positions) <= _LONGEST or positions.is_floating_point():
         return None
     if positions.dtype is torch.bool or positions.min() < -extent or positions.max() >= extent:
@@ -53,7 +51,7 @@ def formula_of(positions: torch.Tensor, extent: int) -> Formula | None:
 
 
 def _pieces(positions: list[int]) -> list[_Piece]:
-    """Cut a table into runs of one slope; what two could have belongs to the one along memory."""
+    """Cut a table into runs of one slope; entries that fit two runs go to the one with slope 1."""
     slopes = [after - before for before, after in pairwise(positions)]
     pieces: list[_Piece] = []
     start = 0

@@ -1,4 +1,4 @@
-"""What is not compiled, said before anything is translated."""
+"""Refuses programs before anything is translated."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tvmify.errors import UnsupportedOperator, UnsupportedTarget
 
 
 def refuse(nodes: Iterable[fx.Node]) -> None:
-    """Refuse calls of operators, if there are any.
+    """Refuse these calls of operators, if there are any.
 
     Raises
     ------
     UnsupportedOperator
-        Names all of them, so that a person needs not find them one by one.
+        There are some; the message names all of them, to spare the user finding them one by one.
     """
     names = [operators.name(node) for node in nodes]
     if names:
@@ -27,14 +27,13 @@ def refuse(nodes: Iterable[fx.Node]) -> None:
 
 
 def refuse_other_devices(program: ExportedProgram) -> None:
-    """Refuse a program whose results are not on the device of its arguments and weights.
-
-    What it computes elsewhere in between does no harm: compiled, it is computed on that device.
+    """Refuse a program whose results are on another device than its arguments and weights.
+    Intermediate values on other devices do no harm: compiled, they are computed on that device.
 
     Raises
     ------
     UnsupportedTarget
-        Names both devices.
+        The devices differ; the message names both.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     signature = program.graph_signature

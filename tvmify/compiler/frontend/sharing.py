@@ -1,8 +1,7 @@
-"""Whose memory the results of a program are, and what it writes to: read before it is functional.
-
-In a functional program every value is a tensor of its own. In eager PyTorch a result may be an
-argument, a buffer, a view of either, or a view of another result, and who writes to one of them
-sees the other change.
+"""Finds how results of a program share memory, and what it writes to, before it is made functional.
+In a functional program every value is a separate tensor. In eager PyTorch a result may be an
+argument, a buffer, a view of either, or a view of another result, and a write to one changes the
+other.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from tvmify.compiler.frontend import memory
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import is_symbolic
 
-#: Return their argument itself where there is nothing to do, and say so in no schema.
+#: Operators that return their argument itself if there is nothing to do; no schema says so.
 _IDENTITIES = frozenset(
     """contiguous to type_as resolve_conj resolve_neg positive sum_to_size flatten ravel atleast_1d
     atleast_2d atleast_3d real""".split()
 )
-#: Return their argument itself where they drop nothing.
+#: Operators that return their argument itself if they drop nothing.
 _DROPOUTS = frozenset("dropout feature_dropout alpha_dropout feature_alpha_dropout".split())
-#: Return a view or a copy, which depends on strides.
+#: Operators that return a view or a copy, depending on strides.
 _PERHAPS_VIEWS = frozenset("reshape reshape_as contiguous flatten ravel to type_as".split())
 
 
@@ -61,15 +60,15 @@ Writable: TypeAlias = Argument | ModuleTensor
 
 @dataclass(frozen=True)
 class Place:
-    """Where a result lies that has no memory of its own.
+    """The place of a result that has no memory of its own.
 
     Attributes
     ----------
     base
-        What it is, or is a view of; a `Repeated` may be a result that comes later, if that is
+        What the result is, or is a view of; a `Repeated` may be a later result, if that is
         computed.
     geometry
-        None where the result is the base itself, the same object.
+        None if the result is the base itself, the same object.
     """
 
     base: Writable | Repeated
@@ -78,18 +77,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a program does with memory that others see.
+    """How a program uses memory that others see.
 
     Attributes
     ----------
     places
-        For each result: None where it has memory of its own.
+        The place of each result; None for results with memory of their own.
     orders
-        For results that others are views of: the axes in the order in which they lie in memory.
+        For results that others are views of: the order of the axes in memory.
     depends_on_strides
-        Whether any of this is so only while all arguments are contiguous.
+        Whether any of this holds for contiguous arguments only.
     written
-        Bases that operators write to, of which the functional program has to say so as well.
+        Bases that operators write to, which the functional program must also write to.
     """
 
     places: list[Place | None]
@@ -104,7 +103,7 @@ def sharing(program: ExportedProgram) -> Sharing:
     Raises
     ------
     UnsupportedOperator
-        It returns, or writes to, memory in a way that cannot be said of all its calls.
+        It returns or writes to memory in a way that may differ from call to call.
     """
     return _Reader(program).read()
 
@@ -158,7 +157,7 @@ class _Reader:
                 node.target is torch.ops.aten.as_strided.default
                 and memory.storage(node) in self.owners
             ):
-                self.depends_on_strides = True  # of an argument, it reads what else is in memory
+                self.depends_on_strides = True  # of an argument, it may read other memory
         (results,) = self.program.graph.output_node().args
         nodes = [self._itself(x) if isinstance(x, fx.Node) else None for x in results]  # type: ignore[union-attr]
         places: list[Place | None] = [None] * len(nodes)
@@ -181,7 +180,7 @@ class _Reader:
         return Sharing(places, orders, self.depends_on_strides, frozenset(self.written))
 
     def _check_write(self, node: fx.Node) -> None:
-        """Note what is written to; refuse constants, and changes of shape."""
+        """Record what is written to; refuse constants and changes of shape."""
         for written in aliases.written_tensors(node):
             self._follow(written)
             owners = self.owners.get(memory.storage(written), [])
@@ -201,7 +200,7 @@ class _Reader:
                     )
                 if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
                     raise UnsupportedOperator(
-                        [operators.name(node)], "it changes what an argument or buffer is"
+                        [operators.name(node)], "it changes the shape of an argument or buffer"
                     )
                 self.written.add(base)
 
@@ -209,7 +208,7 @@ class _Reader:
         return [str(self.bases[owner]) for owner in owners]
 
     def _itself(self, node: fx.Node) -> fx.Node:
-        """Follow operators that return the very tensor that they were given."""
+        """Follow operators that return their argument itself."""
         while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             source = aliases.argument_returned(node, written=True)
             if _name(node) in _DROPOUTS and node.args[2] is False:
@@ -225,7 +224,7 @@ class _Reader:
         return node
 
     def _follow(self, node: fx.Node) -> None:
-        """Note whether strides decide if a value is a view of something that others see."""
+        """Record whether strides decide if a value is a view of memory that others see."""
         perhaps = False
         while node.op == "call_function":
             if isinstance(node.target, torch._ops.OpOverload):
@@ -265,7 +264,7 @@ class _Reader:
         places: list[Place | None],
         orders: dict[int, tuple[int, ...]],
     ) -> None:
-        """Make results that show the same memory views of one of them."""
+        """Describe results that share memory as views of one of them."""
         if len(group) > 1 and is_symbolic(*(nodes[i].meta["val"] for i in group)):
             self._relate_varying(group, nodes, places)
             return
@@ -279,12 +278,12 @@ class _Reader:
             torch.isin(memory.positions(self._numbers(nodes[i])), shown).all() for i in group
         )
         order = tuple(range(value.dim()))
-        if not value.is_contiguous():  # whatever the stride of an axis of one element is
+        if not value.is_contiguous():  # the stride of an axis of one element does not matter
             order = tuple(sorted(order, key=lambda axis: -value.stride(axis)))
         is_dense = value.permute(order).is_contiguous()
         if not (inside and is_dense):
             raise UnsupportedOperator(
-                [operators.name(base)], "it returns views that share memory in part"
+                [operators.name(base)], "it returns views that partly overlap"
             )
         self.depends_on_strides = True
         orders[largest] = order
@@ -295,14 +294,14 @@ class _Reader:
     def _relate_varying(
         self, group: list[int], nodes: list[Any], places: list[Place | None]
     ) -> None:
-        """Make results of varying sizes views of the one that is all of their memory."""
+        """Describe results of symbolic sizes as views of the one that covers their memory."""
         values = [nodes[i].meta["val"] for i in group]
         whole = next((i for i in group if memory.fills_storage(nodes[i].meta["val"])), None)
         if whole is None and not any(memory.overlap(each) for each in self._with_numbers(values)):
             return
         if whole is None:
             raise UnsupportedOperator(
-                [operators.name(nodes[group[0]])], "it returns views that share memory in part"
+                [operators.name(nodes[group[0]])], "it returns views that partly overlap"
             )
         self.depends_on_strides = True
         for i in group:
@@ -310,7 +309,7 @@ class _Reader:
                 places[i] = Place(Repeated(whole), self._geometry(nodes[i], nodes[whole]))
 
     def _with_numbers(self, tensors: list[torch.Tensor]) -> Iterator[list[Strided]]:
-        """Yield where tensors lie for numbers in place of symbols, none of them equal by chance."""
+        """Yield the layouts of tensors with distinct numbers in place of symbols."""
         names = list(self.names.values())
         primes = [n for n in range(5, 1000) if all(n % d for d in range(2, n))][: len(names)]
         for order in (primes, primes[::-1]):

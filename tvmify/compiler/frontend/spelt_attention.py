@@ -1,4 +1,4 @@
-"""Recognise attention that a model spells out: product, scale, mask, softmax, product."""
+"""Recognizes attention written as single operators: product, scale, mask, softmax, product."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 _MATMULS = (aten.matmul.default, aten.bmm.default)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-#: With a number: TorchScript has overloads of their own for that.
+#: Operators with a number as operand, for which TorchScript has its own overloads.
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 _QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 _DTYPES = (torch.float32, torch.float64)
@@ -33,15 +33,16 @@ class _Scores:
     Attributes
     ----------
     query, key, mask
-        Their leading axes are those of one shape. A model may view its scores in several, as with
-        batches and heads on one axis or on two: it is that of most axes, since masks are often the
-        same along one of them.
+        All have the same leading axes. A model may view its scores with batches and heads on one
+        axis or on two; the shape with the most axes is used, since masks are often constant along
+        one of them.
     mask
-        What is added; with `fill`, where scores are shown, or hidden if `hides`.
+        An additive mask; with `fill`, a bool mask that is true for visible scores, or for hidden
+        ones if `hides`.
     causal
-        Whether those above the diagonal are hidden.
+        Whether scores above the diagonal are hidden.
     fill
-        What stands for the scores that are hidden.
+        The value of hidden scores.
     """
 
     query: fx.Node
@@ -62,9 +63,8 @@ class _Scores:
 
 
 def recognise_attention(program: ExportedProgram) -> None:
-    """Replace, in place, what computes attention by one node of PyTorch's own operator for it.
-
-    Left alone is what shows its scores or weights to others, and what broadcasts its operands.
+    """Replace attention by calls of PyTorch's own operator, in place. Attention whose scores or
+    weights are used elsewhere, or whose operands broadcast, is left alone.
     """
     graph = program.graph
     recogniser = _Recogniser(program)
@@ -84,11 +84,11 @@ class _Recogniser:
         self.made: dict[tuple[Any, ...], fx.Node] = {}
 
     def attention(self, product: fx.Node) -> fx.Node | None:
-        """Return what stands for a product of weights and values, if it is one."""
+        """Return the replacement for a product of attention weights and values, or None."""
         weights, value = product.args
         softmax = _softmax(weights)
         is_turned = softmax is None
-        if is_turned:  # value weightsᵀ, which is (weights valueᵀ)ᵀ: images have places last
+        if is_turned:  # value weightsᵀ, which is (weights valueᵀ)ᵀ: images have positions last
             value, weights = product.args
             softmax = _softmax(_swapped(_through_copies(weights)))
         if softmax is None:
@@ -101,7 +101,7 @@ class _Recogniser:
             return None
         if len(_shape(value)) < 2:  # a vector has no leading axes either
             return None
-        # More than one if a mask or a number has made the scores float64.
+        # More than one if a mask or a number promoted the scores to float64.
         dtypes = {_dtype(x) for x in (scores.query, softmax, product)}
         if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
             return None
@@ -112,7 +112,7 @@ class _Recogniser:
         return self.transposed(result) if is_turned else result
 
     def fused(self, product: fx.Node, value: fx.Node, scores: _Scores) -> fx.Node:
-        """Return attention that weighs `value`, in the place of a product."""
+        """Return attention over `value`, to replace a product."""
         mask = scores.mask
         if mask is not None and scores.hides:
             mask = self.call(aten.logical_not.default, mask)
@@ -120,7 +120,7 @@ class _Recogniser:
         if mask is not None and len(_shape(mask)) > 2:
             operands.append(mask)
             mask = None
-        # Before a view joined batches and heads, operands are found where projections left them.
+        # Before a view merged batches and heads, operands have the layout of the projections.
         apart = [source for x in operands if (source := _apart(x)) is not None]
         is_apart = len(apart) == len(operands) and len({_shape(x)[:2] for x in apart}) == 1
         query, key, value, *masks = apart if is_apart else operands
@@ -133,7 +133,7 @@ class _Recogniser:
         return self.viewed(fused, scores.shape[:-2])
 
     def scores(self, node: object) -> _Scores | None:
-        """Read a chain backwards; None if it is none, or others read a part of it."""
+        """Read a chain backwards; None if it is not attention, or a part of it has other users."""
         node = _through_copies(node)
         if node is None:
             return None
@@ -141,7 +141,7 @@ class _Recogniser:
             query, turned = node.args
             if len(_shape(node)) < 3 or _shape(query)[:-2] != _shape(turned)[:-2]:
                 return None
-            if 0 in _shape(node):  # views of nothing say nothing about axes
+            if 0 in _shape(node):  # views of empty tensors do not determine axes
                 return None
             query, scale = _unscaled(query)
             return _Scores(query, self.transposed(turned), scale)
@@ -168,7 +168,7 @@ class _Recogniser:
         return None
 
     def taken_apart(self, scores: _Scores, shape: tuple[int, ...]) -> _Scores | None:
-        """Return scores with the axes of a view of them, if those are more."""
+        """Return scores with the axes of their view, if it has more."""
         if identities_of(shape[-2:]) != identities_of(scores.shape[-2:]):
             return None
         if len(shape) <= len(scores.shape):
@@ -183,7 +183,7 @@ class _Recogniser:
 
     def added(self, scores: _Scores, mask: fx.Node, node: fx.Node) -> _Scores | None:
         """Return scores to which `node` adds a mask."""
-        # What was filled would not be that number any more.
+        # Filled scores would no longer have the fill value.
         if _dtype(mask) != _dtype(node) or scores.causal or scores.fill is not None:
             return None
         own = self.broadcast(mask, _sizes(node), scores.shape)
@@ -192,7 +192,7 @@ class _Recogniser:
         return None if own is None else replace(scores, mask=own)
 
     def filled(self, node: fx.Node) -> _Scores | None:
-        """Read scores some of which were replaced by a number."""
+        """Read scores, some of which were replaced by a number."""
         condition, *branches = node.args
         if _dtype(node) not in _DTYPES:
             return None
@@ -206,7 +206,7 @@ class _Recogniser:
             fill = number.to(_dtype(node)).item()
             if isnan(fill):
                 return None
-            # What is masked already, by numbers that were added or by -∞, can only be hidden.
+            # Scores that are already masked can only be hidden.
             if inner.is_masked and (fill != -inf or inner.fill not in (None, -inf)):
                 return None
             hides = x is branches[1]
@@ -222,10 +222,9 @@ class _Recogniser:
     def broadcast(
         self, mask: fx.Node, shape: tuple[int, ...], view: tuple[int, ...]
     ) -> fx.Node | None:
-        """Return what broadcasts to the view of a shape as a mask does to the shape.
-
-        None if an axis of the view joins one along which the mask is the same, which has stride 0
-        when it is expanded, with one along which it is not. Torch has no view of such a mask.
+        """Return the mask for a view of the scores. None if an axis of the view merges an axis
+        along which the mask is constant (of stride 0 when it is expanded) with one along which it
+        is not: torch has no view of such a mask.
         """
         if identities_of(shape) == identities_of(view):
             return mask
@@ -241,19 +240,19 @@ class _Recogniser:
         )
 
     def transposed(self, x: fx.Node) -> fx.Node:
-        """Return `x` with its last two axes swapped; what it is the transposed of, if it is one."""
+        """Return `x` with its last two axes swapped; if it is a transpose, its source."""
         source = _swapped(x)
         return self.call(aten.transpose.int, x, -2, -1) if source is None else source
 
     def viewed(self, x: fx.Node, lead: tuple[int, ...]) -> fx.Node:
-        """Return `x` with other leading axes than its own."""
+        """Return `x` with other leading axes."""
         return self.reshaped(x, (*lead, *_sizes(x)[-2:]))
 
     def reshaped(self, x: fx.Node, shape: tuple[int, ...]) -> fx.Node:
         return x if _shape(x) == identities_of(shape) else self.call(aten.reshape.default, x, shape)
 
     def call(self, operator: OpOverload, *args: Any) -> fx.Node:
-        """Return a node that calls an operator: layers that share a mask share what it becomes."""
+        """Return a node that calls an operator; equal calls share one, as layers share a mask."""
         made = (operator, *args)
         if made not in self.made:
             node = args[0].graph.call_function(operator, args)
@@ -263,7 +262,7 @@ class _Recogniser:
 
 
 def _apart(x: fx.Node) -> fx.Node | None:
-    """Return what has batches and heads on an axis each, of which `x` has one for both."""
+    """Return the source of `x` before batches and heads were merged into one axis."""
     source = x.args[0] if x.target in _VIEWS else None
     if not isinstance(source, fx.Node) or (len(_shape(x)), len(_shape(source))) != (3, 4):
         return None
@@ -271,7 +270,7 @@ def _apart(x: fx.Node) -> fx.Node | None:
 
 
 def _swapped(x: fx.Node | None) -> fx.Node | None:
-    """Return what `x` is with its last two axes swapped, if it is no more than that."""
+    """Return the source of `x` if `x` only swaps its last two axes."""
     if x is None or x.target not in (aten.transpose.int, aten.permute.default):
         return None
     arguments: Any = x.args
@@ -285,7 +284,7 @@ def _swapped(x: fx.Node | None) -> fx.Node | None:
 
 
 def _softmax(weights: object) -> fx.Node | None:
-    """Return the node that normalizes weights, if nobody else reads them."""
+    """Return the softmax, if the weights have no other users."""
     node = _through_copies(weights)
     while node is not None and node.target in _VIEWS:
         source = node.args[0]
@@ -296,13 +295,13 @@ def _softmax(weights: object) -> fx.Node | None:
 
 
 def _unscaled(x: fx.Node) -> tuple[fx.Node, float]:
-    """Return what a number was multiplied with, and the number."""
+    """Return the tensor and the number of a multiplication."""
     factor = _factor(x)
     return (x.args[0], factor) if factor else (x, 1.0)
 
 
 def _factor(node: fx.Node) -> float | None:
-    """Return by which number a node multiplies a tensor, 0 not being one."""
+    """Return the non-zero number by which a node multiplies a tensor."""
     if node.target not in (*_PRODUCTS, *_QUOTIENTS):
         return None
     x, by = node.args
@@ -312,7 +311,7 @@ def _factor(node: fx.Node) -> float | None:
 
 
 def _through_copies(node: object) -> fx.Node | None:
-    """Return what a value is a copy of, if nobody else reads any of them."""
+    """Return the source of a chain of copies without other users."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if node.target is not aten.clone.default:
             return node
@@ -329,10 +328,10 @@ def _dtype(node: fx.Node) -> torch.dtype:
 
 
 def _shape(node: fx.Node) -> tuple[Any, ...]:
-    """Return a shape to compare: to compare symbols themselves would assume an answer."""
+    """Return a shape for comparison, since comparing symbols themselves adds guards."""
     return identities_of(node.meta["val"].shape)
 
 
 def _sizes(node: fx.Node) -> tuple[Any, ...]:
-    """Return a shape to make tensors of."""
+    """Return a shape for creating tensors."""
     return tuple(node.meta["val"].shape)

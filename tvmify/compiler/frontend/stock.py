@@ -1,7 +1,6 @@
-"""The converters of TVM's importer that are trusted: each is run against eager by the tests.
-
-What is in neither this list nor `CONVERTERS` is refused, whatever TVM's importer may think of it:
-several of its converters are wrong in silence.
+"""The converters of TVM's importer that are trusted: tests compare each with eager. Operators in
+neither this list nor `CONVERTERS` are not left to TVM's importer, since several of its converters
+are silently wrong.
 """
 
 from __future__ import annotations

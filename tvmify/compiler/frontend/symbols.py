@@ -1,4 +1,4 @@
-"""Symbols of a recorded program as TVM variables, so that no SymInt reaches a converter."""
+"""Translates symbols of a recorded program to TVM variables, so that no converter sees a SymInt."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Symbols:
 
 
 def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
-    """Put TVM expressions, in place, where nodes take sizes that are computed in the graph.
+    """Replace sizes that the graph computes by TVM expressions, in place.
 
     Raises
     ------
     UnsupportedOperator
-        A number that is no integer depends on sizes.
+        A number that is not an integer depends on sizes.
     """
     values: dict[fx.Node, Any] = {}
     for node in list(graph.nodes):
@@ -89,7 +89,7 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
         if node.op != "call_function" or not any(n in values for n in node.all_input_nodes):
             continue
         if node in values or value is None:
-            continue  # of numbers, or checks one: that is a guard
+            continue  # computes numbers, or checks one, which is a guard
         if any(values.get(source, 0) is None for source in node.all_input_nodes):
             raise UnsupportedOperator([str(node.target)], "a number that depends on sizes")
         node.args, node.kwargs = fx.node.map_arg(

@@ -1,4 +1,4 @@
-"""LSTM and GRU: layers of them, both directions, and single cells."""
+"""LSTM and GRU: stacked and bidirectional layers, and single cells."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = tuple[relax.Expr, ...]
 
 @converts("lstm.input", "gru.input")
 def layers(importer: Importer, node: fx.Node) -> Result:
-    """All layers of ``nn.LSTM`` or ``nn.GRU``: results of each step, last states, last cells."""
+    """All layers of ``nn.LSTM`` or ``nn.GRU``: outputs of all steps, last states, last cells."""
     refuse_on_gpu(str(node.target))
     arguments: Any = node.args
     source, initial, weights, biased, count, _, _, both, batch_first = arguments
@@ -86,7 +86,7 @@ def _steps(
     *,
     reverse: bool,
 ) -> list[relax.Expr]:
-    """One pass over time: the states of all steps, the last state and, of an LSTM, the last cell.
+    """One pass over time: the states of all steps, the last state and, for an LSTM, the last cell.
 
     Parameters are those of `describe`.
     """

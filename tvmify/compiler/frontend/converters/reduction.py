@@ -1,4 +1,4 @@
-"""Sums, means, extrema, variances, arg-extrema, softmax, running sums."""
+"""Sums, means, extrema, variances, argmax and argmin, softmax, cumulative sums."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 
 def multiplier(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to multiply matrices in: GPUs take half types, and sum in 32 bits."""
+    """Return the dtype to multiply matrices in: GPUs take half types, and accumulate in float32."""
     is_half = dtype in (torch.float16, torch.bfloat16)
     return dtype if is_half and is_for_gpu() else accumulator(dtype)
 
 
 def _axes(importer: Importer, node: fx.Node) -> list[int]:
-    """Return the axes to reduce, as given; all of them if none are."""
+    """Return the given axes to reduce, or all of them if none are given."""
     rank = len(importer.shape(node.args[0]))
     axes = importer.argument(node, 1, "dim")
     if axes is None or axes == []:
@@ -57,7 +57,7 @@ def total(importer: Importer, node: fx.Node) -> relax.Expr:
     axes = None if whole else _axes(importer, node)
     keep = False if whole else bool(importer.argument(node, 2, "keepdim", False))
     if 0 in importer.shape(node.args[0]):
-        # Of nothing TVM makes a literal, and fails where something is divided by it.
+        # TVM makes a literal of an empty sum, and fails to divide by it.
         identity = {"sum": 0, "prod": 1, "mean": math.nan}[name]
         return relax.op.full(list(importer.shape(node)), relax.const(identity, dtype_of(x)))
     return _reduced(importer, getattr(relax.op, name), x, axes, keep)
@@ -70,7 +70,7 @@ def _reduced(
     axes: list[int] | None,
     keep: bool,
 ) -> relax.Expr:
-    """Reduce axes; if those are all there are, the last one first, whose rows threads share out."""
+    """Reduce axes; to reduce all, begin with the last one, so that threads divide the rows."""
     shape = sizes_of(x.ty.shape)
     every = axes is None or len(axes) == len(shape)
     if every and len(shape) > 1 and hint(product(shape)) >= NEST.worth_splitting:
@@ -97,7 +97,7 @@ def _extremum(
 
 @converts("any.default", "any.dim", "any.dims", "all.default", "all.dim")
 def truth(importer: Importer, node: fx.Node) -> relax.Expr:
-    """The extremum of the truths."""
+    """The extremum of the values as bools."""
     x = relax.op.astype(importer.tensor(node.args[0], torch.bool), "int8")
     over_none = str(node.target).endswith(".dims") and importer.argument(node, 1, "dim") == []
     if over_none or not importer.shape(node.args[0]):
@@ -111,8 +111,8 @@ def truth(importer: Importer, node: fx.Node) -> relax.Expr:
 def variance(importer: Importer, node: fx.Node) -> Any:
     """The mean first, then the squares of the deviations: one pass would cancel digits.
 
-    All of it of what the elements differ from the first of them, so that a number that all share
-    costs no digits either; in float64 where accuracy is to be strict, as in torch.
+    Everything is relative to the first element, so that a large common offset costs no digits
+    either; in float64, as in torch, with strict accuracy.
     """
     with_mean = "var_mean" in str(node.target)
     dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     shape = importer.shape(node.args[0])
     count = product(shape[axis] for axis in axes)
     if bounds(count)[0] - correction <= 0:
-        raise UnsupportedOperator([str(node.target)], "the variance of too few elements")
+        raise UnsupportedOperator([str(node.target)], "a variance of too few elements")
     number = importer.number(count - correction, dtype_of(x))
     first, mean, deviation = deviations(importer, x, axes)
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
@@ -145,9 +145,8 @@ def variance(importer: Importer, node: fx.Node) -> Any:
 def deviations(
     importer: Importer, x: relax.Expr, axes: list[int]
 ) -> tuple[relax.Var, relax.Var, relax.Var]:
-    """Return the first element along axes, the mean of what differs from it, and what from that.
-
-    The first two keep the axes, with extent 1; their sum is the mean.
+    """Return the first element along axes, the mean relative to it, and the deviations. The first
+    two keep the axes, with extent 1; their sum is the mean.
     """
     shape = sizes_of(x.ty.shape)
     reduced = {axis % len(shape) for axis in axes}
@@ -160,7 +159,7 @@ def deviations(
 
         return te.compute(kept, element, name="first")
 
-    # A kernel of its own: then reductions read x in one way only, along their axes.
+    # In a separate kernel, so that reductions read x along their axes only.
     values = importer.emit_te(first, x)
     shifted = importer.emit(relax.op.subtract(x, values))
     mean = importer.emit(relax.op.mean(shifted, axes, True))
@@ -170,7 +169,7 @@ def deviations(
 @converts("argmax.default", "argmin.default")
 def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
     if node.args[0].meta["val"].dtype is torch.bool:  # type: ignore[union-attr]
-        raise UnsupportedOperator([str(node.target)], "booleans, which eager refuses")
+        raise UnsupportedOperator([str(node.target)], "bools, which eager refuses")
     axis = importer.argument(node, 1, "dim")
     keep = bool(importer.argument(node, 2, "keepdim", False))
     x, shape = _comparable(importer, node.args[0]), importer.shape(node.args[0])
@@ -192,9 +191,9 @@ def extremum_and_position(importer: Importer, node: fx.Node) -> tuple[relax.Expr
 
 
 def _comparable(importer: Importer, source: Any) -> relax.Expr:
-    """Return a tensor in a dtype that extrema are taken in."""
+    """Return a tensor in a dtype that supports extrema."""
     dtype = source.meta["val"].dtype
-    # TVM has no isnan of bfloat16, nor extrema of booleans.
+    # TVM has neither isnan of bfloat16 nor extrema of bools.
     stand_ins = {torch.bool: torch.int8, torch.bfloat16: torch.float32}
     return importer.tensor(source, stand_ins.get(dtype, dtype))
 
@@ -202,10 +201,9 @@ def _comparable(importer: Importer, source: Any) -> relax.Expr:
 def _position(
     importer: Importer, x: relax.Expr, axis: int, largest: bool
 ) -> tuple[relax.Expr, relax.Expr]:
-    """Return the extremum along an axis, which stays with extent 1, and its first position.
-
-    In two reductions of plain numbers, which vectorise, instead of one of pairs. As in torch, NaN
-    is more extreme than any number.
+    """Return the extremum along an axis, which keeps extent 1, and its first index. Uses two
+    reductions of numbers, which vectorize, rather than one of pairs. As in torch, NaN is more
+    extreme than any number.
     """
     if not x.ty.shape.values:
         return x, relax.const(0, "int64")
@@ -245,7 +243,7 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
         return x
     axis = int(node.args[1]) % len(shape)  # type: ignore[arg-type]
     before, after = shape[:axis], shape[axis + 1 :]
-    # One axis on either side, if there is any.
+    # One axis on either side, if any.
     flat = (*[product(before)][: len(before)], shape[axis], *[product(after)][: len(after)])
     name = cumulative.PRODUCT if "cumprod" in str(node.target) else cumulative.SUM
     refuse_on_gpu(name)

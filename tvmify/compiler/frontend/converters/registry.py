@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
     Converter = Callable[[Importer, fx.Node], Any]
 
-#: From the short name of an ATen overload (``"add.Tensor"``) to the function that translates a
-#: call of it. A function returns a Relax value, or a tuple of them for an operator with several
-#: results; the importer compares shape and dtype with torch's and casts where only the dtype
-#: differs.
+#: The function that translates a call of an ATen overload, by its short name (``"add.Tensor"``). It
+#: returns a Relax value, or a tuple for an operator with several results; the importer compares
+#: shape and dtype with torch's, and casts if only the dtype differs.
 CONVERTERS: dict[str, Converter] = {}
 
 
@@ -48,7 +47,7 @@ def refuse_on_gpu(name: str) -> None:
     Raises
     ------
     UnsupportedOperator
-        It is: the converter writes a loop that runs in order, or for the registers of a CPU.
+        It is: the converter makes a sequential loop, or one for the registers of a CPU.
     """
     if is_for_gpu():
         raise UnsupportedOperator([name], "its loop is for CPUs")

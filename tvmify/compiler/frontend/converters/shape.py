@@ -1,4 +1,4 @@
-"""Operators that move elements about without computing: concatenation, padding, filling."""
+"""Operators that move elements without computing: concatenation, padding, filling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def getitem(importer: Importer, node: fx.Node) -> Any:
 def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype = node.meta["val"].dtype
     axis = int(importer.argument(node, 1, "dim", 0)) % len(importer.shape(node))
-    # torch lets an empty vector stand for an empty tensor of any rank.
+    # torch accepts an empty vector as an empty tensor of any rank.
     parts = [p for p in node.args[0] if importer.shape(p) != (0,) or len(importer.shape(node)) == 1]  # type: ignore[union-attr]
     tensors = [importer.tensor(part, dtype) for part in parts]
     if len(tensors) == 1:
@@ -46,10 +46,8 @@ def _symbolic_concatenation(
     lengths: list[Any],
     out: tuple[Any, ...],
 ) -> relax.Expr:
-    """Join parts on an axis of varying size.
-
-    TVM's own writes the sum of the sizes in another order than it is written elsewhere, and then
-    takes the two for different shapes.
+    """Concatenate along an axis of symbolic size. TVM's own operator writes the sum of the sizes in
+    another order than elsewhere, and then takes the two for different shapes.
     """
 
     def joined(ends: list[Any], *parts: te.Tensor) -> te.Tensor:
@@ -93,11 +91,11 @@ def expand(importer: Importer, node: fx.Node) -> relax.Expr:
     "squeeze.dims",
 )
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
-    """All that keeps the elements in order; the shape of the result says everything."""
+    """All operators that keep the order of elements, given by the shape of the result."""
     x, shape = importer.tensor(node.args[0]), list(importer.shape(node))
     if same_shape(shape, importer.shape(node.args[0])):
-        return x  # a reshape would keep the layout of convolutions from what follows
-    if 0 in shape:  # Relax reads a zero as "keep this extent"
+        return x  # a reshape would stop the layout of convolutions from propagating
+    if 0 in shape:  # to Relax, a zero means "keep this extent"
         return relax.op.zeros(shape, dtype_of(x))
     return relax.op.reshape(x, shape)
 
@@ -117,7 +115,7 @@ def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     "zeros.default",
 )
 def fill(importer: Importer, node: fx.Node) -> relax.Expr:
-    """A constant of every element, the zero where torch leaves memory as it is."""
+    """A constant for all elements; zero where torch leaves memory uninitialized."""
     name = str(node.target).split(".")[1]
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
     position = {"full_like": 1, "full": 1, "fill": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
@@ -180,12 +178,12 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
 def _symbolic_slice(
     importer: Importer, x: relax.Expr, axis: int, start: Any, step: Any, out: tuple[Any, ...]
 ) -> relax.Expr:
-    """Return a slice whose size, or that of what it is of, is symbolic."""
+    """Return a slice with a symbolic size, or of a tensor with one."""
     step = 1 if step is None else step
     first = 0 if start is None else start
     size = number_or_expression(x.ty.shape.values[axis])
     is_from_end = is_static(first) and first < 0
-    # Where it begins must not depend on which is larger, as far as ranges say.
+    # According to the ranges, the start must not depend on which is larger.
     if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
         raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
     if is_static(first) and first == 0 and step == 1 and same(size, out[axis]):
@@ -205,7 +203,7 @@ def _symbolic_slice(
 def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
     size = importer.shape(node.args[0])[axis]
     if not is_static(index) or bounds(size)[0] < (index + 1 if index >= 0 else -index):
-        raise UnsupportedOperator([str(node.target)], f"place {index} of {size}")
+        raise UnsupportedOperator([str(node.target)], f"index {index} of {size}")
 
     def selected(x: te.Tensor) -> te.Tensor:
         place = index if index >= 0 else x.shape[axis] + index
@@ -237,7 +235,7 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
 
 @converts("copy.default")
 def copy(importer: Importer, node: fx.Node) -> relax.Expr:
-    """The second argument in the shape and dtype of the first."""
+    """The second argument, broadcast and cast to the first."""
     values = importer.tensor(node.args[1], node.meta["val"].dtype)
     return relax.op.broadcast_to(values, list(importer.shape(node)))
 
@@ -264,7 +262,7 @@ def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("unfold.default")
 def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
-    """Sliding windows along an axis; the place in the window becomes the last axis."""
+    """Sliding windows along an axis; the position in the window becomes the last axis."""
     source, axis, _, step = node.args
     axis = int(axis) % len(importer.shape(source))  # type: ignore[arg-type]
 
@@ -280,11 +278,11 @@ def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("arange.start_step", "arange.default", "arange.start")
 def arange(importer: Importer, node: fx.Node) -> relax.Expr:
-    """A range of a symbolic length; others are constants."""
+    """A range of symbolic length; others are constants."""
     given = arguments(node)
     start, step = given.get("start", 0), given.get("step", 1)
     if isinstance(start, float) or isinstance(step, float):
-        raise UnsupportedOperator([str(node.target)], "a range of floats of a varying length")
+        raise UnsupportedOperator([str(node.target)], "a range of floats of symbolic length")
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
 
     def counted() -> te.Tensor:

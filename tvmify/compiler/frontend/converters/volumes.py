@@ -1,9 +1,7 @@
-"""Convolutions of volumes in terms of convolutions of images, which have schedules.
-
-A kernel of depth k sees k slices of a volume at a time: an image of k times as many channels. The
-copy that puts them side by side is small beside the products, each of which is needed. A transposed
-convolution makes the k slices that each slice of the input leads to as channels of one image, and
-adds up those that fall together.
+"""Three-dimensional convolutions by convolutions of images, which have schedules. A kernel of depth
+k covers k slices of a volume at a time: an image with k times as many channels. The copy that
+concatenates them is cheap compared to the products. A transposed convolution computes the k output
+slices of each input slice as channels of one image, and adds those that overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Depth(NamedTuple):
-    """How a kernel slides along the depth."""
+    """How a kernel moves along the depth."""
 
     stride: int
     dilation: int
