@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a choice at load": (
         "static int g(void) { return 1; } static void* r(void) { return g; }"
         'int f(void) __attribute__((ifunc("r"))); int h(void) { return f(); }',
-        "kind that is not known",
+        "unsupported kind",
     ),
     "a hidden symbol that is nowhere": (
         'extern int x __attribute__((visibility("hidden"))); int f(void) { return x; }',
@@ -237,12 +237,12 @@ def test_files_for_several_processors_are_refused(objects: list[bytes]) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\x7fELF", b"!<arch>\n" + bytes(200)])
 def test_junk_is_refused(content: bytes, objects: list[bytes]) -> None:
-    with pytest.raises(elf.CannotLink, match="no object file"):
+    with pytest.raises(elf.CannotLink, match="not an object file"):
         link([*objects, content], alias)
 
 
 def test_a_library_is_no_object_file(objects: list[bytes]) -> None:
-    with pytest.raises(elf.CannotLink, match="no object file"):
+    with pytest.raises(elf.CannotLink, match="not an object file"):
         link([link(objects, alias)], alias)
 
 

@@ -33,5 +33,5 @@ def test_a_part_of_an_object_file_is_none(tmp_path: Path) -> None:
     subprocess.run(["g++", "-c", "-x", "c", "/dev/null", "-o", empty], check=True)
     whole = with_data("x", bytes(100), empty.read_bytes())
     for length in range(len(whole)):
-        with pytest.raises(CannotLink, match="no object file"):
+        with pytest.raises(CannotLink, match="not an object file"):
             read(whole[:length])
