@@ -60,11 +60,12 @@ def test_a_device_that_nothing_serves_is_refused(option: Any) -> None:
         target_for(option, "meta", FEATURES)
 
 
-def test_the_host_of_a_gpu_has_the_features() -> None:
-    cpu, gpu = target_for(None, "cpu", FEATURES), on_gpu()
-    assert gpu.features == cpu.features == set(FEATURES)
-    assert gpu.host == {"kind": "llvm", **cpu.host}
-    assert gpu.requirements == [*cpu.requirements, "cuda:sm_80"]
+def test_code_for_a_gpu_is_the_same_whatever_cpu_builds_it() -> None:
+    machines = [target_for("cuda", "cuda", features, (8, 0)) for features in ((), FEATURES)]
+    assert str(machines[0]) == str(machines[1])
+    cpu, gpu = target_for(None, "cpu", FEATURES), machines[1]
+    assert cpu.features == set(FEATURES) and not gpu.features
+    assert gpu.requirements == [cpu.requirements[0], "cuda:sm_80"]
 
 
 @pytest.mark.parametrize("arch", ["80", "sm80", "sm_8", "sm_90b", "compute_80", 80])

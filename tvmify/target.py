@@ -43,7 +43,7 @@ class Target:
         TVM's name of the code generator: ``"llvm"`` or ``"cuda"``.
     attributes
         TVM's target attributes: ``mtriple``, ``mcpu``, ``mattr``, never ``"native"``; for a GPU,
-        ``arch`` and its limits, with those of its CPU under ``host``.
+        ``arch`` and its limits, and under ``host`` the oldest CPU that can launch the code.
     """
 
     kind: str
@@ -65,6 +65,11 @@ class Target:
     def device(self) -> str:
         """Type of torch device whose tensors code for this target takes."""
         return DEVICE_OF_KIND[self.kind]
+
+    @property
+    def generation(self) -> int:
+        """The oldest compute capability that runs the code, 90 for 9.0; 0 for the CPU."""
+        return int(str(self.attributes["arch"]).strip("sm_af")) if self.kind == "cuda" else 0
 
     @property
     def host(self) -> Mapping[str, Any]:
@@ -131,7 +136,8 @@ def target_for(
     device_type
         ``tensor.device.type`` of the inputs.
     cpu_features
-        LLVM's names of this machine's instruction sets, as reported by the native library.
+        LLVM's names of this machine's instruction sets, as reported by the native library. Code
+        for a GPU does not depend on them.
     capability
         Compute capability of the inputs' GPU; not needed if the option has an ``arch``.
 
@@ -145,7 +151,8 @@ def target_for(
     wanted = (option.get("kind") if isinstance(option, Mapping) else option) or kind
     if wanted == "cuda" and kind is not None and (capability is not None or "arch" in given):
         arch = given.get("arch") or arch_of(*capability)  # type: ignore[misc]
-        host = {"kind": "llvm"} | _host_cpu(cpu_features)
+        # The CPU only launches kernels, so that any of its architecture will do.
+        host = {"kind": "llvm"} | _host_cpu(())
         return Target("cuda", {**_GPU, "host": host, **given, "arch": arch})
     if kind is None or wanted != kind or wanted == "cuda":
         served = ", ".join(f"{device} by {name!r}" for device, name in TARGET_OF_DEVICE.items())

@@ -23,7 +23,9 @@ from tvmify.torch_compat.silence import silenced
 
 needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
 
-_ELF, _CUDA_MACHINE = b"\x7fELF", 190
+#: How a fatbin begins, and its names of the forms of code.
+_FATBIN = b"\x50\xed\x55\xba\x01\0"
+_FORMS = {1: "ptx", 2: "elf"}
 
 
 class _Prefers:
@@ -48,7 +50,7 @@ ALWAYS_A_KERNEL = Tuning(_measures, _Prefers("kernel"))
 
 
 def gpu(arch: str = "sm_80") -> Target:
-    """A GPU of this architecture beside the CPU of this machine."""
+    """A GPU of this architecture."""
     return target_for({"kind": "cuda", "arch": arch}, "cpu", cpu_features())
 
 
@@ -58,25 +60,31 @@ def exported(program: Callable[..., Any], *args: Any) -> torch.export.ExportedPr
 
 
 def cross_built(program: Callable[..., Any], *args: Any, arch: str = "sm_80") -> Artifact:
-    """Compile a module, or a function, for a GPU; there is one cubin, of that architecture."""
+    """Compile a module, or a function, for a GPU; there is one fatbin, of that architecture."""
     artifact = compile(exported(program, *args), gpu(arch))
-    assert architectures(artifact.library) == [int(arch.strip("sm_af"))]
+    generation = int(arch.strip("sm_af"))
+    assert sorted(code_of(artifact.library)) == [("elf", generation), ("ptx", generation)]
     assert b"__global__" not in artifact.library
     assert artifact.report["unscheduled"] == 0
     return artifact
 
 
-def architectures(library: bytes) -> list[int]:
-    """The architecture of each cubin in a library; of some ELF machines, only CUDA's have one."""
+def code_of(library: bytes) -> list[tuple[str, int]]:
+    """The form and the architecture of all code in the fatbins of a library.
+
+    After their mark, version and size come entries, each with a header and then its code.
+    """
     found = []
-    at = library.find(_ELF, 1)
+    at = library.find(_FATBIN)
     while at >= 0:
-        (machine,) = struct.unpack_from("<H", library, at + 18)
-        (flags,) = struct.unpack_from("<I", library, at + 48)
-        if machine == _CUDA_MACHINE:
-            # The byte that had it before CUDA 13 is a set of flags since, with the lowest bits.
-            found.append(flags >> 8 & 0xFF if flags >> 24 else flags & 0xFF)
-        at = library.find(_ELF, at + 1)
+        head, size = struct.unpack_from("<HQ", library, at + 6)
+        entry, end = at + head, at + head + size
+        while entry < end:
+            kind, head, size = struct.unpack_from("<H2xIQ", library, entry)
+            (architecture,) = struct.unpack_from("<I", library, entry + 28)
+            found.append((_FORMS[kind], architecture))
+            entry += head + size
+        at = library.find(_FATBIN, end)
     return found
 
 

@@ -53,14 +53,13 @@ int capability_of(int index) {
   return major * 10 + minor;
 }
 
-// Code for sm_86 runs on 8.6 and later minor versions; code for sm_90a runs on 9.0 only.
+// Code for sm_86 runs on 8.6 and later: where its machine code does not, the driver compiles its
+// PTX.
 bool fits(const std::string& architecture, int capability) {
   int wanted = 0;
-  char prefix[4] = "", suffix = ' ';
-  const int parts = std::sscanf(architecture.c_str(), "%3[a-z]_%d%c", prefix, &wanted, &suffix);
-  if (parts < 2 || std::string(prefix) != "sm") return false;
-  if (suffix == 'a') return capability == wanted;
-  return capability / 10 == wanted / 10 && capability >= wanted;
+  char prefix[4] = "";
+  const int parts = std::sscanf(architecture.c_str(), "%3[a-z]_%d", prefix, &wanted);
+  return parts == 2 && std::string(prefix) == "sm" && capability >= wanted;
 }
 
 void set_stream(c10::DeviceIndex index, void* stream, void** previous) {

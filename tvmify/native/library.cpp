@@ -1,6 +1,7 @@
 #include "library.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/hash.h>
@@ -142,6 +143,10 @@ class Library::Retired {
       add(std::move(leaving));
       throw;
     }
+    if (leaving.empty()) return;
+    // To unload kernels, TVM goes from GPU to GPU and stays on the last one.
+    const c10::DeviceGuard here(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice());
+    leaving.clear();
   }
 
  private:

@@ -22,6 +22,7 @@ from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, Compiled, saved_form
+from tvmify.target import Target
 
 
 def save(
@@ -60,7 +61,8 @@ def save(
         exported program, the calls that it was exported for.
     targets
         What to build for, each in the form of the option ``target``. None is the model's own
-        target, by default this machine. If a machine can run several, the first is used.
+        target, by default this machine. If a machine can run several, the first is used; of
+        several for GPUs, the one for the newest architecture.
     strict
         After loading, raise an error for a call that no compiled code serves, instead of warning
         and running the original. `load` can override it.
@@ -159,7 +161,8 @@ def compile_calls(
     for reason in dict.fromkeys(map(str, refused)):
         message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
         warnings.warn(message, TvmifyWarning, stacklevel=3)
-    return compiled
+    # A GPU also runs code for older ones, after its driver has compiled that once more.
+    return sorted(compiled, key=lambda one: -Target.parse(one.artifact.target).generation)
 
 
 def _check_effects(name: str, artifact: Artifact) -> None:

@@ -1,4 +1,4 @@
-"""Programs for GPUs are built to a cubin where there is no GPU."""
+"""Programs for GPUs are built where there is no GPU."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_nvrtc_uses_no_fast_math():
     source = 'extern "C" __global__ void f(float* x) { x[0] = sinf(x[1]) / x[2] + sqrtf(x[3]); }'
 
     def compiled(*options: str) -> bytes:
-        return nvrtc.compile(source, "sm_80", [*nvcc._BOTH, *options])
+        return nvrtc.compile(source, "80", [*nvcc._BOTH, *options])
 
     usual = compiled()
     assert usual == compiled("--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -127,7 +127,7 @@ def test_a_loop_without_a_schedule_is_an_error(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_kernels_take_the_place_of_their_source():
-    from tvmify.compiler.cuda.kernels import with_cubin
+    from tvmify.compiler.cuda.kernels import with_fatbin
 
     def text(content: bytes) -> bytes:
         return len(content).to_bytes(8, "little") + content
@@ -138,10 +138,10 @@ def test_kernels_take_the_place_of_their_source():
         content = tree + text(b"_lib") + text(b"cuda") + text(module) + text(b"vm") + text(b"...")
         return text(content)
 
-    assert with_cubin(packed(b"cuda", b"source"), b"source", b"ELF") == packed(b"cubin", b"ELF")
+    assert with_fatbin(packed(b"cuda", b"source"), b"source", b"ELF") == packed(b"cubin", b"ELF")
     for damaged in (packed(b"ptx", b"source"), packed(b"cuda", b"another")):
         with pytest.raises(RuntimeError, match="in another way"):
-            with_cubin(damaged, b"source", b"ELF")
+            with_fatbin(damaged, b"source", b"ELF")
 
 
 @needs_nvcc

@@ -48,7 +48,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "gcc", SOURCES / "cuda.c", "-o", folder / name, f"-Wl,-soname,{name}", "-ldl", *options
         )
     headers = [f"-I{TORCH / 'include'}", f"-I{TORCH / 'include/torch/csrc/api/include'}"]
-    libraries = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
+    libraries = [f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10", folder / "libcudart.so.13"]
     fake = folder / "libfake.so"
     build("g++", "-std=c++20", *headers, SOURCES / "torch.cpp", "-o", fake, *libraries)
     return os.environ | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -25,6 +26,11 @@ def main() -> None:
             assert result.device == torch.device("cuda", index)
             got = fake.to_cpu(result)
             assert torch.allclose(got, want, atol=1e-5), (got - want).abs().max()
+        assert fake.current_device() == 0
+    del module
+    gc.collect()
+    torch.classes.tvmify.CompiledModule("", program["library"], needed).load()
+    assert fake.current_device() == 0  # nor does unloading the kernels of both change it
     sys.stdout.write("done\n")
 
 

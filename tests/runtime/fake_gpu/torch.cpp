@@ -19,26 +19,42 @@
 #include <utility>
 #include <vector>
 
+// In cuda.c.
+extern "C" int cudaGetDevice(int* index);
+extern "C" int cudaSetDevice(int index);
+
 namespace {
 
 constexpr c10::DeviceIndex kDevices = 2;
 
-thread_local c10::DeviceIndex current_device = 0;
+// The one that CUDA's runtime knows, as in PyTorch.
+c10::DeviceIndex current_device() {
+  int index = 0;
+  cudaGetDevice(&index);
+  return static_cast<c10::DeviceIndex>(index);
+}
+
+c10::DeviceIndex exchange_device(c10::DeviceIndex index) {
+  const c10::DeviceIndex before = current_device();
+  cudaSetDevice(index);
+  return before;
+}
+
 thread_local std::array<c10::StreamId, kDevices> current_streams{};
 int64_t synchronizations = 0, initializations = 0;
 
 c10::DeviceIndex index_of(c10::Device device) {
-  return device.has_index() ? device.index() : current_device;
+  return device.has_index() ? device.index() : current_device();
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  c10::Device getDevice() const override { return {c10::kCUDA, current_device}; }
-  void setDevice(c10::Device device) const override { current_device = index_of(device); }
+  c10::Device getDevice() const override { return {c10::kCUDA, current_device()}; }
+  void setDevice(c10::Device device) const override { exchange_device(index_of(device)); }
   void uncheckedSetDevice(c10::Device device) const noexcept override { setDevice(device); }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {c10::kCUDA, std::exchange(current_device, index_of(device))};
+    return {c10::kCUDA, exchange_device(index_of(device))};
   }
   c10::Stream stream(c10::DeviceIndex index, c10::StreamId id) const {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, index), id);
@@ -84,13 +100,13 @@ void release(void* block) {
 
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size) override {
-    const c10::Device device(c10::kCUDA, current_device);
+    const c10::Device device(c10::kCUDA, current_device());
     if (size == 0) return {nullptr, nullptr, &release, device};
     if (size > size_t{1} << 40) C10_THROW_ERROR(OutOfMemoryError, "too little memory");
     void* const block = std::aligned_alloc(512, (size + 511) / 512 * 512);
     std::memset(block, 0x7f, size);  // nobody may count on zeros
     const std::lock_guard<std::mutex> lock(changing);
-    blocks[block] = current_streams.at(current_device);
+    blocks[block] = current_streams.at(current_device());
     return {block, block, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -163,9 +179,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
 }
 
 at::Tensor to_gpu(const at::Tensor& tensor, int64_t index) {
-  const c10::DeviceIndex before = std::exchange(current_device, index);
+  const c10::DeviceIndex before = exchange_device(static_cast<c10::DeviceIndex>(index));
   at::Tensor copy = copied_to_gpu(tensor.contiguous());
-  current_device = before;
+  exchange_device(before);
   return copy;
 }
 
@@ -181,7 +197,7 @@ TORCH_LIBRARY(fake_gpu, library) {
               [](const at::Tensor& tensor) { return seen_by_cpu(tensor).clone(); });
   library.def("use_stream(int index, int stream) -> ()",
               [](int64_t index, int64_t stream) { current_streams.at(index) = stream; });
-  library.def("current_device() -> int", [] { return int64_t{current_device}; });
+  library.def("current_device() -> int", [] { return int64_t{current_device()}; });
   library.def("blocks() -> int", [] { return static_cast<int64_t>(blocks.size()); });
   library.def("synchronizations() -> int", [] { return synchronizations; });
   library.def("initializations() -> int", [] { return initializations; });

@@ -1,4 +1,4 @@
-"""The kernels of a program: CUDA C++ → one cubin → part of the shared library.
+"""The kernels of a program: CUDA C++ → one fatbin → part of the shared library.
 
 Where TVM's CUDA runtime is not loaded, TVM leaves the source in the library, to be compiled where
 it runs. Here it is compiled at once, everywhere alike, and takes the source's place in what TVM
@@ -23,7 +23,8 @@ from tvmify.system import forks
 _GENERATING = forks.Lock()
 #: TVM's names of such modules, and of the host's code, which is packed without content.
 _KIND, _HOST = b"cuda", b"_lib"
-#: TVM's names of the forms of their code.
+#: TVM's names of the forms of their code. The driver is given what is called a cubin, and takes a
+#: fatbin there, too.
 _SOURCE, _BINARY = b"cuda", b"cubin"
 
 
@@ -33,7 +34,7 @@ class Kernels:
 
     module: tvm.runtime.Module
     source: str
-    cubin: bytes
+    fatbin: bytes
 
 
 def generate(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Kernels:
@@ -70,11 +71,11 @@ def pack(executable: tvm.runtime.Module, kernels: Kernels) -> bytes:
         The same.
     """
     packed = tvm.runtime._ffi_api.ModulePackImportsToTensor(executable).numpy().tobytes()
-    return with_cubin(packed, kernels.source.encode(), kernels.cubin)
+    return with_fatbin(packed, kernels.source.encode(), kernels.fatbin)
 
 
-def with_cubin(packed: bytes, source: bytes, cubin: bytes) -> bytes:
-    """Replace source by a cubin in modules as TVM packs them.
+def with_fatbin(packed: bytes, source: bytes, fatbin: bytes) -> bytes:
+    """Replace source by a fatbin in modules as TVM packs them.
 
     Packed are the number of bytes that follow, two arrays that say which module imports which, and
     then each module as its kind and its content; the host's code has none. The content
@@ -95,7 +96,7 @@ def with_cubin(packed: bytes, source: bytes, cubin: bytes) -> bytes:
         content = reader.text()
         if kind == _KIND and content.startswith(head) and content.endswith(tail):
             table = content[len(head) : len(content) - len(tail)]
-            content = _text(_BINARY) + table + _text(cubin)
+            content = _text(_BINARY) + table + _text(fatbin)
             replaced += 1
         parts.append(_text(content))
     if replaced != 1 or reader.at != len(packed):

@@ -1,4 +1,8 @@
-"""CUDA C++ → cubin, by nvcc, or by NVRTC where there is none."""
+"""CUDA C++ → machine code and PTX, by nvcc, or by NVRTC where there is none.
+
+Both are for the architecture without its features ("sm_90" for "sm_90a"), which kernels of TVM's do
+not use: so the driver of a later GPU can compile the PTX.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ _INFINITY = "-Dinff=__int_as_float(0x7f800000)"
 #: No fast math: eager's own kernels are not compiled with it either.
 _BOTH = ["-std=c++17", "-w", _INFINITY]
 _OPTIONS = [
-    *(*_BOTH, "-cubin", "-O3", "--expt-relaxed-constexpr"),
+    *(*_BOTH, "-fatbin", "-O3", "--expt-relaxed-constexpr"),
     *(f"-U__CUDA_NO_{name}_OPERATORS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
     *(f"-U__CUDA_NO_{name}_CONVERSIONS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
 ]
@@ -37,7 +41,7 @@ def find() -> str | None:
 
 
 def compile(source: str, arch: str) -> bytes:
-    """Compile CUDA C++ for one architecture.
+    """Compile CUDA C++ to a fatbin, for one architecture and for all later ones.
 
     Raises
     ------
@@ -46,20 +50,23 @@ def compile(source: str, arch: str) -> bytes:
     RuntimeError
         The compiler refuses the source, or does not know the architecture.
     """
+    generation = arch.strip("sm_af")
     nvcc = find()
     if nvcc is not None:
-        return _by_nvcc(nvcc, source, arch)
+        return _by_nvcc(nvcc, source, generation)
     if nvrtc.find():
-        return nvrtc.compile(source, arch, _BOTH)
+        return nvrtc.compile(source, generation, _BOTH)
     raise BuildError("there is no compiler for CUDA", INSTALL)
 
 
-def _by_nvcc(nvcc: str, source: str, arch: str) -> bytes:
+def _by_nvcc(nvcc: str, source: str, generation: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="tvmify-") as folder:
-        given, made = Path(folder, "kernels.cu"), Path(folder, "kernels.cubin")
+        given, made = Path(folder, "kernels.cu"), Path(folder, "kernels.fatbin")
         given.write_text(source)
-        command = [nvcc, f"-arch={arch}", *_OPTIONS, "-o", str(made), str(given)]
+        virtual, real = f"compute_{generation}", f"sm_{generation}"
+        code = f"arch={virtual},code=[{real},{virtual}]"
+        command = [nvcc, "-gencode", code, *_OPTIONS, "-o", str(made), str(given)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
-            raise RuntimeError(f"nvcc for {arch}: {(result.stderr or result.stdout).strip()}")
+            raise RuntimeError(f"nvcc for {real}: {(result.stderr or result.stdout).strip()}")
         return made.read_bytes()
