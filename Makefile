@@ -19,7 +19,9 @@
 # make bench-generate   tokens of language models with caches, against eager and Inductor
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make structure        which scheduled functions differ from an earlier record (some minutes; QUICK=1: one)
-# make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one
+# make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one,
+#                       with the python3 and packages that are there: CASES, CONTENDERS, ROUNDS
+# make gpu-bundle       what a first run on a GPU needs, built here: one archive; ARCH, CASES
 # make docs             the documentation, in build/docs; a warning is an error
 # make wheel            a wheel in dist/, tried out in a clean environment
 # make wheels           one for each Python with native parts for each PyTorch, each tried (hours)
@@ -53,6 +55,8 @@ CPP := $(NATIVE) $(wildcard examples/cpp/*.cpp examples/cpp/*.h)
 TESTS ?=
 MODELS ?= *
 CONTENDERS ?= *
+CASES ?= *
+ARCH ?= sm_90a
 ROUNDS ?= 7
 DTYPE ?= float32
 THREADS ?= 2
@@ -74,8 +78,8 @@ BEFORE ?= build/structure/before.json
 QUICK ?=
 
 .PHONY: demo install test smoke matrix sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check docs \
-	wheel wheels clean
+	bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check gpu-bundle \
+	docs wheel wheels clean
 
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
@@ -161,9 +165,15 @@ structure: install
 	test -f $(BEFORE) || cp build/structure/now.json $(BEFORE)
 	$(BIN)/python -m benchmarks.structure compare $(BEFORE) build/structure/now.json
 
-gpu-check: install
-	$(BIN)/python -m pytest -rs tests/gpu
-	$(BIN)/python -m benchmarks.gpu --rounds $(ROUNDS)
+# Installs nothing: with the python3 and the PyTorch that are there, the native part is built in place.
+gpu-check:
+	MAX_JOBS=$${MAX_JOBS:-16} python3 setup.py --quiet egg_info build_ext --inplace
+	python3 -m pytest -rs tests/gpu
+	python3 -m benchmarks.gpu --rounds $(ROUNDS) --cases '$(CASES)' --contenders '$(CONTENDERS)'
+
+# For a machine with a GPU and PyTorch, and neither network nor compilers: see docs/gpu.md.
+gpu-bundle: install
+	$(BIN)/python -m benchmarks.gpu_bundle --arch $(ARCH) --cases '$(CASES)'
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -87,13 +87,13 @@ class Worker:
             print(file=self.process.stdin, flush=True)
         return self.answer()
 
-    def answer(self) -> dict[str, Any]:
-        """Wait for a line, then stop the process; raises as `burst` does."""
+    def answer(self, patience: float = PATIENCE) -> dict[str, Any]:
+        """Wait some seconds for a line, then stop the process; raises as `burst` does."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
-            if not selector.select(PATIENCE):
-                raise WorkerError(f"no answer in {PATIENCE} s")
+            if not selector.select(max(patience, 0)):
+                raise WorkerError(f"no answer in {patience:.0f} s")
         line = self.process.stdout.readline()
         if not line:
             raise WorkerError(self._end())
