@@ -5,9 +5,10 @@ exported: a warm process never needs it.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,18 @@ def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
     if not (is_plain and tensor.layout is torch.strided and tensor.numel() and has_memory(tensor)):
         return (id(tensor),)
     return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def with_weights(program: ExportedProgram, weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
+    """Return a program of the same graph with these tensors as its state dict.
+
+    A recording that is kept has none, nor the arguments it was recorded with: it would keep them
+    alive.
+    """
+    program = copy.copy(program)
+    program._state_dict = dict(weights)
+    program._example_inputs = None
+    return program
 
 
 def name_attributes(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import Self
 
 from tvmify.capture.varying import Varying
 
@@ -46,6 +48,20 @@ class Program(abc.ABC):
     may_draw: bool = False
     asks_for_layout: bool = False
     asks_for_identity: bool = False
+    _owner: Any
+
+    def of(self, owner: Any) -> Self:
+        """Return the program with the weights of another owner.
+
+        Parameters
+        ----------
+        owner
+            A module or function of the same state as what was captured; None for a program that is
+            kept: it holds no weights, and neither exports nor returns any.
+        """
+        program = copy.copy(self)
+        program._owner = owner
+        return program
 
     @abc.abstractmethod
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,10 @@ class Varying:
         places = self.places()
         return {place: hint for name, hint in self.hints.items() for place in places[name]}
 
+    def recorded(self) -> Varying:
+        """Return what a recording depends on: programs that differ in their hints share one."""
+        return replace(self, hints={})
+
     def places(self) -> dict[str, list[tuple[int, int]]]:
         """Return the tensors and axes of each symbol."""
         found: dict[str, list[tuple[int, int]]] = {}
@@ -57,6 +61,22 @@ class Varying:
                 if name is not None:
                     found.setdefault(name, []).append((leaf, axis))
         return found
+
+
+def shapes_of(leaves: Sequence[Any], varying: Varying | None) -> tuple[Any, ...]:
+    """Describe the leaves of a call, with the names of symbols in place of sizes that may vary."""
+    axes = {} if varying is None else varying.axes
+
+    def described(place: int, leaf: Any) -> tuple[Any, ...]:
+        if not isinstance(leaf, torch.Tensor):
+            return type(leaf), leaf
+        names = axes.get(place, (None,) * leaf.ndim)
+        shape = tuple(
+            size if name is None else name for size, name in zip(leaf.shape, names, strict=True)
+        )
+        return leaf.dtype, shape, leaf.device
+
+    return tuple(described(place, leaf) for place, leaf in enumerate(leaves))
 
 
 def dynamic_shapes(args: Any, kwargs: Any, varying: Varying) -> Any:

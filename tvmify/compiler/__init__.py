@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.recorded_shapes import with_later_guards
@@ -28,6 +29,7 @@ from tvmify.torch_compat.tracing import tracing
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+    from torch.fx import GraphModule
 
     from tvmify.compiler.frontend.decompositions import Decomposed
 
@@ -35,6 +37,8 @@ __all__ = ["Tuning", "compile"]
 
 #: TVM has one stack of block builders for all threads.
 _ONE_AT_A_TIME = forks.Lock()
+#: Decomposed recordings with symbols, for as long as the recordings are kept.
+_DECOMPOSED: WeakKeyDictionary[GraphModule, Decomposed] = WeakKeyDictionary()
 
 
 def compile(
@@ -87,7 +91,7 @@ def compile(
     # Deprecations inside torch and TVM do not concern the user, and must not fail under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
-            decomposed = _decompose(program, stages)
+            decomposed = _decompose(program, stages, is_kept=shapes is not None)
             with _known_sizes(shapes):
                 # Tuning is for one size.
                 how = accuracy, tuning if shapes is None else None, unpacked, threads, places
@@ -104,16 +108,20 @@ def compile(
             ) from error
 
 
-def _decompose(program: ExportedProgram, stages: _Stages) -> Decomposed:
+def _decompose(program: ExportedProgram, stages: _Stages, *, is_kept: bool) -> Decomposed:
     # Imported here: this takes seconds, and a warm process must not load the compiler.
     with stages("decompose"):
         from tvmify.compiler.frontend.decompositions import decompose
 
-        load_ahead()
-        with tracing():
-            decomposed = decompose(program)
+        # A recording with symbols is built once for each size class.
+        if (decomposed := _DECOMPOSED.get(program.graph_module)) is None:
+            load_ahead()
+            with tracing():
+                decomposed = decompose(program)
+            if is_kept:
+                _DECOMPOSED[program.graph_module] = decomposed
         prepare_tvm()
-    return decomposed
+    return decomposed.copy() if is_kept else decomposed
 
 
 def _known_sizes(shapes: Shapes | None) -> AbstractContextManager[None]:

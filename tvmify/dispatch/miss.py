@@ -169,9 +169,13 @@ class Miss:
         repeated = request.repeated
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}
+        hints, varying = None, request.varying
+        if varying is not None:
+            hints, varying = tuple(sorted(varying.hints.items())), varying.recorded()
         modes = *request.modes, str(repeated)
-        described = request.signature, request.varying, *modes, str(request.target)
-        place = module.current.number, *described
+        described = request.signature, varying, *modes, str(request.target)
+        recorded_at = module.current.number, *described
+        place = recorded_at, hints
         made = programs.made.peek(place)
         if isinstance(made, NotCompiled):
             raise made
@@ -180,7 +184,7 @@ class Miss:
             return made.key, load_again(made.key, made.artifact)
         self._stages.begin("capture")
         try:
-            program = self._capture(place)
+            program = self._capture(recorded_at)
         except CacheMiss:
             raise
         except NotCompiled as reason:
@@ -193,25 +197,27 @@ class Miss:
         key, (executor, source) = obtain(wanted, self._stages, self._proof(store))
         self._shared.counts.found(source)
         self._note(key=key, source=source)
-        programs.awaited.discard(place)
+        if varying is None:
+            programs.recorded.discard(recorded_at)
         programs.made.store(place, Made(key, executor.artifact, captured))
         return key, executor
 
     def _capture(self, place: Place) -> Program:
         args, kwargs = self._request.args, self._request.kwargs
         options, state = self._request.options, self._module.current
-        awaited = self._shared.programs.awaited
+        recorded, owner = self._shared.programs.recorded, self._subject.captured()
         program = state.scripted
         if program is None or not program.accepts(args, kwargs):
-            program = awaited.peek(place)
-        if program is None or not program.accepts(args, kwargs):
-            with on_miss.capturing(options):
-                program = capture(self._subject.captured(), args, kwargs, self._request.varying)
-            if on_miss.in_background(options):
-                awaited.store(place, program)
-            if program.method == "torchscript":
-                state.scripted = program  # it serves every signature
-            self._module.hold_constants(program)
+            program = recorded.peek(place)
+        if program is not None and program.accepts(args, kwargs):
+            return program.of(owner)
+        with on_miss.capturing(options):
+            program = capture(owner, args, kwargs, self._request.varying)
+        if program.method == "torchscript":
+            state.scripted = program.of(None)  # it serves every signature
+        elif on_miss.in_background(options) or self._request.varying is not None:
+            recorded.store(place, program.of(None))
+        self._module.hold_constants(program)
         return program
 
     def _wanted(self, program: Program, repeated: Any) -> Wanted:

@@ -56,15 +56,16 @@ class Programs:
     ----------
     made
         What was costly to make, or the reason why nothing was made.
-    awaited
-        What was captured for signatures that are being built in the background.
+    recorded
+        What was captured for signatures that are being built in the background, or for any sizes:
+        programs for other classes of sizes are made of the same recording.
     """
 
     def __init__(self, cache_size: int) -> None:
         self.made: MemoryCache[Made | NotCompiled] = MemoryCache(4 * cache_size)
-        self.awaited: MemoryCache[Program] = MemoryCache(cache_size)
+        self.recorded: MemoryCache[Program] = MemoryCache(cache_size)
 
     def clear(self) -> None:
         """Forget all of it."""
         self.made.clear()
-        self.awaited.clear()
+        self.recorded.clear()

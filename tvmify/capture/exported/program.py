@@ -21,13 +21,14 @@ from tvmify.capture.exporting import (
     export,
     name_attributes,
     tensor_identity,
+    with_weights,
 )
 from tvmify.capture.nested import refuse_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
-from tvmify.capture.varying import Varying
+from tvmify.capture.varying import Varying, shapes_of
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
 from tvmify.signature import repetitions
 
@@ -65,7 +66,7 @@ class TracedProgram(Program):
         varying: Varying | None = None,
     ) -> None:
         self.reason = reason
-        self._varying = varying
+        self._varying = None if varying is None else varying.recorded()
         self._owner = callable_
         names: dict[TensorIdentity, str] = {}
         if isinstance(callable_, torch.nn.Module):
@@ -84,41 +85,43 @@ class TracedProgram(Program):
         call = RecordedCall(args, kwargs, repeated, varying)
         call.attach(module, watch)
         exported = export(module, call.args, call.kwargs, varying)
-        self._exported, constants = name_attributes(exported, names)
+        exported, constants = name_attributes(exported, names)
         self._call = self._call_key(args, kwargs)
         used = {
-            node.name: bool(node.users)
-            for node in self._exported.graph.nodes
-            if node.op == "placeholder"
+            node.name: bool(node.users) for node in exported.graph.nodes if node.op == "placeholder"
         }
         self.weights = tuple(
             spec.target
-            for spec in self._exported.graph_signature.input_specs
-            if spec.target in self._exported.state_dict and used[spec.arg.name]
+            for spec in exported.graph_signature.input_specs
+            if spec.target in exported.state_dict and used[spec.arg.name]
         )
         self.constants = tuple(constants)
-        self.fingerprint = fingerprint(self._exported, self.weights)
+        self.fingerprint = fingerprint(exported, self.weights)
+        self._names = tuple(exported.state_dict)
+        self._recorded = with_weights(exported, {})
         self.may_draw = may_draw(callable_, self.fingerprint)
         self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether these arguments have the recorded signature."""
+        """Whether these arguments have the recorded signature; symbols stand for any size."""
         return self._call_key(args, kwargs) == self._call
 
     def export(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
     ) -> ExportedProgram:
-        """Return the recorded program."""
-        if varying != self._varying or not self.accepts(args, kwargs):
+        """Return the recorded program, with the current tensors of the module."""
+        recorded = None if varying is None else varying.recorded()
+        if recorded != self._varying or not self.accepts(args, kwargs):
             raise UnsupportedInput(
                 "The program was recorded for arguments of other shapes or values",
                 "Capture the module again with these arguments.",
             )
-        return self._exported
+        return with_weights(self._recorded, {n: resolve(self._owner, n) for n in self._names})
 
     def _call_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
-        return *_call_key(args, kwargs), repeated
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        return structure, shapes_of(leaves, self._varying), repeated
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the current tensors of the module."""
@@ -154,13 +157,3 @@ def _refuse_changes(
 
 def _describe_objects(before: list[Any], module: torch.nn.Module, _: Any, result: Any) -> Any:
     return describe_objects(result, lambda: reachable([*before, module]))
-
-
-def _call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    leaves, structure = pytree.tree_flatten((args, kwargs))
-    return structure, tuple(
-        (leaf.dtype, leaf.shape, leaf.device)
-        if isinstance(leaf, torch.Tensor)
-        else (type(leaf), leaf)
-        for leaf in leaves
-    )

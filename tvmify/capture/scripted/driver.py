@@ -31,7 +31,8 @@ class RegionProgram(ScriptedProgram):
 
     def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier, is_python: bool) -> None:
         self.scripted: Any = torch._C._create_function_from_graph("region", graph)
-        self._original = self._defaults = None
+        self._defaults = None
+        self.is_plain = False
         self._is_python = is_python
         self._read_graph(graph, self.scripted.schema, root)
         self._asks = self._grad_mode = False  # the driver runs it without gradients

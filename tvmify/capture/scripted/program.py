@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -26,7 +26,7 @@ from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import unfolded
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
-from tvmify.capture.varying import Varying, check_sizes
+from tvmify.capture.varying import Varying, check_sizes, shapes_of
 from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.signature import repeat, repetitions
 from tvmify.system.faults import check_temporary_directory
@@ -183,8 +183,7 @@ class ScriptedProgram(Program):
     def __init__(self, scripted: Scripted, original: Callable[..., Any] | None = None) -> None:
         is_module = isinstance(scripted, torch.jit.ScriptModule)
         forward: Any = scripted.forward if is_module else scripted
-        self._original = original
-        self._is_python = original is not None
+        self.is_plain = self._is_python = original is not None
         self._defaults = None if original is None else defaults_of(original)
         root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
         with without_autocast():
@@ -202,6 +201,8 @@ class ScriptedProgram(Program):
         self._schema = schema
         self._is_module = root is not None
         self._state = State(root)
+        # The last recording with symbols, shared by the programs of all owners.
+        self._recorded: dict[Hashable, ExportedProgram] = {}
         self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
         self.weights = tuple(self._state.tensors)
         self.asks_for_identity = " = aten::__is" in self.fingerprint
@@ -223,11 +224,6 @@ class ScriptedProgram(Program):
         """Read weights from their owner from now on."""
         self._owner = owner
         self._state.forget_root(owner)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether results need conversion: it was scripted here, and Python has more types."""
-        return self._original is not None
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the annotations of forward accept these arguments."""
@@ -266,7 +262,25 @@ class ScriptedProgram(Program):
     def export(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
     ) -> ExportedProgram:
-        """Record a run of the graph for arguments of this signature."""
+        """Record a run of the graph for arguments of this signature.
+
+        The last recording with symbols is kept: programs that differ in their hints share it.
+        """
+        if varying is None:
+            return self._record(args, kwargs, None)
+        from tvmify.capture.exporting import with_weights
+
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        repeated = repetitions((args, kwargs))
+        call = structure, shapes_of(leaves, varying), str(repeated), varying.recorded()
+        if call not in self._recorded:
+            self._recorded.clear()
+            self._recorded[call] = with_weights(self._record(args, kwargs, varying), {})
+        return with_weights(self._recorded[call], self._tensors())
+
+    def _record(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None
+    ) -> ExportedProgram:
         check_temporary_directory()
         # imports sympy and much else, which a warm process never needs
         import_recorder()
@@ -279,8 +293,8 @@ class ScriptedProgram(Program):
             if self._asks and self._inference_mode != torch.is_inference_mode_enabled():
                 modes.enter_context(torch.inference_mode(self._inference_mode))
             modes.enter_context(torch.set_grad_enabled(self._grad_mode))
-            if self._original is not None:
-                expected = eager_result(self._original, args, kwargs)
+            if self.is_plain:
+                expected = eager_result(self._owner, args, kwargs)
             repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
             recorded = _Recorded(self, self._tensors(), expected, repeated, tuple(kwargs), varying)
             return export(recorded, args, kwargs, varying)

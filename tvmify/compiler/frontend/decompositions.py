@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,12 +97,22 @@ class Decomposed:
     ----------
     program
         The program, with the operators of `WHOLE` kept, constants folded, and attention recognized.
+        It has no weights: compiled code takes them as arguments.
     shared
         How tensors share memory, which a program without writes cannot express.
     """
 
     program: ExportedProgram
     shared: Sharing
+
+    def copy(self) -> Decomposed:
+        """Return a program with its own graph, since the translation changes it."""
+        program = copy.copy(self.program)
+        graph_module = program.graph_module
+        program._graph_module = torch.fx.GraphModule(
+            graph_module, copy.deepcopy(graph_module.graph)
+        )
+        return Decomposed(program, self.shared)
 
 
 def decompose(program: ExportedProgram) -> Decomposed:
@@ -120,6 +131,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     fold_constants(program)
     recognise_attention(program)
     forget_tensors(*fake_modes(program.graph))
+    program._state_dict = {}
     return Decomposed(program, shared)
 
 
