@@ -22,7 +22,7 @@ ARGUMENTS = {
     "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
     "05_predictor.py": ("--side", "64"),
     "06_warm_up.py": ("--sides", "64"),
-    "07_torch_compile.py": ("--steps", "30"),
+    "08_torch_compile.py": ("--steps", "30"),
 }
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
 
@@ -100,7 +100,7 @@ def test_a_model_is_trained_and_served_with_torch_compile(
 ) -> None:
     path = os.pathsep.join([str(entry_points(tmp_path)), str(EXAMPLES.parent)])
     monkeypatch.setenv("PYTHONPATH", path)
-    printed = run("07_torch_compile.py", cache=tmp_path / "cache")
+    printed = run("08_torch_compile.py", cache=tmp_path / "cache")
     assert "30 steps of training: 2 programs" in printed
     assert printed.count("right, as in eager") == 4
     assert "first half, 100%" in printed

@@ -3,7 +3,7 @@
 It shows: forward and backward of a training step run compiled; the trained weights are served
 without another compilation for each length; code between two graphs runs in Python.
 
-    python examples/07_torch_compile.py
+    python examples/08_torch_compile.py
 """
 
 from __future__ import annotations
