@@ -91,7 +91,7 @@ def main() -> None:
     elif options.step == "measure":
         _measure(wanted, options.folder, options.seconds)
     else:
-        _report(wanted, _records(options.folder))
+        _report(wanted, read_records(options.folder))
 
 
 def _candidates(shape: Shape) -> tuple[str, list[str]]:
@@ -142,7 +142,7 @@ def _build(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
 
 
 def _measure(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
-    records = _records(folder)
+    records = read_records(folder)
     end = time.monotonic() + seconds
     candidates = {}
     for shape in wanted:
@@ -225,7 +225,8 @@ def _path(folder: Path, shape: Shape, name: str) -> Path:
     return folder / f"{sha256(f'{shape} {name}'.encode()).hexdigest()[:16]}.json"
 
 
-def _records(folder: Path) -> dict[str, Record]:
+def read_records(folder: Path) -> dict[str, Record]:
+    """Return what was measured, by the text of the shape."""
     path = folder / "times.json"
     if not path.exists():
         return {}

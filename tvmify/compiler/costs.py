@@ -73,8 +73,10 @@ class Core:
     stream: float = _number(20, "bytes/ns", Source(_XEON, "cbf17a3", _KERNELS))
     #: Weights read from beyond L2 beside multiply-adds, of direct convolutions.
     weights: float = _number(22, "bytes/ns", Source(_VMS, "ce291c1", _SEARCH))
-    #: One core's time from which on a loop nest is worth a fork and join, which costs 3 to 5 µs.
-    worth_fork: float = _number(10_000, "ns", Source(_XEON, "cbf17a3", _KERNELS))
+    #: A fork and join of two threads: 3 to 5 µs.
+    fork: float = _number(4000, "ns", Source(_XEON, "cbf17a3", _KERNELS))
+    #: One core's time from which on a loop nest is run by several.
+    worth_fork: float = _number(2.5, "forks", _estimate("cbf17a3"))
     #: How much dearer a byte from beyond L2 is than one from L2.
     far: int = _number(4, "ratio", _estimate("1041b38"))
 
@@ -112,8 +114,8 @@ class Tile:
 class Matmul:
     """How a matrix product is cut, see `kernels.matmul.plan.nanoseconds`."""
 
-    #: Nanoseconds of one cycle of `kernels.common.tiles.cycles`.
-    cycle: float = _number(0.22, "ns/cycle", _FIT)
+    #: One cycle of `kernels.common.tiles.cycles`.
+    cycle: float = _number(0.66, "cycles", _FIT)
     #: Weights that a core reads from memory.
     far_byte: float = _number(0.035, "ns/byte", _FIT)
     #: Weights that it reads again; twice that where nothing is fetched ahead.
@@ -133,8 +135,6 @@ class Matmul:
     spilled_byte: float = _number(0.0014, "ns/byte", Source(_XEON, "9ddd90d", _SEARCH))
     #: See `spilled_byte`.
     spills: float = _number(1.5, "L1 sizes", Source(_XEON, "9ddd90d", _SEARCH))
-    #: A fork and join.
-    fork: float = _number(1500.0, "ns", _FIT)
     #: How much longer a tile waits for weights that no other tile meets, unless L2 keeps them.
     lone: float = _number(1.25, "ratio", Source(_XEON, "1b0824d", _SEARCH))
     #: Multiply-adds of more rows than this hide the way of their weights from memory, but for a
@@ -216,10 +216,10 @@ class Winograd:
     far_sum_byte: float = _number(0.0625, "ns/byte", Source(_XEON, "1193153", _SEARCH))
     #: Tiles of planes that are estimated fastest, of which one that divides a row is taken.
     near_best: int = _number(6, "tiles", Source(_XEON, "1193153", _SEARCH))
-    #: What has to be gained: the direct kernel is more exact, and has a single fork.
+    #: The gain that justifies it, since the direct kernel is more accurate.
     margin: float = _number(50_000, "ns", Source(_VMS, "d620462", _SEARCH))
-    #: One more fork, where all inputs are transformed before the first product.
-    fork: float = _number(20_000, "ns", Source(_VMS, "d620462", _SEARCH))
+    #: The same for transforming all inputs before the first product, which takes a second fork.
+    shared_margin: float = _number(5, "forks", Source(_VMS, "d620462", _SEARCH))
     #: Beside a step's other cycles, for each row of a tile: inputs come from L2. Narrower tiles
     #: read them more often, and took 5 to 30 % longer.
     far_row: float = _number(0.125, "cycles", Source(_XEON, "d620462", _SEARCH))

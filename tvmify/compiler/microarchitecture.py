@@ -114,7 +114,7 @@ class Microarchitecture:
 
     def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
         """Decide whether a loop nest is long enough to pay for a fork and join."""
-        return self.streaming(multiply_adds, byte_count) > CORE.worth_fork
+        return self.streaming(multiply_adds, byte_count) > CORE.worth_fork * CORE.fork
 
 
 def bits_of(dtype: str) -> int:

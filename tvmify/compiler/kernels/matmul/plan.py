@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from tvmify.compiler.costs import MATMUL
+from tvmify.compiler.costs import CORE, MATMUL
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.microarchitecture import Microarchitecture
 
@@ -186,7 +186,7 @@ def nanoseconds(
     cores = min(cores, tasks) if forks else 1
     steps = -(-tasks // cores) * plan.block * work.depth
     tile = tiles.Tile(plan.rows, plan.columns)
-    time = steps * tiles.cycles(tile, machine, bits, work.columns) * MATMUL.cycle
+    time = steps * tiles.cycles(tile, machine, bits, work.columns) * MATMUL.cycle / CORE.clock
     if work.depth * work.apart * element % MATMUL.aliasing == 0:
         time *= 1 + max(plan.rows - MATMUL.ways, 0) * MATMUL.crowded
     # By columns each core reads weights of its own, by rows each reads all of them.
@@ -204,7 +204,7 @@ def nanoseconds(
     time += (left / min(shares, cores) - left / cores) * MATMUL.foreign_byte
     if not plan.rows_first and panels > 1 and result > machine.l2_bytes:
         time += result / cores * MATMUL.result_byte
-    return time + forks * MATMUL.fork
+    return time + forks * CORE.fork
 
 
 def longest_sum(depth: int) -> int:

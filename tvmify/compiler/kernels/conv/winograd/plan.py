@@ -19,7 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tvmify.compiler import sizes
-from tvmify.compiler.costs import WINOGRAD
+from tvmify.compiler.costs import CORE, WINOGRAD
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.kernels.conv.winograd.cook_toom import Filtering
@@ -227,7 +227,7 @@ class Cut:
         multiply_adds = chunks * self.groups * self.tile.rows * weights
         products = machine.nanoseconds(WINOGRAD.product * multiply_adds)
         transforms = machine.nanoseconds(WINOGRAD.input * inputs + WINOGRAD.result * results)
-        start = WINOGRAD.margin + WINOGRAD.fork * self.shared
+        start = WINOGRAD.margin + WINOGRAD.shared_margin * CORE.fork * self.shared
         return start + max(products, weights * 4 * WINOGRAD.weight_byte) + transforms + moved
 
 
