@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 
 from tests.compiler.kernels.kernels import build, random
-from tvmify.compiler.kernels.common.axes import Axes, AxisError, forget_axes, named
+from tvmify.compiler.kernels.common.axes import Axes, AxisError, forget_axes, named, own_loops
 
 
 def _sums(*names: str) -> tirx.PrimFunc:
@@ -58,3 +58,10 @@ def test_scheduled_functions_have_none():
     kernel = build(product, [random(8, 16)], [random(16, 32)]).kernel()
     assert "matmul_tile" in kernel.script()
     assert "tvmify.axes" not in kernel.script()
+
+
+def test_loops_are_found_by_the_names_of_axes():
+    sch = s_tir.Schedule(_sums("row", "lane", "k"))
+    loops = own_loops(sch, sch.get_sblock("sums"))
+    extents = {name: int(sch.get(loop).extent) for name, loop in loops.items()}
+    assert extents == {"row": 3, "lane": 5, "k": 7}

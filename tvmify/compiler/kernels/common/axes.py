@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, with_block_parts
@@ -84,6 +85,16 @@ class Axes:
         """Return which iteration variable of the block an axis is."""
         variable = self[name]
         return next(i for i, one in enumerate(self.variables.values()) if one is variable)
+
+
+def own_loops(sch: s_tir.Schedule, block: SBlockRV) -> dict[str, LoopRV]:
+    """Return the loops of a block by the names of its axes, before any is split or moved.
+
+    These are its innermost ones; outer ones may belong to a block that it was computed at, with
+    ``preserve_unit_loops``.
+    """
+    names = Axes.of(sch.get(block)).variables
+    return dict(zip(names, sch.get_loops(block)[-len(names) :], strict=True))
 
 
 def named(*names: str) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.kernels.common.loops import (
     element_count,
@@ -202,6 +202,7 @@ def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tu
     Returns the loop that holds a tile of pixels, and the loop over blocks.
     """
     sch.compute_at(sums, channels, preserve_unit_loops=True)
-    *_, row, across, y, x, channel, block = sch.get_loops(sums)
-    sch.reorder(block, row, across, y, x, channel)
-    return across, block
+    loops = own_loops(sch, sums)
+    order = ("block", "y_tile", "x_tile", "y", ROW, LANE)
+    sch.reorder(*(loops[name] for name in order))
+    return loops["x_tile"], loops["block"]

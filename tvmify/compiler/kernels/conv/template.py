@@ -232,13 +232,13 @@ class Direct:
             pixel = padded(*place).astype(dtype)
             return te.sum(pixel * packed[g, co, o, ry, rx, rc, ci], axis=[ry, rx, rc])
 
-        names = ("image", "group", "channel_tile", "block", "y_tile", "x_tile", "y", ROW, LANE)
+        nest, within = ("image", "group", "channel_tile"), ("y_tile", "x_tile", "y", ROW, LANE)
         attrs = {
             ROWS_FIRST: self.rows_first,
             SIDE_BY_SIDE: self.side,
             DEPTH: self.in_channels,
             **open_ended(self.in_channels, self.block),
-            **named(*names, "window_y", "window_x", "input"),
+            **named(*nest, "block", *within, "window_y", "window_x", "input"),
         }
         head = (n, self.groups, int(packed.shape[1]))
         shape = (*tiled, down, across, channels)
@@ -250,6 +250,7 @@ class Direct:
                 (*head, 1, *shape),
                 lambda *i: te.sum(partial(*i[:3], o, *i[4:]), axis=o),
                 name=SUMS,
+                attrs=named(*nest, "all_blocks", *within, "block"),
             )
 
         grouped = self.groups > 1

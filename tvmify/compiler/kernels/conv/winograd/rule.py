@@ -25,7 +25,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
 from tvmify.compiler.kernels.common.guards import redo_if
 from tvmify.compiler.kernels.common.loops import (
     extent,
@@ -164,17 +164,16 @@ def _schedule_sums(
     sums, partial = sch.get_sblock(SUMS), sch.get_sblock(ANCHOR)
     sch.compute_at(sums, at, preserve_unit_loops=True)
     several = "block" in Axes.of(sch.get(sums))
-    *_, point, group, row, lane = sch.get_loops(sums)[: -1 if several else None]
-    groups = extent(sch, group)
+    loops = own_loops(sch, sums)
+    groups = extent(sch, loops["group"])
     if several:
-        block = sch.get_loops(sums)[-1]
-        sch.reorder(point, block, group, row, lane)
-    sch.compute_at(partial, group, preserve_unit_loops=True)
+        sch.reorder(*(loops[name] for name in ("point", "block", "group", ROW, LANE)))
+    sch.compute_at(partial, loops["group"], preserve_unit_loops=True)
     along = keep_in_registers(sch, partial, sums, machine)
     read = _READ if shared else ()
     fetch_ahead(sch, partial, along, groups, ["group"], machine.keeps(weights), rows=read)
     if several:
-        initial = sch.decompose_reduction(sums, block)
+        initial = sch.decompose_reduction(sums, loops["block"])
         vectorize(sch, sch.get_loops(initial)[-1], machine.lanes())
 
 
@@ -189,12 +188,13 @@ def _schedule_data(
     data, half = sch.get_sblock(DATA), find(sch, DOWN)
     if chunk is not None:
         sch.compute_at(data, chunk, preserve_unit_loops=True)
-    *around, point, row, channel = sch.get_loops(data)
+    loops = own_loops(sch, data)
+    point, row, channel = (loops.pop(name) for name in ("point", ROW, "channel"))
     sch.reorder(row, channel, point)
     outer, inner = sch.split(channel, [None, lanes])
     sch.reorder(outer, point, inner)
     if chunk is None:
-        parallel_if_worth(sch, fuse(sch, [*around, row]), machine, work)
+        parallel_if_worth(sch, fuse(sch, [*loops.values(), row]), machine, work)
     if half is not None:
         sch.compute_at(half, outer, preserve_unit_loops=True)
         sch.set_scope(half, 0, "local")
@@ -207,29 +207,30 @@ def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
     """Transform vectors of tiles, for which pixels that are some apart are brought together."""
     data, split = sch.get_sblock(DATA), sch.get_sblock(SPLIT)
     sch.compute_at(data, chunk, preserve_unit_loops=True)
-    *_, point, line, vector, tile = sch.get_loops(data)
-    sch.reorder(line, vector, point, tile)
-    sch.unroll(point)
-    sch.vectorize(tile)
-    sch.compute_at(split, line, preserve_unit_loops=True)
-    *_, phase, pixel = sch.get_loops(split)
-    sch.unroll(phase)
-    vectorize(sch, pixel, lanes)
+    loops = own_loops(sch, data)
+    sch.reorder(*(loops[name] for name in ("line", "vector", "point", LANE)))
+    sch.unroll(loops["point"])
+    sch.vectorize(loops[LANE])
+    sch.compute_at(split, loops["line"], preserve_unit_loops=True)
+    pixels = own_loops(sch, split)
+    sch.unroll(pixels["phase"])
+    vectorize(sch, pixels["x"], lanes)
 
 
 def _schedule_exact(sch: s_tir.Schedule) -> None:
     """Keep the tile in registers here too: an input may be NaN from end to end."""
     exact = sch.get_sblock(EXACT)
-    *_, row, column, lane, ry, rx, rc = sch.get_loops(exact)
-    sch.reorder(ry, rx, rc, row, column, lane)
+    loops = own_loops(sch, exact)
+    sch.reorder(*(loops[name] for name in ("window_y", "window_x", "input", "y", "x", LANE)))
     _in_registers(sch, exact)
-    _in_registers(sch, sch.decompose_reduction(exact, ry))
+    _in_registers(sch, sch.decompose_reduction(exact, loops["window_y"]))
 
 
 def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
     pack, half = sch.get_sblock(PACK), find(sch, PACK_DOWN)
     inline_producers(sch, PACK if half is None else PACK_DOWN)
-    tile, point, depth, lane = sch.get_loops(pack)
+    loops = own_loops(sch, pack)
+    tile, point, depth, lane = (loops[name] for name in ("channel_tile", "point", "k", LANE))
     work = float(prod(int(v.dom.extent) for v in sch.get(pack).iter_vars))
     outer, inner = sch.split(lane, [None, min(machine.lanes(), extent(sch, lane))])
     sch.reorder(tile, depth, outer, point, inner)

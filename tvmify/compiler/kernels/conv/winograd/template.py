@@ -37,7 +37,8 @@ PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
 #: Annotation of the anchor: how the rule is to cut the loops.
 PLAN = "tvmify.winograd"
 #: The outer axes of the sums.
-_CHUNK = ("y_chunk", "x_chunk", "channel_tile", "point")
+_PLACE = ("y_chunk", "x_chunk")
+_CHUNK = (*_PLACE, "channel_tile", "point")
 _DTYPE = "float32"
 _LARGEST = float(np.finfo(_DTYPE).max)
 
@@ -108,8 +109,9 @@ class Winograd(Cut):
             whole = across.filter(p, lambda x: weight(output, y, x, i), "float64")
             return whole.astype(_DTYPE)
 
+        axes = named("channel_tile", "point", "k", LANE)
         if self.taps > 1:
-            return te.compute(shape, by_rows, name=PACK)
+            return te.compute(shape, by_rows, name=PACK, attrs=axes)
 
         def half(t: Expr, i: Expr, p: Expr, x: Expr, lane: Expr) -> Expr:
             return down.filter(p, lambda y: weight(t * width + lane, y, x, i), "float64")
@@ -122,7 +124,7 @@ class Winograd(Cut):
             value = across.filter(column, lambda x: columns[t, i, row, x, lane], "float64")
             return value.astype(_DTYPE)
 
-        return te.compute(shape, whole, name=PACK)
+        return te.compute(shape, whole, name=PACK, attrs=axes)
 
     def pack_exact(self, kernel: te.Tensor) -> te.Tensor:
         """Lay OHWI weights out as ``[tile of channels, height, width, input, channel]``."""
@@ -183,6 +185,10 @@ class Winograd(Cut):
                 axis=[ry, rx, rc],
             ),
             name=EXACT,
+            attrs=named(
+                *(*_PLACE, "channel_tile", "down", "across"),
+                *("y", "x", LANE, "window_y", "window_x", "input"),
+            ),
         )
 
         def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
@@ -209,7 +215,9 @@ class Winograd(Cut):
 
         if self.taps > 1:
             shape = (*self.chunks, self.points, prod(self.stretches), self.channels)
-            return te.compute(shape, stretch, name=DATA)
+            return te.compute(
+                shape, stretch, name=DATA, attrs=named(*_PLACE, "point", ROW, "channel")
+            )
 
         def half(fy: Expr, fx: Expr, g: Expr, r: Expr, p: Expr, x: Expr, c: Expr) -> Expr:
             number = self._number(g, r)
@@ -224,7 +232,8 @@ class Winograd(Cut):
             return across.data(column, lambda x: part[fy, fx, g, r, row, x, c])
 
         shape = (*self.chunks, self.groups, self.points, group, self.channels)
-        return te.compute(shape, whole, name=DATA)
+        axes = named(*_PLACE, "group", "point", ROW, "channel")
+        return te.compute(shape, whole, name=DATA, attrs=axes)
 
     def _planes(self, padded: te.Tensor) -> te.Tensor:
         """The same for an NCHW image: ``[chunk, point, channel of a row, vector, tile]``.
@@ -239,6 +248,7 @@ class Winograd(Cut):
             (n, channels, tall, step, wide // step),
             lambda b, c, y, phase, i: padded[b, c, y, i * step + phase],
             name=SPLIT,
+            attrs=named("batch", "channel", "y", "phase", "x"),
         )
 
         def data(fy: Expr, fx: Expr, p: Expr, line: Expr, v: Expr, lane: Expr) -> Expr:
@@ -249,7 +259,8 @@ class Winograd(Cut):
             return self.horizontal.data(p, lambda x: split[(*place, x % step, tile + x // step)])
 
         shape = (*self.chunks, self.points, lines, columns // self.lanes, self.lanes)
-        return te.compute(shape, data, name=DATA)
+        axes = named(*_PLACE, "point", "line", "vector", LANE)
+        return te.compute(shape, data, name=DATA, attrs=axes)
 
     def _number(self, group: Expr, tile: Expr) -> Expr:
         """Number the tiles of a chunk through; of those that are not there, the last one again."""
