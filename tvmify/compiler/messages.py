@@ -1,4 +1,4 @@
-"""What a person needs of an error message of TVM."""
+"""Shortens error messages of TVM."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ LONGEST = 300
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type of an error, and the first line of its message that says something.
-
-    TVM puts the frames of its own stack, and drawings of the program, around it.
+    """Return the type of an error, and the first meaningful line of its message. TVM surrounds it
+    with its own stack frames and with excerpts of the program.
     """
     lines = [line.strip() for line in str(error).splitlines()]
     frames = ("Traceback", "File ", "^", "#", "@")

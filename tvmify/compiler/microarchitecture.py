@@ -1,4 +1,4 @@
-"""What a schedule rule may know about the processor, read from the target alone."""
+"""The properties of a processor that schedule rules use, read from the target alone."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Microarchitecture:
-    """The numbers from which every tile is derived.
-
-    How many cores there are is deliberately absent: the same library runs with any number of
-    threads, so loops are only marked parallel.
+    """The properties of a processor from which tiles are derived. The number of cores is
+    deliberately absent: a library runs with any number of threads, so loops are only marked
+    parallel. Nothing is read from the building machine: machines of one target share their
+    programs.
 
     Attributes
     ----------
     vector_bits
         Width of a vector register.
     vector_registers
-        How many of them the instruction set names.
+        How many of them the instruction set has.
     l1_bytes, l2_bytes
-        Private caches of one core, a conservative choice for the family.
+        Private caches of a core: the smallest of the processors with such a target.
     memory_operands
-        Whether arithmetic can take (and broadcast) an operand from memory, as on x86. Where it
-        cannot, each operand needs a register of its own.
+        Whether arithmetic instructions can take (and broadcast) an operand from memory, as on x86.
+        If not, each operand needs a register.
     multiplies_pairs
         Whether an instruction adds products of two pairs of bfloat16 to sums in float32.
     multiplies_tiles
-        Whether AMX multiplies tiles of bfloat16. None of our kernels uses it.
+        Whether AMX multiplies tiles of bfloat16. None of our kernels uses it, but PyTorch's do.
     units
-        How many multiply-adds of whole registers start per cycle. One on Zen 4, whose registers of
-        512 bits pass through units of 256.
+        How many multiply-adds of whole registers start per cycle. One on Zen 4, where 512-bit
+        registers pass through 256-bit units.
     """
 
     vector_bits: int
@@ -78,42 +78,41 @@ class Microarchitecture:
 
     @classmethod
     def current(cls) -> Microarchitecture:
-        """Read the target whose scope is open, for legalizers, which are handed none."""
+        """Read the current target, for legalizers, which are not passed one."""
         from tvm.target import Target
 
         return cls.of(Target.current(allow_none=False))
 
     def lanes(self, bits: int = 32) -> int:
-        """How many elements of so many bits one register holds."""
+        """How many elements of this many bits a register holds."""
         return max(1, self.vector_bits // max(bits, 8))
 
     def distance(self, size: int) -> int:
-        """What reading a tensor again costs per byte, in bytes read from the private caches."""
+        """The cost per byte of reading a tensor again, relative to the private caches."""
         return CORE.far if size > self.l2_bytes // 2 else 1
 
     def keeps(self, weight_bytes: float) -> bool:
-        """Whether the cores' second caches may keep so many weights from call to call."""
+        """Whether L2 may keep this many bytes of weights from call to call."""
         return weight_bytes <= self.l2_bytes
 
     def nanoseconds(self, multiply_adds: float, weight_bytes: float = 0) -> float:
-        """Estimate how long one core takes for sums of products with weights.
-
-        Weights come from beyond the private caches: in a network, other layers' were read since.
+        """Estimate the time of one core for sums of products with weights. Weights come from beyond
+        the private caches, since other layers of a network evict them.
         """
         arithmetic = multiply_adds / (CORE.clock * self.units * self.lanes())
         return arithmetic + weight_bytes / CORE.weights
 
     @property
     def accumulators(self) -> int:
-        """Registers that a kernel may keep sums in; the rest hold weights and an activation."""
+        """Registers available for sums; the others hold weights and an activation."""
         return self.vector_registers - (4 if self.vector_registers > 16 else 3)
 
     def streaming(self, multiply_adds: float, byte_count: float) -> float:
-        """Estimate the nanoseconds that one core takes for a loop nest, tensors in its caches."""
+        """Estimate the nanoseconds of one core for a loop nest whose tensors are in its caches."""
         return max(self.nanoseconds(multiply_adds), byte_count / CORE.stream)
 
     def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
-        """Decide whether a loop nest is long enough to pay for a fork and join."""
+        """Whether a loop nest is long enough to pay for a fork and join."""
         return self.streaming(multiply_adds, byte_count) > CORE.worth_fork * CORE.fork
 
 
@@ -125,8 +124,8 @@ def bits_of(dtype: str) -> int:
 
 _FP16_MODELS = frozenset("sapphirerapids emeraldrapids graniterapids".split())
 _BF16_MODELS = _FP16_MODELS | frozenset("cooperlake znver4 znver5".split())
-#: Features by which Zen 4 is told from all others with AVX-512: Cooper Lake lacks the second, Zen 5
-#: and Xeons since Sapphire Rapids have more.
+#: Features that distinguish Zen 4 from all others with AVX-512: Cooper Lake lacks the second, and
+#: Zen 5 and Xeons since Sapphire Rapids have more.
 _ZEN4, _NOT_ZEN4 = {"+avx512bf16", "+avx512vbmi"}, {"+avxvnni", "+avx512fp16"}
 _AVX512_MODELS = _BF16_MODELS | frozenset(
     "skylake-avx512 cascadelake cannonlake icelake-client icelake-server tigerlake "

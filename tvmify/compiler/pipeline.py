@@ -41,12 +41,12 @@ from tvmify.target import Target
 
 
 def _legalize_max_pool2d(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    # The schedule's own is for channels last, which ConvertLayout gives a pool among convolutions.
+    # Ours is for channels last, the layout that ConvertLayout gives pools between convolutions.
     legalizers = LEGALIZE if str(call.attrs.layout) == "NHWC" else KEEP_NAN
     return legalizers["relax.nn.max_pool2d"](builder, call)
 
 
-#: How operators become TIR on a CPU where TVM's own way is wrong or slow.
+#: CPU replacements for TVM's legalizers that are wrong or slow.
 LEGALIZERS: dict[str, Legalize] = {
     **KEEP_NAN,
     **LEGALIZE,
@@ -75,12 +75,12 @@ _BACKENDS = {"llvm": CPU, "cuda": CUDA}
 
 
 def backend_of(target: tvm.target.Target) -> Backend:
-    """Return what is particular about a target's kind."""
+    """Return the backend of a target."""
     return _BACKENDS[target.kind.name]
 
 
 def tvm_target(target: Target) -> tvm.target.Target:
-    """Return TVM's own object for a target."""
+    """Return TVM's object for a target."""
     return tvm.target.Target({"kind": target.kind, **target.attributes})
 
 
@@ -94,11 +94,11 @@ def lower(
     Parameters
     ----------
     ir_mod
-        As it was imported.
+        The imported module.
     target
-        Decides which `Backend` it is.
+        Selects the `Backend`.
     legalizers
-        In place of the backend's.
+        Used instead of the backend's.
 
     Returns
     -------
@@ -109,14 +109,14 @@ def lower(
     Raises
     ------
     UnsupportedOperator
-        Of images more is symbolic than how many there are.
+        A size of an image other than the batch is symbolic.
     """
     refuse_unknown_images(ir_mod)
     backend = backend_of(target)
     passes = [
         AlignRanks(),
         FlattenRows(),
-        # What is scaled and activated shall be a product, not its transpose or reshape.
+        # Scales and activations should follow a product, not its transpose or reshape.
         CancelTransposes(),
         relax.transform.DeadCodeElimination(),
         FoldBatchNorm(),
@@ -128,7 +128,7 @@ def lower(
                 "relax.nn.conv2d_transpose": ["NHWC", "IOHW"],
             }
         ),
-        # Takes in the permutations around attention, and leaves one that others undo.
+        # Absorbs the permutations around attention, and leaves one that others undo.
         *backend.described,
         CancelTransposes(),
         relax.transform.CanonicalizeBindings(),
@@ -146,14 +146,14 @@ def legalize(
     target: tvm.target.Target,
     legalizers: Mapping[str, Legalize] | None = None,
 ) -> tvm.IRModule:
-    """Do the second half of `lower`: operators in their final layouts become TIR functions."""
+    """Do the second half of `lower`: turn operators in their final layouts into TIR functions."""
     backend = backend_of(target)
     passes = [
         backend.before_legalizing,
-        # Operators become calls of TIR functions; ours pack the weights in a call of its own.
+        # Operators become calls of TIR functions; ours pack weights in a separate call.
         relax.transform.LegalizeOps(dict(legalizers or backend.legalizers)),
         relax.transform.DeadCodeElimination(),
-        # What depends on weights only moves into ``pack``.
+        # Everything that depends on weights only moves into ``pack``.
         relax.transform.LiftTransformParams(),
         LiftWeights(),
         relax.transform.DeadCodeElimination(),
@@ -193,13 +193,13 @@ def schedule(
     tvm.IRModule
         The module with each function scheduled.
     dict
-        What became of each function, by its name: the rule that scheduled it, and those that
-        matched but failed. ``str`` of it is for reports.
+        The outcome for each function by name: the rule that scheduled it, and rules that matched
+        but failed. Its ``str`` is for reports.
 
     Raises
     ------
     BuildError
-        There is no schedule for a function, and the target runs none without.
+        There is no schedule for a function, which the target requires.
     """
     backend = backend_of(target)
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
@@ -222,7 +222,7 @@ def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     passes = [
         *backend_of(target).after_scheduling,
         NameKernels(),
-        # As TVM's ``dataflow_lower_passes``, less RewriteDataflowReshape: it came before.
+        # As TVM's ``dataflow_lower_passes`` without RewriteDataflowReshape, which ran before.
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),

@@ -27,7 +27,7 @@ _ROOM = 1 << 18
 #: The symbol under which TVM looks for packed modules; each library has one.
 _IMPORTS = "__tvm_ffi__library_bin"
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
     try:
         return elf.link(objects, alias)
     except elf.CannotLink as reason:
-        _logger.debug("the system's compiler links, since %s", reason)
+        _LOG.debug("the system's compiler links, since %s", reason)
         try:
             return _link_by_compiler(objects, alias, places)
         except BuildError as error:

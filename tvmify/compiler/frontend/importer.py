@@ -50,7 +50,7 @@ from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
 from tvmify.errors import NothingToCompute, UnsupportedOperator
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Imported:
@@ -271,7 +271,7 @@ class Importer(ExportedProgramImporter):
         except Exception as error:
             reason = error
         if can_bridge(node, DTYPES):
-            _log.debug("%s is left to PyTorch: %s", operators.name(node), first_line(reason))
+            _LOG.debug("%s is left to PyTorch: %s", operators.name(node), first_line(reason))
             return self._bridge(node)
         if isinstance(reason, UnsupportedOperator):
             raise reason

@@ -1,10 +1,10 @@
-"""Vectorised float32 functions; TVM by itself calls the C library once for every element.
+"""Vectorized float32 functions, for which TVM calls the C library element by element.
 
-Each is a range reduction and a polynomial, which LLVM keeps in vector registers. Results are right
-to about two units in the last place over the whole range, denormal numbers included; NaN and
-infinities come out as in PyTorch. Where a vector holds an argument that the polynomial is not for
-(a sine of 1e10, say), that vector alone goes to the C library. In float64 functions are the
-C library's, one element at a time; what is not listed here keeps TVM's lowering.
+Each is a range reduction and a polynomial, which LLVM keeps in vector registers. Results are
+accurate to about two units in the last place over the whole range, including denormal numbers; NaN
+and infinities are as in PyTorch. A vector with an argument outside the range of the polynomial
+(such as a sine of 1e10) is left to the C library. Float64 functions call the C library element by
+element; functions not listed here keep TVM's lowering.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEVEL = 99
 #: TVM's CallEffectKind of functions without effects.
 _PURE = 1
 
-#: What LLVM has instructions for, on vectors, too, though TVM takes them apart.
+#: Functions that LLVM also has for vectors, but that TVM lowers element by element.
 _INSTRUCTIONS = ("tirx.isnan",)
 
 _FUNCTIONS = (
@@ -34,10 +34,10 @@ _FUNCTIONS = (
     | rounding.FUNCTIONS
     | trigonometry.FUNCTIONS
 )
-#: Operators of our own, and how they are printed.
+#: Our own operators, and their names in printed programs.
 _OWN = {exponential.EXPM1: "expm1", rounding.ROUND_BFLOAT16: "round_bfloat16"}
 
-#: In float64 what TVM makes of these loses digits near zero, or the sign of zero: the C library's.
+#: In float64, TVM's versions lose digits near zero or the sign of zero, so the C library is called.
 _IN_C = frozenset(
     "acos acosh asin asinh atan atan2 atanh cosh erf expm1 log1p sinh tan tanh".split()
 )
@@ -53,7 +53,7 @@ def register() -> None:
         register_op_attr(name, "TVectorizable", True)
     for name, lower in _FUNCTIONS.items():
         own = Op.get(name)
-        if own.get_attr("TVectorizable") is None:  # else TVM takes a vector apart before it is here
+        if own.get_attr("TVectorizable") is None:  # else TVM splits vectors before they get here
             register_op_attr(name, "TVectorizable", True)
         in_c = name.partition(".")[2]
         before = (
@@ -73,7 +73,7 @@ def _for_float32(
         if dtype.startswith("float32"):
             lanes = Lanes(*call.args)
             return lanes.bound(lower(lanes))
-        if dtype.startswith("float16"):  # by way of float32, which holds more digits than asked for
+        if dtype.startswith("float16"):  # by float32, which has more digits than needed
             wide = dtype.replace("16", "32", 1)
             lanes = Lanes(*(argument.astype(wide) for argument in call.args))
             return lanes.bound(lower(lanes)).astype(dtype)
@@ -92,7 +92,7 @@ def _by_c_library(name: str) -> Callable[[Call], Expr]:
 
 
 def _lane_by_lane(call: Call, before: Callable[[Call], Expr]) -> Expr:
-    """Take a vector apart: not all of TVM's own rules take one."""
+    """Split a vector into elements, since not all of TVM's own rules take vectors."""
     kind, _, lanes = str(call.ty.dtype).partition("x")
     scalars = [
         before(tirx.call_intrin(kind, call.op, *(tirx.Shuffle([a], [i]) for a in call.args)))

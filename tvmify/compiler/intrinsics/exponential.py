@@ -1,4 +1,4 @@
-"""Exponentials and what is made of them.
+"""Exponentials and functions derived from them.
 
 Coefficients of exp are from Cephes (Moshier, "Methods and Programs for Mathematical Functions",
 1989), those of exp2 Chebyshev's, those of erf a weighted fit (Lawson's) of ``-log(erfc x) / x``.

@@ -1,4 +1,4 @@
-"""Arithmetic on vectors of float32, as long as the arguments of the function that is computed."""
+"""Arithmetic on vectors of float32, as wide as the arguments of the function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Terms of a polynomial that are added up one after the other.
+#: Terms of a polynomial that are evaluated one after the other.
 _CHAIN = 6
 
 
@@ -36,13 +36,13 @@ class Lanes:
         self.x = self.arguments[0]
 
     def let(self, value: Expr) -> Expr:
-        """Name a value that is used more than once; a tree would compute it each time."""
+        """Bind a value that is used more than once, so that it is computed once."""
         variable = tirx.Var(f"t{len(self._bindings)}", str(value.ty.dtype))
         self._bindings.append((variable, value))
         return variable
 
     def bound(self, result: Expr) -> Expr:
-        """Put the named values around the result."""
+        """Wrap the result in the bound values."""
         for variable, value in reversed(self._bindings):
             result = tirx.Let(variable, value, result)
         return result
@@ -74,8 +74,8 @@ class Lanes:
     def polynomial(self, x: Expr, *coefficients: float) -> Expr:
         """Evaluate a polynomial, the highest power first.
 
-        By Horner's scheme, but a long one by Estrin's at first: a processor, which has room for
-        some 150 waiting instructions, cannot overlap long chains with those of other vectors.
+        Uses Horner's scheme, and Estrin's for the first steps of a long polynomial: a processor has
+        room for some 150 waiting instructions, and cannot overlap long chains of several vectors.
         """
         terms = [tirx.const(coefficient, str(x.ty.dtype)) for coefficient in coefficients[::-1]]
         while len(terms) > _CHAIN:
@@ -88,7 +88,7 @@ class Lanes:
         return result
 
     def clamp(self, x: Expr, low: float, high: float) -> Expr:
-        """Return x, or the bound that it lies beyond; NaN stays NaN."""
+        """Clamp x to bounds; NaN stays NaN."""
         above = self.let(tirx.Select(x > self(high), self(high), x))
         return self.let(tirx.Select(above < self(low), self(low), above))
 

@@ -1,4 +1,4 @@
-"""Powers: reciprocal roots, and any number to any other."""
+"""Powers: reciprocal square roots, and general powers."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _pow(v: Lanes) -> Expr:
     negative = tirx.Select(odd, v.with_sign(result, v(-1.0)), result)
     negative = tirx.Select(tirx.floor(y) == y, negative, v.as_float(v.integer(0x7FC00000)))
     result = tirx.Select(x < v(0.0), negative, result)
-    # Zeros, infinities and NaN have rules of their own, which the C library knows. Not a negation
-    # of comparisons of floats: TVM takes ``not (a < b)`` for ``a >= b``.
+    # Zeros, infinities and NaN have special rules, which the C library knows. Not a negation of
+    # comparisons of floats: TVM takes ``not (a < b)`` for ``a >= b``.
     infinite = v.integer(0x7F800000)
     rare = tirx.any(
         v.as_integer(base) == v.integer(0),

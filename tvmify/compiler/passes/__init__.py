@@ -1,1 +1,1 @@
-"""Rewrites of Relax modules that TVM lacks; one per file, in the order of `pipeline`."""
+"""Relax passes that TVM lacks, one per file, in the order of `pipeline`."""

@@ -1,7 +1,6 @@
-"""Give both operands of an element-wise operator as many axes as the result.
-
-``ConvertLayout`` can only turn an operand around that has them all; where one has fewer, as a
-layer's scale of shape ``[C, 1, 1]``, it turns the other one, a whole image, back instead.
+"""Gives both operands of an element-wise operator as many axes as the result. ``ConvertLayout`` can
+only transpose operands that have all axes; if one has fewer, like a layer's scale of shape ``[C, 1,
+1]``, it transposes the other one, a whole image, back instead.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator
 from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-#: The operators, and the rank of images, which alone have a layout.
+#: The operators, and the rank of images; only images have a layout.
 _OPERATORS = ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 _IMAGE = 4
 

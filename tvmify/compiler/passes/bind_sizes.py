@@ -1,8 +1,7 @@
-"""Let kernels read every size off the shapes of their arguments.
-
-A kernel of ``[b * s, 768]`` would be given `b` and `s` as numbers, by the virtual machine in every
-call, and see in no loop that its rows are one number. Here they become one symbol of the kernel,
-which stands for the product. What a kernel takes apart again stays a number that it is given.
+"""Lets kernels infer every size from the shapes of their arguments. Otherwise the virtual machine
+passes `b` and `s` as numbers to a kernel of ``[b * s, 768]`` in every call, and no loop of it shows
+that its number of rows is a single number. Here the product becomes one symbol of the kernel.
+Factors that a kernel needs separately are still passed as numbers.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ _COMPOUND = (tirx.Mul, tirx.Add, tirx.Sub, tirx.FloorDiv, tirx.FloorMod, tirx.Mi
 
 @dataclass
 class Bindings:
-    """Which symbols of a function stand for which sizes of its caller.
+    """The symbols of a function for the sizes of its caller.
 
     Attributes
     ----------
     variables
-        By symbols of the caller.
+        The function's variables, by symbols of the caller.
     compound
-        Sizes that are more than a symbol, and what stands for each.
+        Compound sizes, and the symbol for each.
     """
 
     variables: dict[tirx.Var, Expr] = field(default_factory=dict)
     compound: list[tuple[Expr, tirx.Var]] = field(default_factory=list)
 
     def of(self, shapes: Iterable[Iterable[Any]]) -> Bindings:
-        """Add a symbol for each size of some shapes that has none; return this object."""
+        """Add a symbol for each size of some shapes that lacks one; return this object."""
         every = [size for shape in shapes for size in shape if not sizes.is_static(size)]
         for size in every:
             if isinstance(size, tirx.Var) and size not in self.variables:
@@ -54,14 +53,14 @@ class Bindings:
         return self
 
     def _solve(self, size: Expr, symbol: tirx.Var) -> None:
-        """Note what a symbol of the caller is, if a size is that symbol and a number."""
+        """Record a symbol of the caller if a size is that symbol combined with a number."""
         variable, *others = dict.fromkeys(sizes.variables_of(size))
         more = sym.Analyzer().simplify(size - variable)
         if not others and isinstance(more, tirx.IntImm) and variable not in self.variables:
             self.variables[variable] = symbol - int(more)
 
     def apply(self, node: T) -> T:
-        """Write down something of the caller's sizes in the function's symbols."""
+        """Express something in the caller's sizes by the function's symbols."""
 
         def replaced(part: Expr) -> Expr:
             if "int" not in str(part.ty.dtype):
@@ -80,7 +79,7 @@ class Bindings:
         return tvm_ffi.structural_map(node, [(tirx.Var, renamed)]) if self.variables else node
 
     def apply_to_type(self, ty: relax.Type) -> relax.Type:
-        """Write the type of a tensor, or of several, in the function's symbols."""
+        """Express the type of one or several tensors by the function's symbols."""
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([self.apply_to_type(part) for part in ty.fields])
         if sizes.is_static(*ty.shape.values):
@@ -89,7 +88,7 @@ class Bindings:
 
 
 def symbols_in(node: Any) -> list[tirx.Var]:
-    """Return the numbers that something contains by name."""
+    """Return the variables that something contains, by name."""
     found: dict[tirx.Var, None] = {}
 
     def note(variable: tirx.Var) -> None:
@@ -97,7 +96,7 @@ def symbols_in(node: Any) -> list[tirx.Var]:
             found[variable] = None
 
     def look_inside(block: s_tir.SBlock) -> None:
-        for buffer in block.alloc_buffers:  # whose shapes are no part of the walk
+        for buffer in block.alloc_buffers:  # whose shapes the visitor does not enter
             for size in buffer.shape:
                 for variable in sizes.variables_of(size):
                     note(variable)
@@ -108,7 +107,7 @@ def symbols_in(node: Any) -> list[tirx.Var]:
 
 @compiler_pass
 class BindSizes:
-    """Rewrite kernels that are given numbers, and their calls; runs when all has been fused."""
+    """Rewrite kernels that take sizes as numbers, and their calls; runs after fusion."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
@@ -128,7 +127,7 @@ class BindSizes:
 
 @compiler_pass
 class DropUnused:
-    """Remove kernels that became views, if there are symbols: they divide much, for nothing."""
+    """Remove kernels that became views, if there are symbols: they divide a lot for nothing."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite the module."""
@@ -142,7 +141,7 @@ class _Binding:
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         self.ir_mod = ir_mod
         self.builder = relax.BlockBuilder(ir_mod)
-        #: By the kernel and what it is given: what it became, and what is left to give.
+        #: By kernel and arguments: the new kernel, and the numbers that it still takes.
         self.made: dict[object, tuple[tvm.ir.GlobalVar, list[tirx.Var]]] = {}
         self.rewritten_kernels: set[tvm.ir.GlobalVar] = set()
 
@@ -178,16 +177,16 @@ class _Binding:
 def _bound(
     function: tirx.PrimFunc, numbers: list[Expr], shapes: list[list[Any]], inputs: int
 ) -> tuple[tirx.PrimFunc, list[tirx.Var]]:
-    """Return a kernel that takes its sizes from its arguments, and what it has to be given still.
+    """Return a kernel that infers its sizes from its arguments, and the numbers it still takes.
 
     Parameters
     ----------
     numbers
-        That it is given.
+        The numbers that it takes.
     shapes
-        Of its tensors, as its caller has them.
+        The shapes of its tensors, in the caller's sizes.
     inputs
-        How many of these are no results.
+        How many of these are inputs.
     """
     given = [p for p in function.params if not hasattr(p.ty, "shape")]
     function = function.specialize(dict(zip(given, numbers, strict=True)))
@@ -222,7 +221,7 @@ def _with_numbers(function: tirx.PrimFunc, numbers: list[tirx.Var], place: int) 
 
 
 def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
-    """Return an expression with a symbol in place of a size, if that is what it is, or a factor."""
+    """Return an expression with a size, or a factor, replaced by its symbol."""
     if not isinstance(size, tirx.Mul):
         return symbol if tvm_ffi.structural_equal(part, size) else None
     rest = _factors(part)

@@ -1,10 +1,9 @@
-"""Join transposes that follow each other; those that undo each other disappear, as do reshapes.
-
-``ConvertLayout`` leaves such pairs where a network permutes to channels last by itself. Often
-element-wise operators stand between the two, as the scale and the residual of a ConvNeXt; so every
-transpose and every reshape first sinks below them. The operators then follow the product that was
-transposed or reshaped, and are fused with it: a line, or a volume, is convolved as images, whose
-reshape would stand between the convolution and its activation.
+"""Merges consecutive transposes and reshapes, and removes those that cancel. ``ConvertLayout``
+leaves such pairs where a network itself permutes to channels last. Often element-wise operators are
+in between, such as the scale and the residual of a ConvNeXt, so every transpose and reshape first
+sinks below them. The operators then directly follow the product, and are fused with it. The same
+helps convolutions in one and three dimensions, which are convolved as images: their reshape would
+be between the convolution and its activation.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ class CancelTransposes(PyExprMutator):
     """``permute(permute(x, a), b)`` becomes one permutation, or `x` itself.
 
     ``f(permute(x))`` becomes ``permute(f(x))`` if `f` is element-wise; with two operands, if both
-    are permuted alike or one is broadcast. So does ``f(reshape(x))``, if it neither joins nor
-    splits an axis along which the other operand differs.
+    are permuted alike or one is broadcast. ``f(reshape(x))`` likewise, if it neither merges nor
+    splits an axis along which the other operand varies.
     """
 
     unary = frozenset(tvm.ir.Op.get(f"relax.{name}") for name in _UNARY)
     binary = frozenset(tvm.ir.Op.get(f"relax.{name}") for name in _BINARY)
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
-        """Join, drop or sink what a call moves."""
+        """Merge, drop or sink a transpose or reshape."""
         call = super().visit_call_(op)
         return self._rewritten(call) if isinstance(call, relax.Call) else call
 
@@ -64,7 +63,7 @@ class CancelTransposes(PyExprMutator):
         return call
 
     def _below_row(self, call: relax.Call) -> relax.Expr:
-        """Let a reshape of symbolic rows sink below what is computed row by row."""
+        """Sink a reshape of symbolic rows below operators that work row by row."""
         move, *others = self._move(call.args[0]), *call.args[1:]
         if move is None or not _numbers_rows(move) or not _is_along_rows(call):
             return call
@@ -97,7 +96,7 @@ class CancelTransposes(PyExprMutator):
         return call
 
     def _before(self, move: relax.Call, operand: relax.Expr, call: relax.Call) -> relax.Expr | None:
-        """Return the operand for a call above a move in place of one below it, if it is small."""
+        """Return the operand for the same call above a move, if it is small."""
         shape = _shape(operand)
         if not shape or (_numbers_rows(move) and len(shape) == 1):
             return operand
@@ -126,13 +125,13 @@ class CancelTransposes(PyExprMutator):
 
     def _sunk(self, call: relax.Call, arguments: list[relax.Expr], move: relax.Call) -> relax.Expr:
         above = self.builder_.normalize(relax.Call(call.op, arguments, call.attrs))
-        # It may stand below another move now, as volumes are two permutations and a reshape.
+        # It may be below another move now: volumes have two permutations and a reshape.
         above = self.builder_.emit(self._rewritten(above))
         return relax.Call(move.op, [above, *move.args[1:]], move.attrs)
 
     def _move(self, x: relax.Expr | None) -> relax.Call | None:
-        """Return the call that permutes or reshapes, if that is what a variable is bound to."""
-        while isinstance(x, relax.Var):  # a reshape that went away leaves a second name
+        """Return the call that permutes or reshapes, if a variable is bound to one."""
+        while isinstance(x, relax.Var):  # a removed reshape leaves a second name
             x = self.lookup_binding(x)
         return x if _is_move(x) else None
 
@@ -142,7 +141,7 @@ def _is_move(x: relax.Expr | None) -> bool:
 
 
 def _numbers_rows(move: relax.Call) -> bool:
-    """Whether a move is a reshape that takes rows apart that `FlattenRows` has numbered through."""
+    """Whether a move is a reshape that splits rows that `FlattenRows` has merged."""
     rows, shape = _shape(move.args[0]), _shape(move)
     return (
         move.op in RESHAPES
@@ -153,13 +152,13 @@ def _numbers_rows(move: relax.Call) -> bool:
 
 
 def _is_along_rows(call: relax.Call) -> bool:
-    """Whether a normalization runs along the last axis, and says so in any rank."""
+    """Whether a normalization runs along the last axis, given as -1."""
     axes = call.attrs.axes if hasattr(call.attrs, "axes") else [call.attrs.axis]
     return [int(axis) for axis in axes] == [-1]
 
 
 def _signature(move: relax.Call) -> tuple[list[int | str], list[int | str], list[int] | None]:
-    """What two moves have in common that put every element of alike tensors in the same place."""
+    """What is equal for two moves that move tensors of one shape in the same way."""
     before, after = ([*map(sizes.comparable, _shape(x))] for x in (move.args[0], move))
     return before, after, _permutation(move)
 
@@ -169,7 +168,7 @@ def _shape(x: relax.Expr) -> list[Any]:
 
 
 def _is_broadcast(operand: relax.Expr, operands: list[relax.Expr]) -> bool:
-    """Whether an operand is so much smaller that to permute it costs next to nothing."""
+    """Whether an operand is so much smaller that permuting it costs next to nothing."""
     wide, ranks = [], []
     for x in (operand, *operands):
         shape = _shape(x)

@@ -1,4 +1,4 @@
-"""The one way to declare a pass: a class says what is rewritten, this what TVM wants besides."""
+"""Declares passes: a class defines the rewrite, and a decorator turns it into a TVM pass."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class OfModules(Protocol):
     """Rewrites a whole module."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
-        """Return the module rewritten; it may be the same object, changed."""
+        """Return the rewritten module; it may be the same object, changed."""
         ...
 
 
 @runtime_checkable
 class OfKernels(Protocol):
-    """Rewrites every TIR function by itself."""
+    """Rewrites every TIR function separately."""
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
-        """Return the function rewritten, or as it is."""
+        """Return the rewritten function, or the same one."""
         ...
 
 
 def compiler_pass(
     cls: type[PyExprMutator | OfModules | OfKernels],
 ) -> Callable[[], tvm.transform.Pass]:
-    """Turn a class into what makes a TVM pass of that name, as ``relax.transform`` has them.
+    """Turn a class into a function that makes a TVM pass of that name, as in ``relax.transform``.
 
     A ``PyExprMutator``, whose ``__init__`` takes the module, rewrites the program (see
     `rewrite_program`). Any other class is `OfModules` or `OfKernels`.

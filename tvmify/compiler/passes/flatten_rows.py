@@ -1,7 +1,6 @@
-"""Number the rows of products through where several leading axes are symbols.
-
-A tile of rows then ends where the rows end, and not at every item of the batch. `CancelTransposes`
-lets the reshapes sink below what follows, so that a chain of layers is flat as a whole.
+"""Merges the leading axes of products into one axis of rows, if several are symbols. A tile of rows
+is then cut at the end of all rows only, not at every item of the batch. `CancelTransposes` sinks
+the reshapes below what follows, so that whole chains of layers become flat.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class FlattenRows(PyExprMutator):
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
-        #: What has been flattened: products of one input keep one input.
+        #: Flattened inputs, so that products of one input keep sharing it.
         self.flat: dict[relax.Expr, relax.Var] = {}
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:

@@ -1,8 +1,6 @@
-"""Multiply the scale that follows a product with weights into the weights.
-
-TVM's own pass wants constants. Here the weights are parameters; the product of both is computed
-once, by the pack function, because it depends on weights alone. Convolutions, transposed ones and
-matrix products are alike in this.
+"""Folds the scale after a product with weights into the weights. TVM's own pass needs constants.
+Here weights are parameters, and the scaled weights, which depend on weights only, are computed once
+by the pack function. This covers convolutions, transposed convolutions and matrix products.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
 _ADD, _MULTIPLY = tvm.ir.Op.get("relax.add"), tvm.ir.Op.get("relax.multiply")
-#: Which axis of a product the channels are, from the back, and how many come after them in the
+#: The axis of the channels in a product, counted from the end, and how many axes follow it in the
 #: weights.
 _CHANNELS = {
     tvm.ir.Op.get("relax.nn.conv2d"): (-3, 3),
@@ -31,9 +29,9 @@ _CHANNELS = {
 class FoldBatchNorm(PyExprMutator):
     """``conv(x, w) * s`` becomes ``conv(x, w * s)``, and ``(conv(x, w) + b) * s`` likewise.
 
-    `s` has one element per channel, as the converter of batch normalization emits it, and as `w`
-    and `b` it depends on no input of ``main``. A product that something else reads as well stays
-    as it is. ``(conv(x, w) + b) + c`` becomes ``conv(x, w) + (b + c)``.
+    `s` has one element per channel, as the converter of batch normalization emits it, and like `w`
+    and `b` it does not depend on inputs of ``main``. Products with other users are not changed.
+    ``(conv(x, w) + b) + c`` becomes ``conv(x, w) + (b + c)``.
     """
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
@@ -43,11 +41,11 @@ class FoldBatchNorm(PyExprMutator):
         self.readers.update(relax.analysis.free_vars(main.body.body))
         inputs = int(main.attrs["num_input"])
         self.known = {variable: i >= inputs for i, variable in enumerate(main.params)}
-        for variable in self.values:  # in their order, so that no chain is followed to its start
+        for variable in self.values:  # in order, so that no chain has to be followed to its start
             self._is_weight(variable)
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
-        """Fold the factor of a product, and join the shifts after it."""
+        """Fold the factor of a product, and merge the shifts after it."""
         call = super().visit_call_(op)
         rewrite = self._scaled if is_call(_MULTIPLY, call) else self._shifted
         for x, other in _both_ways(call) if call.op in (_MULTIPLY, _ADD) else ():
@@ -95,7 +93,7 @@ class FoldBatchNorm(PyExprMutator):
         return None
 
     def _call(self, x: relax.Expr) -> relax.Call | None:
-        """Return the call whose result is read here and nowhere else."""
+        """Return the call that computes a value, if the value has no other users."""
         if not isinstance(x, relax.Var) or self.readers[x] > 1:
             return None
         value = self.lookup_binding(x)

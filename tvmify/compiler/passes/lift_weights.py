@@ -1,4 +1,4 @@
-"""Give the function that `LiftTransformParams` makes its name and its flat arguments."""
+"""Names the function that `LiftTransformParams` makes, and flattens its arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tvm import relax
 
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-#: What LiftTransformParams calls the function that it takes out of ``main``.
+#: LiftTransformParams' name of the function that it lifts from ``main``.
 LIFTED = "main_transform_params"
 
 
@@ -15,7 +15,7 @@ LIFTED = "main_transform_params"
 class LiftWeights:
     """Rename the lifted function to ``pack`` and let it take each weight as an argument.
 
-    It is removed when nothing is left to pack: the program reads no weight.
+    It is removed if there is nothing to pack because the program reads no weight.
     """
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:

@@ -1,7 +1,6 @@
-"""Prefix the names of kernels, so that none is a function of the C library.
-
-LLVM takes a call of ``round`` or ``pow`` for the library's, sees that it has no effect, and drops
-it. In a profile, the prefix says whose the symbols are.
+"""Prefixes the names of kernels, so that none is the name of a C library function. LLVM takes a
+call of ``round`` or ``pow`` for the library's, which has no side effect, and drops it. The prefix
+also identifies our symbols in profiles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Copy what the program returns where it would be memory of an argument, weight or constant.
-
-So is the second of two results that would be the same memory: `frontend.sharing` says which
-of them are. A result belongs to the caller, who may write to it. ``RewriteDataflowReshape``, which
-runs before, turns every reshape into a view.
+"""Copies results that would share memory with an argument, weight, constant or other result. A
+result belongs to the caller, who may write to it; results that share memory in eager are handled by
+`frontend.sharing`. ``RewriteDataflowReshape``, which runs before, turns every reshape into a view.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class OwnOutputs:
-    """Copy the results of ``main`` that are views of memory that is not theirs alone."""
+    """Copy the results of ``main`` that are views of memory that they do not own alone."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""

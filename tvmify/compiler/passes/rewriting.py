@@ -1,4 +1,4 @@
-"""What passes share that rewrite the calls of a program."""
+"""Shared code of passes that rewrite calls."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ Join: TypeAlias = Callable[[tirx.PrimFunc, tirx.PrimFunc, int], "tirx.PrimFunc |
 def rewrite_program(
     ir_mod: tvm.IRModule, mutator: Callable[[tvm.IRModule], PyExprMutator]
 ) -> tvm.IRModule:
-    """Let a mutator rewrite ``main`` and, once weights are lifted, another ``pack``.
-
-    Functions that they add become part of the module.
+    """Let a mutator rewrite ``main``, and another one ``pack`` once weights are lifted. Functions
+    that they add become part of the module.
     """
     for variable, function in ir_mod.functions_items():
         if isinstance(function, relax.Function):
@@ -39,7 +38,7 @@ def rewrite_program(
 def values_and_readers(
     function: relax.Function,
 ) -> tuple[dict[relax.Var, Expr], Counter[relax.Var]]:
-    """Return what each variable is bound to, and how many bindings read it."""
+    """Return the value of each variable, and the number of bindings that read it."""
     values = {found.var: found.value for block in function.body.blocks for found in block.bindings}
     readers: Counter[relax.Var] = Counter()
     for value in values.values():
@@ -48,14 +47,14 @@ def values_and_readers(
 
 
 def join_calls(ir_mod: tvm.IRModule, join: Join) -> tvm.IRModule:
-    """Replace two calls of TIR functions in ``main`` by one, where the first has no other reader.
+    """Replace two calls of TIR functions in ``main`` by one, if the first has no other users.
 
     Parameters
     ----------
     join
-        Given the first function, the second, and which operand of this the first one computes,
-        returns the function that does the work of both, or None. Its parameters are all of the
-        first and then the others of the second, and it has a single result.
+        Takes both functions, and the number of the operand of the second that the first computes.
+        Returns a function that does the work of both, or None. Its parameters are those of the
+        first and then the other ones of the second; it has a single result.
     """
     main = ir_mod["main"]
     joining = _JoiningCalls(ir_mod, join)
@@ -70,7 +69,7 @@ def join_calls(ir_mod: tvm.IRModule, join: Join) -> tvm.IRModule:
 
 
 class _JoiningCalls:
-    """Rewrites bindings; functions that are joined twice become one."""
+    """Rewrites bindings; functions that are joined repeatedly become one."""
 
     def __init__(self, ir_mod: tvm.IRModule, join: Join) -> None:
         self.ir_mod = ir_mod
@@ -86,7 +85,7 @@ class _JoiningCalls:
             self.readers.update(x for x in getattr(node, parts) if isinstance(x, relax.Var))
 
     def rewrite(self, bindings: Sequence[relax.Binding]) -> list[relax.Binding]:
-        """Rewrite one block of them."""
+        """Rewrite one binding block."""
         calls = {b.var: b for b in bindings if _is_call_tir(b.value)}
         kept = dict.fromkeys(bindings)
         for binding in calls.values():
@@ -132,9 +131,8 @@ def is_call(operator: tvm.ir.Op, value: Any) -> bool:
 def linear(
     value: Any, values: Mapping[relax.Var, Expr], readers: Mapping[relax.Var, int]
 ) -> tuple[relax.Call, Expr] | None:
-    """Return a product and the bias that is added to it, if a value is that.
-
-    The product has one matrix on its right-hand side, and no other reader.
+    """Return a product and the bias added to it, if a value is their sum. The right-hand side of
+    the product is a single matrix, and the product has no other users.
     """
     if not is_call(_ADD, value):
         return None
@@ -152,7 +150,7 @@ def linear(
 
 
 def stands_for(name: str, value: Any) -> bool:
-    """Whether a value is a call by which a converter describes what a pass lowers."""
+    """Whether a value is a call by which a converter describes an operator for a pass to lower."""
     if not is_call(_DESCRIBED, value):
         return False
     function = value.args[0]

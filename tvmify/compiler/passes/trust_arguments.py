@@ -1,7 +1,6 @@
-"""Drop the virtual machine's own check of every argument in every call, and shapes made twice.
-
-The executor has compared dtype and shape of each with the key that the program was compiled for;
-the checks would cost more than a small kernel does. Those that note what a symbol is stay.
+"""Drops the virtual machine's argument checks, and repeated shapes. The executor has compared
+dtypes and shapes with those that the program was compiled for; the checks would cost more than a
+small kernel. Those that determine a symbol are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _MATCH_SHAPE, _MAKE_SHAPE = "vm.builtin.match_shape", "vm.builtin.make_shape"
 CHECKS = ("vm.builtin.check_tensor_info", _MATCH_SHAPE)
-#: In the virtual machine, what to do with an axis: to store its extent.
+#: The virtual machine's code for storing the extent of an axis.
 _STORE = 1
 
 
@@ -40,7 +39,7 @@ class TrustArguments:
 
 
 def _once(binding: relax.Binding, shapes: dict[str, relax.Var]) -> relax.Binding:
-    """Let the variable of a shape that has been made before be another name of it."""
+    """Make the variable of a repeated shape another name for the first one."""
     operator = getattr(binding.value, "op", None)
     if not isinstance(operator, relax.ExternFunc) or operator.global_symbol != _MAKE_SHAPE:
         return binding
@@ -56,7 +55,7 @@ def _is_check(binding: relax.Binding) -> bool:
 
 
 def _stores(match: relax.Call) -> bool:
-    """Whether a call of ``match_shape`` stores the extent of an axis for what follows."""
-    # The tensor, where to store, how many axes, for each what to do and an operand, and an error.
+    """Whether a call of ``match_shape`` stores the extent of an axis for later use."""
+    # The tensor, where to store, the number of axes, a code and an operand for each, and an error.
     *each, _ = match.args[3:]
     return any(int(code) == _STORE for code in each[::2])

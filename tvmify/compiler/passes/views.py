@@ -1,4 +1,4 @@
-"""Where a value lies in a tensor from which only views lead to it."""
+"""Finds the tensors that a value is a view of."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from tvmify.compiler.sizes import Size
 _PERMUTE, _SLICE, _SPLIT = (
     tvm.ir.Op.get(f"relax.{name}") for name in ("permute_dims", "strided_slice", "split")
 )
-#: They move no element.
+#: Operators that move no elements.
 RESHAPES = tuple(tvm.ir.Op.get(f"relax.{name}") for name in ("reshape", "squeeze", "expand_dims"))
 
 
-#: Puts a number for a size.
+#: Replaces a size by a number.
 Number = Callable[[Size], int]
 
 
 def views(
     x: Expr, value: Callable[[Expr], Expr | None], number: Number
 ) -> Iterator[tuple[Expr, torch.Tensor]]:
-    """Yield tensors that `x` is a view of, the farthest first and `x` itself last.
+    """Yield the tensors that `x` is a view of, the base first and `x` itself last.
 
     Parameters
     ----------
     value
-        Returns what a variable is bound to.
+        Returns the value of a variable.
     number
-        See `tvmify.compiler.sizes.trials`: one way says nothing of others.
+        See `tvmify.compiler.sizes.trials`: the result for one assignment need not hold for others.
 
     Yields
     ------
     tuple
-        A tensor, whose elements are contiguous, and `x` as a view of it: of a PyTorch tensor
-        without memory, whose strides and offset say where `x` lies.
+        A contiguous tensor, and `x` as a view of it: a PyTorch tensor without memory, whose strides
+        and offset give the position of `x`.
     """
     path = [x]
     steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
@@ -52,7 +52,7 @@ def views(
         try:
             for step in reversed(steps[:count]):
                 view = step(view)
-        except RuntimeError:  # some reshape would have to copy
+        except RuntimeError:  # a reshape would have to copy
             continue
         yield path[count], view
 
@@ -60,10 +60,9 @@ def views(
 def common_axes(
     shape: Sequence[Size], source: Sequence[Size]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield which axes of `shape` hold the elements of which axes of `source`.
-
-    Of either as few as are known to have the same number of elements; an axis of one element is in
-    no group. Neither shape has an extent of zero.
+    """Yield groups of axes of `shape` and `source` that hold the same elements. Groups are as small
+    as is known to be possible; axes of one element are in no group. Neither shape has an extent of
+    zero.
     """
     own = [axis for axis, size in enumerate(shape) if not sizes.is_one(size)]
     others = [axis for axis, size in enumerate(source) if not sizes.is_one(size)]
@@ -74,8 +73,8 @@ def common_axes(
             other := sizes.product(source[a] for a in theirs),
         ):
             if not (own or others):
-                break  # that ``s // 2 * 2`` and ``s`` are one number is what a guard says
-            # Two sizes with symbols may differ and have the same hint: then both are too few.
+                break  # a guard may say that ``s // 2 * 2`` and ``s`` are equal
+            # Two symbolic sizes with equal hints may differ: then both are too few.
             count, wanted = sizes.hint(size), sizes.hint(other)
             more, more_of_theirs = count <= wanted or not others, count >= wanted or not own
             if more and own:
@@ -88,7 +87,7 @@ def common_axes(
 def _before(
     x: Expr, value: Callable[[Expr], Expr | None], number: Number
 ) -> tuple[Expr, Callable[[torch.Tensor], torch.Tensor]] | None:
-    """Return what `x` is a view of, and how; None if it is none."""
+    """Return the source of `x` and how it is viewed; None if `x` is not a view."""
     call = value(x)
     if isinstance(call, relax.TupleGetItem):
         split = value(call.tuple_value)
@@ -117,7 +116,7 @@ def _before(
 
 
 def _sliced(t: torch.Tensor, slices: list[tuple[int, int, int, int]]) -> torch.Tensor:
-    """Take slices, each of an axis, a first element, a number of elements, and a step."""
+    """Take slices, each given by an axis, a first element, a number of elements, and a step."""
     for axis, begin, extent, by in slices:
         t = t.narrow(axis, begin, (extent - 1) * by + 1)
         t = t[(slice(None),) * (axis % t.dim()) + (slice(None, None, by),)]
