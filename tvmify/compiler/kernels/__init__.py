@@ -1,4 +1,4 @@
-"""Our CPU schedules: how operators become loop nests, and loop nests fast kernels."""
+"""Our CPU kernels: legalizers turn operators into loop nests, and rules schedule them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tvm.ir import Call
     from tvm.relax import BlockBuilder, Expr
 
-#: Legalizers for ``relax.transform.LegalizeOps``: operators that we lower to packed kernels.
+#: Legalizers for ``relax.transform.LegalizeOps``, by operator.
 LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.matmul": matmul.legalize,
     "relax.nn.conv2d": conv2d.legalize,
@@ -49,7 +49,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.mean": sums.legalize,
 }
 
-#: Tried in this order; the first whose anchor is found, and which succeeds, has the function.
+#: Tried in this order; the first whose anchor is found and which succeeds schedules a function.
 _RULES: tuple[Rule, ...] = (
     Empty(),
     Handwritten(attention.NAME),
@@ -74,8 +74,8 @@ RULES = {rule.name: rule for rule in _RULES}
 
 
 def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Do to a scheduled function what no schedule can."""
-    # Tails come last: they put conditions around the blocks that the others look for.
+    """Change a scheduled function where a schedule cannot."""
+    # Tails come last: they add conditions around the blocks that the others look for.
     result = add_in_place(
         forget_axes(insert_prefetches(shorten_last_blocks(bound_loops(function))))
     )

@@ -1,1 +1,1 @@
-"""What the rules of all families share."""
+"""Code that the rules of all families share."""

@@ -1,6 +1,5 @@
-"""The names of a block's axes: a template gives them, and rules look axes up by them.
-
-Positions would not do: one more axis in a template would let every rule read the wrong one.
+"""Names for the axes of a block: a template assigns them, and rules look axes up by name. With
+positions, an additional axis in a template would make every rule use the wrong one.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, with_block_parts
 
-#: Annotation of a block: a name for each of its iteration variables, in their order.
+#: Annotation of a block: the names of its iteration variables, in order.
 _AXES = "tvmify.axes"
-#: What every tile of sums calls its rows, and its columns, which are lanes of vectors.
+#: The names of the rows of every tile of sums, and of its columns, which are vector lanes.
 ROW, LANE = "row", "lane"
 
 
 class AxisError(LookupError):
-    """A block has no axis of such a name, or its template names others than it has."""
+    """A block has no axis of a name, or the wrong number of names."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Axes:
     block
         The name of the block, for errors.
     variables
-        In the order of the block.
+        The iteration variables, in order.
     """
 
     block: str
@@ -41,12 +40,12 @@ class Axes:
 
     @classmethod
     def of(cls, block: s_tir.SBlock) -> Axes:
-        """Read what `named` wrote.
+        """Read the names that `named` wrote.
 
         Raises
         ------
         AxisError
-            The block has other axes than its template names.
+            The number of names differs from the number of axes.
         """
         given: Iterable[object] = block.annotations.get(_AXES, ())  # type: ignore[assignment]
         names = [str(name) for name in given]
@@ -103,7 +102,7 @@ def named(*names: str) -> dict[str, list[str]]:
 
 
 def forget_axes(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Take the names out of a scheduled function: they are no part of what it computes."""
+    """Remove the names from a scheduled function, since equal kernels may name axes differently."""
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:
         if not isinstance(stmt, s_tir.SBlockRealize) or _AXES not in stmt.block.annotations:

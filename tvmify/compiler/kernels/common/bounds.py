@@ -1,8 +1,7 @@
-"""Loops that end where the last tile ends, in place of a condition in each of their iterations.
-
-Of symbolic rows, the last tile may have fewer, and the last block fewer tiles. A split says so by a
-predicate on every block inside. Where that is ``something + loop variable < limit``, the loop ends
-there instead: whole tiles run without conditions.
+"""Ends loops with the last tile, instead of checking a condition in each iteration. With symbolic
+rows, the last tile may have fewer rows, and the last block fewer tiles. A split adds a predicate to
+every block inside. If it has the form ``something + loop variable < limit``, the loop ends there
+instead, and whole tiles run without conditions.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def has_symbols(function: tirx.PrimFunc) -> bool:
     return not all(sizes.is_static(*shape) for shape in shapes)
 
 
-#: What sizes are made of.
+#: The operators of sizes.
 _OPERATORS: dict[str, type[tirx.expr.BinaryOpExpr]] = {
     "+": tirx.Add,
     "-": tirx.Sub,
@@ -37,12 +36,12 @@ _OPERATORS: dict[str, type[tirx.expr.BinaryOpExpr]] = {
 
 
 def written(size: Size) -> int | str:
-    """Write a size down as an annotation, which may hold no symbols: by name, operators last.
+    """Write a size as an annotation, which cannot hold symbols: by name, in postfix notation.
 
     Raises
     ------
     ValueError
-        It is made in a way that sizes are not.
+        It contains an operator that sizes do not have.
     """
     if sizes.is_static(size):
         return int(size)
@@ -55,7 +54,7 @@ def written(size: Size) -> int | str:
 
 
 def size_of(annotation: object, function: tirx.PrimFunc) -> Size:
-    """Return the size that `written` wrote down in a function."""
+    """Return the size that `written` wrote."""
     if isinstance(annotation, (int, tirx.IntImm)):
         return int(annotation)
     shapes = (p.ty.shape for p in function.params if hasattr(p.ty, "shape"))
@@ -75,7 +74,7 @@ def size_of(annotation: object, function: tirx.PrimFunc) -> Size:
 
 
 def bound_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Turn predicates that all blocks in a serial loop have into the end of that loop."""
+    """Turn predicates that all blocks in a serial loop share into the end of the loop."""
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.For) or stmt.kind != tirx.ForKind.SERIAL:
@@ -95,7 +94,7 @@ def bound_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _common_ends(loop: tirx.For) -> list[Expr]:
-    """Return the ends of a loop that a predicate of each block in it sets."""
+    """Return the ends of a loop given by predicates of every block in it."""
     found: list[list[Expr]] = []
 
     def visit(stmt: Stmt) -> Stmt | None:
@@ -111,7 +110,7 @@ def _common_ends(loop: tirx.For) -> list[Expr]:
 
 
 def _without(loop: tirx.For, ends: list[Expr]) -> Stmt:
-    """Return the body of a loop without the conditions that set some ends."""
+    """Return the body of a loop without the conditions that became its end."""
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, s_tir.SBlockRealize):
@@ -132,7 +131,7 @@ def _is_among(end: Expr, others: list[Expr]) -> bool:
 
 
 def _end(condition: Expr, variable: tirx.Var) -> Expr | None:
-    """Return from where on a condition is false, if it is ``rest + variable <(=) limit``."""
+    """Return where a condition ``rest + variable <(=) limit`` becomes false, or None."""
     if not isinstance(condition, (tirx.LE, tirx.LT)):
         return None
     if not uses(condition.a, [variable]) or uses(condition.b, [variable]):

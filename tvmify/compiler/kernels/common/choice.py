@@ -1,4 +1,4 @@
-"""Which of several ways to do the same work: the rule's, unless another was measured faster."""
+"""Chooses among equivalent kernels: the heuristic's, unless another was measured faster."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Choices:
-    """What legalizers and rules may choose among while one program is compiled.
+    """The choices of legalizers and rules while a program is compiled.
 
     Attributes
     ----------
     accuracy
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
     measured
-        For a workload the name of the candidate that was measured to be the fastest.
+        The name of the fastest candidate that was measured, by workload.
     asked
-        Filled as the program is compiled: for each workload the names of its candidates, the
-        heuristic's choice first.
+        Filled during compilation: the names of the candidates of each workload, the heuristic's
+        choice first.
     samples
-        Filled likewise: for a workload that is no operator by itself a
-        `tvmify.compiler.kernels.common.sample.Sample`.
+        Filled likewise: a `tvmify.compiler.kernels.common.sample.Sample` for each workload that is
+        not a single operator.
     asks
-        Whether somebody reads these. Else whole functions, whose workloads take time to name, are
-        not among them.
+        Whether they are read. Otherwise whole functions, whose workloads take time to name, are
+        left out.
     most
-        So many candidates of a workload are worth their time. The heuristic lists the more
+        How many candidates of a workload are worth measuring. The heuristic lists the most
         promising ones first.
     """
 
@@ -48,7 +48,7 @@ _CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
 
 @contextmanager
 def choosing(choices: Choices) -> Iterator[Choices]:
-    """Let `choose` and `is_strict` follow these choices."""
+    """Make `choose` and `is_strict` follow these choices."""
     token = _CURRENT.set(choices)
     try:
         yield choices
@@ -57,33 +57,33 @@ def choosing(choices: Choices) -> Iterator[Choices]:
 
 
 def is_strict() -> bool:
-    """Whether only kernels are allowed whose errors stay within twice those of eager."""
+    """Whether errors of kernels must stay within twice those of eager."""
     return _current().accuracy == "strict"
 
 
 def is_asking() -> bool:
-    """Whether somebody wants to know what there is to choose among."""
+    """Whether candidates are being collected."""
     return _current().asks
 
 
 def is_measured() -> bool:
-    """Whether anything was measured: else no workload need be named that takes time to name."""
+    """Whether anything was measured; otherwise expensive names of workloads can be skipped."""
     return bool(_current().measured)
 
 
 def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | None = None) -> T:
-    """Return the candidate measured fastest for a workload, else the first.
+    """Return the candidate that was measured to be the fastest for a workload, or the first.
 
     Parameters
     ----------
     workload
-        All that decides how fast a candidate is: the operator with its shapes, dtypes and
-        attributes. Not the processor, which measurements are kept apart for.
+        Everything that decides how fast a candidate is: the operator with its shapes, dtypes and
+        attributes, but not the processor, by which measurements are stored.
     candidates
-        In the order in which the heuristic likes them. ``str`` of each is its name, and has to be
-        the same in every process.
+        Ordered by the heuristic. ``str`` of each is its name, and must be the same in every
+        process.
     sample
-        Returns what to measure it by, where that is not the operator that is being lowered.
+        Returns what to measure, if not the operator that is being lowered.
     """
     current = _current()
     names = [str(candidate) for candidate in candidates]
@@ -94,7 +94,7 @@ def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | N
 
 
 def settled(workload: str, candidates: Sequence[T]) -> T:
-    """Return what `choose` would, without asking that it be measured."""
+    """Return the result of `choose` without recording the workload."""
     best = _current().measured.get(workload)
     return next((one for one in candidates if str(one) == best), candidates[0])
 

@@ -1,4 +1,4 @@
-"""Writing loops for vector registers by hand, for the kernels that no schedule leads to."""
+"""Emits loops over vector registers, for kernels that schedules cannot produce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmify.compiler.sizes import Size
 
 
 def vectors(width: int, lanes: int) -> list[tuple[int, int]]:
-    """Cut `width` elements into registers: (start, lanes) of each; what is left, into halves."""
+    """Split `width` elements into registers, (start, lanes) each; the tail by halving."""
     cuts, start = [], 0
     while start < width:
         while lanes > width - start:
@@ -45,7 +45,7 @@ def block(name: str) -> Iterator[None]:
 
 
 def argument(name: str, shape: Sequence[Size], dtype: str) -> tirx.Buffer:
-    """Declare an argument of the function, of the same type as Relax has it: fusing wants that."""
+    """Declare an argument of the function with its type in Relax, as fusion requires."""
     own = [tirx.const(size, "int64") if isinstance(size, int) else size for size in shape]
     return T.arg(name, T.buffer(own, dtype))
 
@@ -64,19 +64,19 @@ def anchor(name: str, reads: Iterable[tirx.Buffer], *writes: tirx.Buffer) -> Ite
 
 
 def registers(shape: tuple[int, ...], dtype: str) -> tirx.Buffer:
-    """Allocate sums that stay in registers: every index has to be constant after unrolling."""
+    """Allocate sums that stay in registers: every index must be constant after unrolling."""
     return T.sblock_alloc_buffer(shape, dtype, scope="local")
 
 
 def scratch(shape: tuple[Size, ...], dtype: str) -> tirx.Buffer:
-    """Allocate memory of one thread."""
-    # TVM takes a variable by itself for a definition of that variable.
+    """Allocate thread-local memory."""
+    # TVM takes a bare variable for its definition.
     own = [tirx.max(size, 1) if isinstance(size, tirx.Var) else size for size in shape]
     return T.sblock_alloc_buffer(own, dtype)
 
 
 def fold(sums: tirx.Buffer, row: Expr, lanes: int, join: Callable[[Expr, Expr], Expr]) -> None:
-    """Join the lanes of one register by halves; the result is in the first."""
+    """Reduce the lanes of one register by halves; the result is in the first lane."""
     while lanes > 1:
         lanes //= 2
 

@@ -1,4 +1,4 @@
-"""Results that are computed again where a flag is set, which neither TE nor a schedule can say."""
+"""Recomputes results where a flag is set, which neither TE nor a schedule can express."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORES_TWICE = "tvmify.stores_twice"
 
 
 def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.PrimFunc:
-    """Store what a tile holds, and if a flag is not zero, compute it again and store that.
+    """Store a tile, and if a flag is not zero, recompute and store it again.
 
     A store that chose for each element would keep registers for both. It does where the tile is no
     result of the function, whose memory could be an operand's.
@@ -67,7 +67,7 @@ def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.
 
 
 def _written(nest: Stmt) -> tirx.Var:
-    """What the block in a nest of loops writes."""
+    """The buffer that the block in a loop nest writes."""
     while isinstance(nest, tirx.For):
         nest = nest.body
     return nest.block.writes[0].source

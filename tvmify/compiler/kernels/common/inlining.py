@@ -1,4 +1,4 @@
-"""Which blocks become part of their consumers, and what their expressions cost."""
+"""Decides which blocks are inlined into their consumers, by the cost of their expressions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tvm.s_tir.schedule import SBlockRV
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
 from tvmify.compiler.kernels.common.turning import must_stay
 
-#: How long an expression may become, and for how much a function in it counts.
+#: The longest expression, and the length that a function call counts for.
 _LONGEST = 4000
 _PER_FUNCTION = 20
 _FUNCTIONS = frozenset(
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
     "acos atan asinh acosh atanh atan2 rsqrt".split()
 )
-#: Where statements and expressions have their operands; those of a call are its arguments.
+#: The fields that hold the operands of statements and expressions.
 _OPERANDS = ("value", "a", "b", "condition", "true_value", "false_value")
 
 
@@ -47,9 +47,9 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a consumer, with this block inlined, would be too long an expression.
 
-    What is read twice is written out twice, so that ``x = x + x / 2`` doubles with every line.
-    And TVM's code generator writes every named value out again in those that follow, and our
-    functions name many: the third within each other takes it a minute.
+    A value that is read twice is duplicated, so that ``x = x + x / 2`` doubles with every line. And
+    TVM's code generator duplicates every bound value in later ones, of which our functions have
+    many: three nested ones take it a minute.
     """
     own = sch.get(block)
     length = _written_out(own.body).length
@@ -61,7 +61,7 @@ def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def total_work(sch: s_tir.Schedule) -> float:
-    """Multiply-adds that a function is worth, counting a function call as twenty."""
+    """The cost of a function in multiply-adds; a function call counts as twenty."""
     return sum(
         iterations(sch, block) * (_PER_FUNCTION if _calls_function(sch, block) else 1)
         for block in blocks_of(sch)

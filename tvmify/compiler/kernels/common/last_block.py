@@ -1,7 +1,6 @@
-"""Reductions in blocks of one length, of which the last has less to add up.
-
-Templates describe all blocks alike: the last would read past the end. Its loop ends earlier here,
-which no schedule can say. Padding with zeros would be no way out: a zero times infinity is NaN.
+"""Reductions in blocks of one length, of which the last may be shorter. Templates describe all
+blocks alike, so that the last one would read past the end. Here its loop ends earlier, which no
+schedule can express. Padding with zeros would be wrong: zero times infinity is NaN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the legalizers share: which operands are weights, what to add up in, how to pad."""
+"""Shared code of the legalizers: which operands are weights, accumulation dtypes, padding."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tvmify.compiler import sizes
 from tvmify.compiler.microarchitecture import bits_of
 from tvmify.compiler.sizes import Size
 
-#: Attribute of ``main``: bytes of the weights of products that are lowered already.
+#: Attribute of ``main``: bytes of the weights of products that have been lowered.
 WEIGHT_BYTES = "tvmify.weight_bytes"
-#: What FuseOps knows of a function: element-wise ones may follow it in one kernel.
+#: FuseOps' pattern of a function that element-wise ones may follow in one kernel.
 FUSIBLE = {"tirx.noalias": True, "op_pattern": 4}
-#: It stays by itself.
+#: FuseOps' pattern of a function that is not fused.
 OPAQUE = {"tirx.noalias": True, "op_pattern": 8}
 
 
 def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
-    """Lower an operator as TVM does by itself: one loop per axis, for the general rules."""
+    """Lower an operator as TVM does: one loop per axis, for the general rules."""
     return call.op.get_attr("FLegalize")(builder, call)
 
 
 def accumulator(dtype: str) -> str:
-    """The type to add up in: the half types have no arithmetic worth the name."""
+    """The type to accumulate in: float32 for half types."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 

@@ -65,10 +65,9 @@ def output_bits(sch: s_tir.Schedule, block: SBlockRV) -> int:
 
 
 def vectorize(sch: s_tir.Schedule, loop: LoopRV, lanes: int, unroll: bool = True) -> LoopRV | None:
-    """Split off one register's worth of lanes and vectorise exactly that.
-
-    LLVM falls off a cliff on vectors that are not one register wide (24 or 48 lanes cost tens of
-    times more), hence the split. What is left of the loop is unrolled, or returned as it is.
+    """Split off the lanes of one register and vectorize these. LLVM is very slow on vectors that
+    are not one register wide (24 or 48 lanes cost tens of times more). The rest of the loop is
+    unrolled, or returned.
     """
     if extent(sch, loop) <= lanes and not is_symbolic(sch, loop):
         sch.vectorize(loop)
@@ -128,13 +127,13 @@ def keep_in_registers(
     reductions: int = 1,
     whole: tuple[Size, str] | None = None,
 ) -> LoopRV:
-    """Turn a tile of sums into registers: the heart of every kernel.
+    """Keep a tile of sums in registers: the core of every kernel.
 
     Parameters
     ----------
     anchor
-        The block that adds up, already computed at its tile. Its innermost loops are `rows` loops
-        over rows, one over columns, and `reductions` loops to reduce over.
+        The block that accumulates, already computed at its tile. Its innermost loops are `rows`
+        loops over rows, one over columns, and `reductions` reduction loops.
     store
         The block that stores the tile; its innermost loops are those rows and columns.
     whole

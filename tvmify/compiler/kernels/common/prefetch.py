@@ -1,15 +1,13 @@
-"""Fetching the weights of later steps while those of the present one are multiplied.
+"""Prefetches the weights of later steps while those of the current one are multiplied. Weights of a
+model do not fit in the caches: each comes from memory once per call. The hardware prefetcher sees a
+new block only when the first tile of rows reads it, and that tile waits. So the steps before
+prefetch its cache lines, spread evenly over all steps; if blocks are small, also those of the block
+after it. A single tile, which reads each weight once, prefetches what it reads some steps later:
+nothing else would hide the latency of memory, and the hardware prefetcher stops at the end of every
+page. Weights that are unpacked are prefetched twice: further ahead into L2, and then into L1.
 
-Weights of a model do not fit the caches: each comes from memory once per call. The processor's own
-prefetcher sees a new block only when the first tile of rows reads it, and that tile waits; so the
-steps before it ask for the lines, spread evenly over all of them, and where blocks are small for
-those of the block after the next as well. A lone tile, which reads each weight once, asks for what
-it reads some steps later: nothing else would hide the way from memory, and the processor's own
-prefetcher stops at the end of every page. For weights that it has to unpack it asks twice, further
-ahead for the second cache, and then for the first.
-
-Of the other operand, what the next tile reads is fetched where that pays: another core may have
-written it, and cores are as far apart as the host of a virtual machine puts them.
+The other operand of the next tile is prefetched where that pays: another core may have written it,
+and the cores of a virtual machine may be far apart.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ from tvmify.compiler.microarchitecture import bits_of
 _PREFETCH = "tvmify.prefetch"
 #: Attribute of a function that has such loops.
 FETCHES = "tvmify.fetches_ahead"
-#: Bytes that memory hands out at once, on all processors of interest.
+#: Bytes of a cache line, on all processors of interest.
 _LINE = 64
-#: As LLVM numbers them. The second cache has buffers for more lines that are on their way from
-#: memory than the first; from there to the first the processor's own prefetcher is fast enough.
+#: LLVM's numbers of caches. L2 can have more lines in flight from memory than L1, and from L2 to L1
+#: the hardware prefetcher is fast enough.
 _TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
 
 
@@ -50,7 +48,7 @@ def fetch_ahead(
     nearby: bool = False,
     rows: Sequence[str] = (),
 ) -> None:
-    """Ask `insert_prefetches` to fetch ahead in this loop.
+    """Mark a loop for `insert_prefetches`.
 
     Parameters
     ----------
@@ -63,8 +61,7 @@ def fetch_ahead(
     numbers
         The axes that number the tiles, the innermost last.
     nearby
-        Whether all weights stay in the second cache from call to call. A lone tile reads them from
-        there as they are.
+        Whether L2 keeps all weights from call to call. A single tile then does not prefetch them.
     rows
         Where what the next tile reads of the other operand is to be fetched, too: the axes that
         number tiles by what they read of it, in the order of their loops. Half of what a
@@ -82,7 +79,7 @@ def fetch_ahead(
 
 
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put the prefetches into the loops that the functions above marked."""
+    """Insert prefetches into the marked loops."""
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.For) or _PREFETCH not in stmt.annotations:

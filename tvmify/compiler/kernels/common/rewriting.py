@@ -1,4 +1,4 @@
-"""Rewriting statements and expressions: what schedules have no primitive for."""
+"""Rewrites statements and expressions where schedules have no primitive."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
 
 
 def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = None) -> Stmt:
-    """Copy loops around one block, to stand beside them: a variable has one definition."""
+    """Copy loops around one block with new variables, since a variable has one definition."""
     new = dict(old or {})
 
     def renamed(node: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""What every schedule rule is, in the manner of TVM's dlight, and how rules take turns."""
+"""The base class of schedule rules, like TVM's dlight, and how rules are tried in turn."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tvmify.compiler.kernels.common.guards import names_of
 from tvmify.compiler.kernels.common.last_block import is_open_ended
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: The attribute by which dlight knows what is scheduled.
+#: dlight's attribute of scheduled functions.
 _CLAIM = "tirx.is_scheduled"
-#: Environment variable under which a rule that fails ends the compilation: tests set it to "1".
+#: Environment variable that turns a failing rule into an error: tests set it to "1".
 STRICT = "TVMIFY_STRICT_RULES"
 
 _LOG = logging.getLogger(__name__)
@@ -32,11 +32,10 @@ class RuleFailure(Exception):
 class Rule(ScheduleRule):
     """One way to schedule a PrimFunc.
 
-    A rule finds its anchor block, fuses what surrounds it, and returns None when it has no
-    business with the function. An exception means "mine, but it did not work", which is a mistake
-    in the rule: the next rule is tried, and the report and a warning in the log say so. Where the
-    environment variable `STRICT` is set, or the function is `open_ended`, it is an error. Either
-    way, what it did to the schedule is forgotten.
+    A rule finds its anchor block and fuses its surroundings, or returns None if it does not apply
+    to the function. An exception is a bug in the rule: the next rule is tried, the report shows it,
+    and a warning is logged. If the environment variable `STRICT` is set, or the function is
+    `open_ended`, it is an error. Either way, the schedule is reset.
     """
 
     #: Name in the report.
@@ -71,14 +70,14 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What became of a function.
+    """The outcome for a function.
 
     Attributes
     ----------
     rule
-        The name of the rule that scheduled it; None where none did.
+        The name of the rule that scheduled it, or None.
     failures
-        Of those that were tried before.
+        The failures of rules that were tried before.
     """
 
     rule: str | None = None
@@ -90,10 +89,8 @@ class Outcome:
 
 
 class _InTurn(ScheduleRule):
-    """Rules as one that dlight's ``ApplyDefaultSchedule`` can try.
-
-    That tells nobody which rule had which function, and an error would end it: both are noted
-    in `outcomes`.
+    """All rules as one for dlight's ``ApplyDefaultSchedule``. dlight does not report which rule
+    scheduled a function, and stops at an error: `outcomes` records both.
     """
 
     def __init__(self, rules: Mapping[str, ScheduleRule]) -> None:
@@ -110,7 +107,7 @@ class _InTurn(ScheduleRule):
                 if isinstance(rule, Rule):
                     if not rule.anchors <= blocks:
                         continue
-                    # To make a schedule takes longer than most rules need to find no anchor in it.
+                    # Creating a schedule takes longer than most rules need to find no anchor.
                     if fresh is None or not fresh.mod["main"].same_as(func):
                         fresh = s_tir.Schedule(func)
                     schedule = rule.schedule(fresh, Microarchitecture.of(target))
@@ -118,7 +115,7 @@ class _InTurn(ScheduleRule):
                     schedule = rule.apply(func, target, tunable)
             except Exception as error:  # TVM's errors share no narrower class
                 outcome.failures.append(Failure(name, error))
-                fresh = None  # what stopped half-way may be neither the old schedule nor a new one
+                fresh = None  # a rule that failed half-way may leave an inconsistent schedule
                 if is_open_ended(func):
                     return None
                 continue
@@ -142,7 +139,7 @@ def apply_in_turn(
     Parameters
     ----------
     rules
-        By the names that outcomes have of them.
+        The rules by name.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A single operator, or a few, with the shapes that they have in a program, as one of its own."""
+"""One or a few operators, with their shapes in a program, as a program of their own."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tvm import relax
 
 @dataclass(frozen=True)
 class Sample:
-    """What is measured to choose.
+    """A small program to measure.
 
     Attributes
     ----------
     types
-        Of the operands, and last of the result.
+        The types of the operands and, last, of the result.
     weights
-        For each operand whether it depends on weights alone, so that it is packed beforehand.
+        Whether each operand depends on weights only, and is packed beforehand.
     body
-        Emits it, and returns the result.
+        Emits the operators, and returns the result.
     multiply_adds
-        How many it takes; None: as many as a matrix product of these sizes.
+        Their cost; None for that of a matrix product of these sizes.
     """
 
     types: Sequence[relax.TensorType]

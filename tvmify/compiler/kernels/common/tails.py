@@ -1,8 +1,7 @@
-"""Tails of vectorised loops: full vectors where they fit, then the exact rest in smaller ones.
-
-TVM makes scalar code of a vectorised loop whose predicate depends on the lane. Splitting the case
-"all lanes are there" off keeps every full vector a vector; what is left has a constant length and
-is made up of vectors of half, a quarter … the width.
+"""Tails of vectorized loops: full vectors where they fit, then smaller ones for the rest. TVM
+generates scalar code for a vectorized loop whose predicate depends on the lane. Splitting off the
+case that all lanes are valid keeps full vectors; the rest has a constant length and is split into
+vectors of half, a quarter … of the width.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _BOUND = "tvmify.row_length"
 
 
 def remember_bound(sch: s_tir.Schedule, partial: SBlockRV, length: Size) -> None:
-    """Note the length of a row on a block of partial sums that `rfactor` has just made.
+    """Annotate a block of partial sums, just made by `rfactor`, with the length of the row.
 
     TVM's ``compute_at`` drops a block's predicate, here "this lane is still in the row", and the
     sums would run past the end. `split_tails` puts it back.
@@ -120,7 +119,7 @@ def _with_bound(realize: s_tir.SBlockRealize, function: tirx.PrimFunc) -> Expr:
 
 
 def _rest(conditions: list[Expr], lane: tirx.Var, lanes: int) -> int | None:
-    """How many lanes the last, incomplete vector has, if that is the same wherever it is."""
+    """The number of lanes of the last, incomplete vector, if it is constant."""
     if len(conditions) != 1 or not isinstance(conditions[0], tirx.LT):
         return None
     index, bound = conditions[0].a, conditions[0].b

@@ -1,4 +1,4 @@
-"""Register tiles: how many rows and columns of a product a kernel keeps in registers."""
+"""Register tiles: the rows and columns of a product whose sums stay in registers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Tile:
 
 
 def candidates(machine: Microarchitecture, bits: int, columns: int) -> list[Tile]:
-    """Every tile whose sums, weights and one activation fit into the registers."""
+    """All tiles whose sums, weights and one activation fit in the registers."""
     lanes = lanes_for(columns, machine, bits)
     return [
         Tile(rows, vectors * lanes)
         for vectors in range(1, TILE.most_vectors + 1)
         for rows in range(1, machine.accumulators + 1)
         if rows * vectors + (0 if machine.memory_operands else vectors) <= machine.accumulators
-        # With every register in use, LLVM spills: the weights of a step need theirs as well.
+        # With every register in use LLVM spills: the weights of a step need registers as well.
         and (rows + 1) * vectors < machine.vector_registers
         and (vectors - 1) * lanes < columns
     ]
@@ -81,15 +81,14 @@ def cycles(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> f
 
 
 def choose(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> Tile:
-    """Pick the tile for a product of so many rows and columns."""
+    """Choose the tile for a product with these numbers of rows and columns."""
     return ranked(rows, columns, machine, bits)[0]
 
 
 def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) -> list[Tile]:
-    """Order the tiles for a product of so many rows and columns, the best first.
-
-    Whole tiles are counted, so that what a tail wastes is part of the estimate. Among equals the
-    squarer tile is better: it loads less.
+    """Rank the tiles for a product with these numbers of rows and columns, the best first. Whole
+    tiles are counted, so that the waste of tails is included. Among equals the squarer tile is
+    better, since it loads less.
     """
 
     def cost(tile: Tile) -> tuple[float, float]:
@@ -103,10 +102,8 @@ def ranked(rows: int, columns: int, machine: Microarchitecture, bits: int = 32) 
 
 
 def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
-    """Pick tiles that are worth measuring beside the first, the best.
-
-    The next in order are much like it. So these are, for each feature, the best tiles of two other
-    values of it.
+    """Choose tiles that are worth measuring besides the best. The runners-up are much like it, so
+    these are, for each feature, the best tiles with two other values of it.
     """
     found: list[T] = []
     for feature in features:
@@ -119,7 +116,7 @@ def alternatives(ranked: Sequence[T], *features: Callable[[T], int]) -> list[T]:
 class ImageTile(NamedTuple):
     """Rows and columns of pixels × channels of sums that stay in registers.
 
-    Where pixels are `flat`, they are numbered through, and a tile goes on in the next row.
+    If `flat`, pixels are numbered across rows, and a tile continues in the next row.
     """
 
     down: int

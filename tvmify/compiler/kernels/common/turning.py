@@ -1,9 +1,7 @@
-"""Reading what lies the other way round: transposes, and chains that begin with one.
-
-Outermost first: tiles of the result, in parallel; a tile is copied to the stack in whole vectors,
-along the memory of the operand; then the chain reads the copy across. Without it, each lane of a
-vector comes from a cache line of its own, and lines that are a power of two apart push each other
-out of the cache before their second element is read.
+"""Transposes, and chains that begin with one. The loops, outermost first: tiles of the result, in
+parallel; a tile is copied to the stack in whole vectors, along the memory of the operand; then the
+chain reads the copy transposed. Without the copy, each lane of a vector comes from another cache
+line, and lines a power of two apart evict each other before their second element is read.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _MOST_ROWS = 16
 def turn_operands(
     sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
 ) -> bool:
-    """Schedule a nest tile by tile if it reads operands across their memory; tell whether it does.
+    """Schedule a nest tile by tile if it reads operands transposed; return whether it does.
 
     The block must be a nest of its own, one loop per axis.
     """

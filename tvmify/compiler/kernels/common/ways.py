@@ -1,8 +1,7 @@
-"""Several ways to schedule one function, of which the rule's is taken, or the fastest measured.
-
-Legalizers choose for an operator; here it is for what fusing has made of some. All that decides how
-fast that is stands in the function, so that a hash of it names the workload. No names go into the
-hash: equal kernels of all models are measured once.
+"""Alternative schedules of one function: the rule's choice, or the fastest measured one. Legalizers
+choose for one operator; here, the choice is for a fused function. The function determines its
+speed, so its hash names the workload. The hash ignores names: equal kernels of all models are
+measured once.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Divisions of integers by zero end the process.
+#: Integer division by zero crashes the process.
 _DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
@@ -35,7 +34,7 @@ class Way:
     Attributes
     ----------
     vectors
-        How many stand side by side in the innermost loops, at most.
+        The most vectors in the innermost loops.
     rows
         Whether the vectors of a row are a loop of their own inside the rows, not one with them.
     threads
@@ -62,7 +61,7 @@ class Several(Rule):
     ways: tuple[Way, ...] = (Way(),)
 
     def takes(self, sch: s_tir.Schedule) -> bool:
-        """Tell whether the rule has business with a function."""
+        """Whether the rule applies to a function."""
         raise NotImplementedError
 
     def nest(
@@ -72,7 +71,7 @@ class Several(Rule):
         raise NotImplementedError
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
-        """Schedule a function in the rule's own way, unless another was measured faster."""
+        """Schedule a function in the rule's own way, unless another was measured to be faster."""
         if not self.takes(sch):
             return None
         function = sch.mod["main"]

@@ -1,9 +1,8 @@
-"""Lowerings that treat NaN and signed zeros as eager does, in place of TVM's own.
-
-TVM's maximum, minimum, ReLU and pooling turn NaN into a number, its ``x * 0``, ``0 / x`` and
-``x - x`` are 0, its ``x + 0`` and ``(x + y) - y`` are x, and its simplifier takes ``not (a < b)``
-for ``a >= b``. A NaN fails every comparison, so each function here asks the question whose "no"
-keeps it; in SIMD that costs nothing.
+"""Legalizers that treat NaN and signed zeros as eager does, unlike TVM's. TVM's maximum, minimum,
+ReLU and pooling turn NaN into a number, its ``x * 0``, ``0 / x`` and ``x - x`` are 0, its ``x + 0``
+and ``(x + y) - y`` are x, and its simplifier takes ``not (a < b)`` for ``a >= b``. A NaN fails
+every comparison, so each function here is written such that a failed comparison keeps it; with SIMD
+that costs nothing.
 """
 
 from __future__ import annotations

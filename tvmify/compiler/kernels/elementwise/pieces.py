@@ -1,7 +1,6 @@
-"""Rows that consist of a few pieces: borders, and what is put side by side.
-
-In a vector whose lanes are partly in one piece and partly in the next, TVM decides for each lane.
-Here each piece is a loop of its own, in which the conditions are known: whole vectors again.
+"""Rows that consist of a few pieces, such as borders and concatenations. In a vector that spans two
+pieces, TVM evaluates conditions lane by lane. Here each piece gets its own loop, in which the
+conditions are constant and vectors stay whole.
 """
 
 from __future__ import annotations

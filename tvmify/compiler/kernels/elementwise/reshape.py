@@ -1,8 +1,6 @@
-"""Reshapes whose indices say what stays in place.
-
-TVM computes the position of each element in memory and takes it apart again. Here axes that are
-neither joined nor split keep an index of their own, so that what a reshape is fused with can still
-be seen to run along memory.
+"""Reshapes whose indices keep unchanged axes. TVM computes the position of each element in memory
+and splits it again. Here axes that are neither merged nor split keep their index, so that fused
+functions are still seen to run along memory.
 """
 
 from __future__ import annotations

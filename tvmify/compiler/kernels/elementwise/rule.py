@@ -1,4 +1,4 @@
-"""What has no sums: element-wise chains, permutations, gathers, concatenations, padding."""
+"""Kernels without sums: element-wise chains, permutations, gathers, concatenations, padding."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _UNROLLED = 128
 
 
 class Elementwise(Several):
-    """One pass per result, vectorised along memory. Any function at all can take this rule."""
+    """One pass per result, vectorized along memory. This rule applies to any function."""
 
     name = "elementwise"
     ways = Way(), Way(rows=True)
 
     def takes(self, sch: s_tir.Schedule) -> bool:
-        """Take what no other rule has taken."""
+        """Schedule a function that no other rule has scheduled."""
         del sch
         return True
 

@@ -1,4 +1,4 @@
-"""Functions of scalars, as TIR, that TVM has not or has inexactly; and their lifting to tensors."""
+"""Scalar functions in TIR that TVM lacks or computes inexactly, and their lifting to tensors."""
 
 from __future__ import annotations
 

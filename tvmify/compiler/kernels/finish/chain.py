@@ -1,4 +1,4 @@
-"""The element-wise chain behind a kernel as an expression, for kernels that are written by hand."""
+"""The element-wise epilogue of a handwritten kernel, as an expression."""
 
 from __future__ import annotations
 

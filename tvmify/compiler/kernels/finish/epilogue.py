@@ -1,4 +1,4 @@
-"""Fusing the element-wise chain that follows a kernel into the loop that stores its result."""
+"""Fuses the element-wise epilogue of a kernel into the loop that stores its result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inline_chain(sch: s_tir.Schedule, first: str) -> None:
 
 
 def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]:
-    """Draw what follows a kernel into the block that stores its result.
+    """Fuse the epilogue of a kernel into the block that stores its result.
 
     The loops stay those of `store`, so its tiles remain the kernel's: a chain that ends in a
     permutation or a reshape writes to permuted places instead of being a pass of its own.
@@ -47,7 +47,7 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
     block
         The block that stores.
     rest
-        Names of blocks that could not be drawn in (a second output, say): nests of their own.
+        Names of blocks that could not be fused (such as a second output), which are separate nests.
     """
     inline_chain(sch, store)
     names = [sch.get(block).name_hint for block in blocks_of(sch)]

@@ -1,9 +1,9 @@
-"""Kernels whose loops are written by hand, and the element-wise chain that follows them.
+"""Handwritten kernels, and their element-wise epilogues.
 
 No sequence of TVM's primitives leads from a tensor expression to such loops: a running softmax
-between two products, steps over time. Whoever lowers the operator writes them into one block, the
-anchor, which has the name of the rule (see `emission.anchor`). The rule
-computes what follows where the kernel stores its results, so that nothing reads them again.
+between two products, steps over time. The code that lowers the operator emits them into one block,
+the anchor, which has the name of the rule (see `emission.anchor`). The rule fuses the epilogue into
+the stores of the kernel, so that results are not read again.
 """
 
 from __future__ import annotations

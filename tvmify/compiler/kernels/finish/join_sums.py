@@ -1,8 +1,7 @@
-"""Compute what is added up where it is added up.
-
-FuseOps lets a reduction take along what follows, or what comes before, and not both. Ours take what
-follows, so that the squares of a variance or a norm, the products of a similarity, or what an
-arg-extremum compares, would be written to memory by a kernel of their own and read once.
+"""Fuses the producers of reductions into them. FuseOps fuses a reduction with its epilogue or with
+its prologue, not both. Ours take the epilogue, so that the squares of a variance or norm, the
+products of a similarity, or the operands of an argmax would be written to memory by a separate
+kernel and read once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tvmify.compiler.passes.rewriting import join_calls
 
 @compiler_pass
 class JoinSums:
-    """Let reductions compute what they read; runs when all else has been fused."""
+    """Fuse producers into reductions; runs after all other fusion."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""

@@ -1,8 +1,7 @@
-"""Let libraries compute the products of `libraries`, where one of them is chosen.
-
-In bfloat16 a call rounds its result. So it is taken where the program rounds it, too: a product, or
-its sum with a bias, whose only reader is the cast. Products that became one kernel with others
-(`JoinProducts`, which runs before) stay ours.
+"""Replaces products by library calls where a library of `libraries` is chosen. In bfloat16 a call
+rounds its result, so it is only used where the program rounds as well: for a product, or its sum
+with a bias, whose only user is the cast. Products that were joined with others (`JoinProducts`,
+which runs before) are not replaced.
 """
 
 from __future__ import annotations

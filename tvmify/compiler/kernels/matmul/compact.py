@@ -1,11 +1,10 @@
-"""Weights in three bytes, for products that do nothing but wait for them.
-
-A product of one row reads each weight once, and a core multiplies faster than memory hands out. So
-32 bits become 24: a fraction of the largest weight among its neighbours, those of the same row in
-the same panel, which share one scale. That is block floating point, as in J. H. Wilkinson, Rounding
-Errors in Algebraic Processes (1963). Each weight is off by at most 2^-22 of its largest neighbour
-(of 2^-120, if that is less), four times what float32 rounds that one's product with an activation
-by, and mostly by less than half of it: sums over a row are hardly less exact than before.
+"""Compact (24-bit) weights, for products that are bound by memory. A product of one row reads each
+weight once, and a core multiplies faster than memory delivers. So 32 bits become 24: a fraction of
+the largest weight among its neighbours, those of the same row in the same panel, which share one
+scale. That is block floating point, as in J. H. Wilkinson, Rounding Errors in Algebraic Processes
+(1963). Each weight is off by at most 2^-22 of its largest neighbour (of 2^-120, if that is less),
+four times what float32 rounds that one's product with an activation by, and mostly by less than
+half of it: sums over a row are hardly less exact than before.
 
 In a register, a fraction f is the float32 3 + f, all of whose other bits are known: they are left
 out, and put back by one OR and one subtraction. The 24th bit, spread over those of the exponent,

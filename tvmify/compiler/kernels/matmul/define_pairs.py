@@ -1,4 +1,4 @@
-"""Bring along what products of bfloat16 call: functions in LLVM's notation, which are inlined."""
+"""Adds the LLVM functions that bfloat16 products call; they are inlined."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Compute products of one input as one kernel where what follows makes one value of them.
-
-So do gated layers: ``silu(gate(x)) * up(x)`` in Llama, GeGLU, ``sigmoid(a(x)) * tanh(b(x))``, with
-biases or without. The kernel of the first product would write a result that the second's reads;
-instead, both are summed up by one kernel, and what follows is computed before anything is stored
-(see `tvmify.compiler.kernels.matmul.joined`). A product that anything else reads stays by itself.
+"""Joins products of one input into one kernel if their results are combined into one value. Gated
+layers do so: ``silu(gate(x)) * up(x)`` in Llama, GeGLU, ``sigmoid(a(x)) * tanh(b(x))``, with or
+without biases. The kernel of the first product would write a result for the second to read;
+instead, one kernel accumulates both and applies the epilogue before anything is stored (see
+`tvmify.compiler.kernels.matmul.joined`). Products with other users are not joined.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tvmify.compiler.passes.rewriting import is_call, rewrite_program
 from tvmify.compiler.passes.views import shape_of
 
 _MATMUL = tvm.ir.Op.get("relax.matmul")
-#: What may stand between the products and the value that they become.
+#: Operators allowed between the products and the combined value.
 _ELEMENTWISE = frozenset(
     tvm.ir.Op.get(f"relax.{name}")
     for name in (

@@ -1,12 +1,10 @@
-"""Several products of the same rows as one kernel, for what follows all of them element by element.
-
-``silu(x @ a) * (x @ b)`` in Llama's layers: one task has the same columns of all products, one
-panel of each after the other, and what follows is computed from their sums, which are in the first
-or second cache. Of two kernels, the first would write its result for the second to read, and both
-would start threads and read the rows.
-
-The panels lie in memory in the order in which a task reads them: columns, blocks of the reduction,
-products. So one block is fetched while the one before it meets all rows, as in any product.
+"""Several products of the same rows as one kernel with a common element-wise epilogue. In ``silu(x
+@ a) * (x @ b)`` of Llama's layers, one task computes the same columns of all products, one panel
+after the other, and applies the epilogue to their sums, which are in L1 or L2. With two kernels,
+the first would write its result for the second to read, and both would fork threads and read the
+rows. Panels are packed in the order in which a task reads them: columns, blocks of the reduction,
+products. So one block is prefetched while the one before it is multiplied with all rows, as in any
+product.
 """
 
 from __future__ import annotations

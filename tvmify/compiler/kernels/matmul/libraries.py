@@ -1,14 +1,11 @@
-"""Which products with weights PyTorch's libraries may compute, MKL and oneDNN: one table.
-
-A line of `LIBRARIES` says for which products there is a call, how it is written, and where it is
-taken though nothing was measured. Elsewhere it is one more candidate of ``tune="quick"``, measured
-with a bias and an activation behind it: our kernels take them in; a call takes the bias, and
-another kernel activates. The call is one of ``tvmify.aten``, which saved files have, too.
-
-The weight stays as it lies in memory, and the library lays it out anew in each call. Packed once it
-would be a tensor without strides of oneDNN's or MKL's own (``mkldnn::_reorder_linear_weight``, for
-``mkldnn::_linear_pointwise``; ``mkl::_mkl_reorder_linear_weight``), which is no DLPack tensor: the
-program could not take it as an argument, nor its key say what is in it.
+"""The table of products with weights that PyTorch's libraries, MKL and oneDNN, may compute. A line
+of `LIBRARIES` says which products a call covers, how it is emitted, and where it is used without
+measurements. Otherwise it is a candidate of ``tune="quick"``, measured with a bias and an
+activation: our kernels fuse both, a call only the bias. The call is one of ``tvmify.aten``, which
+saved files support as well. The weight is not packed: the library reorders it in each call. A
+packed weight would be an opaque tensor of oneDNN or MKL (``mkldnn::_reorder_linear_weight``, for
+``mkldnn::_linear_pointwise``; ``mkl::_mkl_reorder_linear_weight``), which DLPack cannot pass and a
+key cannot describe.
 """
 
 from __future__ import annotations

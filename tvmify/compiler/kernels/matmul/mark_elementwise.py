@@ -1,4 +1,4 @@
-"""Let FuseOps see the functions that join products as the element-wise ones that they end in."""
+"""Marks functions that join products as element-wise for FuseOps."""
 
 from __future__ import annotations
 
