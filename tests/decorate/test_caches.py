@@ -40,12 +40,21 @@ def prompts(length: int) -> dict[str, torch.Tensor]:
 def test_generation_runs_compiled_and_gives_the_tokens_of_eager(transformers: Any) -> None:
     network = small(transformers)
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
-    for length in (7, 9, 8):
+    for length in (7, 9, 20, 8):
         given = prompts(length) | {"max_new_tokens": 6, "do_sample": False}
         assert torch.equal(fast.generate(**given), network.generate(**given))
-    # One for the first shape and one for any, of the prompt and of the steps after it.
-    assert fast.cache_info().builds == 4
+    # The first prompt, prompts of any length, and a step after any number of tokens.
+    assert fast.cache_info().builds == 3
     assert fast.cache_info().eager == 0
+
+
+def test_a_look_at_the_counts_changes_nothing_of_the_module(transformers: Any) -> None:
+    fast = decorate(small(transformers), cache=False, compare=False, dynamic=False)
+    with torch.no_grad():
+        fast(**prompts(5), past_key_values=transformers.DynamicCache())
+    before = set(vars(fast))
+    assert fast.cache_info().builds == 1
+    assert set(vars(fast)) == before
 
 
 def test_a_call_leaves_in_the_cache_what_eager_does(transformers: Any) -> None:

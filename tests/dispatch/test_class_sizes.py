@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tvmify.dispatch.class_sizes import sizes_of_classes
-from tvmify.dispatch.sizes import CLASSES
+from tvmify.dispatch.hints import CLASSES
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 

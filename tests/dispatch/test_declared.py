@@ -13,6 +13,10 @@ from torch.export import Dim
 from tests.tolerances import assert_close_to_reference
 from tvmify import OptionError
 from tvmify import tvmify as decorate
+from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.subject import Subject
+from tvmify.options import CompileOptions
+from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 
 class Linear(nn.Module):
@@ -221,6 +225,25 @@ def test_sizes_that_are_marked_static_have_programs_of_their_own() -> None:
         torch._dynamo.mark_static(x, 0)
         check(fast, module, x)
     assert builds(fast) == 3
+
+
+def test_sizes_with_a_typical_value_have_one_program_for_all_classes() -> None:
+    module = Linear().eval()
+    typical = DeclaredSize(varies=None, typical=48)
+    subject = Subject.of(
+        name="Linear",
+        eager=Linear.forward,
+        capturable=lambda module: module,
+        options=CompileOptions(cache=False, strict=True),
+        module=module,
+        declare=lambda args, kwargs: {0: (typical, None)},
+    )
+    dispatcher = Dispatcher(subject)
+    with torch.no_grad():
+        for rows in (5, 9, 33, 300):
+            torch.testing.assert_close(dispatcher((drawn(rows, 8),), {}), module(drawn(rows, 8)))
+    # The first shape, as if nothing had been said, and then one that serves any length.
+    assert dispatcher.cache_info().builds == 2
 
 
 def test_what_cannot_vary_has_a_program_for_each_shape_and_a_reason() -> None:

@@ -21,6 +21,8 @@ class Varying:
         a symbol for each axis, or None for a fixed size. Sizes of one name are equal in all calls.
     limits
         The least and greatest value of a symbol, if the program should know them.
+    typical
+        The size to tune for, by symbol, if it does not depend on the call.
     hints
         The size to tune for, by symbol.
     variant
@@ -30,6 +32,7 @@ class Varying:
 
     axes: Mapping[int, tuple[str | None, ...]]
     limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    typical: Mapping[str, int] = field(default_factory=dict)
     hints: Mapping[str, int] = field(default_factory=dict)
     variant: int = 0
 

@@ -17,10 +17,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.subject import Declared
+from tvmify.torch_compat.declared_sizes import DeclaredShape, DeclaredSize
 
 _MODULE = "transformers.cache_utils"
 #: Stands for the cache in the result of a program.
 _THE_CACHE = "the cache of the call"
+#: Arguments whose last axis is as long as a cache will be.
+_MASKS = ("attention_mask", "decoder_attention_mask")
+#: What programs are tuned for, whatever the lengths of calls: the tokens of a prompt, and those in
+#: the cache. More programs would gain little: docs/measurements/shapes.md.
+_TYPICAL_PROMPT, _TYPICAL_CACHE = 48, 256
 #: Of a layer, counted in Python: each of its values would need a program.
 _COUNTED = "cumulative_length"
 
@@ -98,6 +105,52 @@ def with_tensors(forward: Callable[..., Any]) -> Callable[..., Any]:
         return marked, after.description, after.tensors
 
     return opened
+
+
+def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
+    """Say of a call of `with_tensors` which sizes are lengths, and what to tune for."""
+    _, description, tensors, *_ = args
+    growing = [t for t, grows in zip(tensors, _growing(description), strict=True) if grows]
+    leaves = pytree.tree_leaves((args, kwargs))
+    if not growing:
+        tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+        size = DeclaredSize(varies=None, typical=_TYPICAL_PROMPT)
+        return {i: (None, *[size] * (t.dim() - 1))[: t.dim()] for i, t in tensors.items()}
+    masks = pytree.tree_leaves([kwargs.get(name) for name in _MASKS])
+    masks = [mask for mask in masks if isinstance(mask, torch.Tensor)]
+    axes = {id(t): 2 for t in growing} | {id(mask): mask.dim() - 1 for mask in masks}
+    # Layers whose lengths are equal in one call share a symbol.
+    names: dict[int, str] = {}
+    said: dict[int, DeclaredShape] = {}
+    for number, leaf in enumerate(leaves):
+        if (axis := axes.get(id(leaf))) is not None:
+            name = names.setdefault(leaf.shape[axis], f"length {len(names)}")
+            size = DeclaredSize(varies=True, name=name, typical=_TYPICAL_CACHE)
+            said[number] = tuple(size if i == axis else None for i in range(leaf.dim()))
+    return said
+
+
+@functools.cache
+def _growing(description: str) -> tuple[bool, ...]:
+    """Return for each tensor of a description whether its axis 2 is longer after the call."""
+    found: list[bool] = []
+    layer = sys.modules[_MODULE].DynamicLayer
+
+    def visit(node: ast.AST, *, grows: bool) -> None:
+        match node:
+            case ast.Name("tensor"):
+                found.append(grows)
+            case ast.Call(ast.Name(name), [], attributes):
+                cls = getattr(sys.modules[_MODULE], name)
+                for attribute in attributes:
+                    holds = issubclass(cls, layer) and attribute.arg in ("keys", "values")
+                    visit(attribute.value, grows=holds)
+            case _:
+                for child in ast.iter_child_nodes(node):
+                    visit(child, grows=grows)
+
+    visit(_parsed(description), grows=False)
+    return tuple(found)
 
 
 def take_apart(cache: Any) -> Opened | None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
-from tvmify.decorate.caches import GrowingCache, with_tensors
+from tvmify.decorate.caches import GrowingCache, declare_lengths, with_tensors
 from tvmify.dispatch.declared import check_names
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
@@ -137,6 +137,9 @@ def dispatcher_of_method(module: nn.Module, name: str, decoration: Decoration) -
 def dispatcher_with_cache(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
     """Return that of its calls which have a cache of transformers among their arguments."""
     attribute = decoration.attribute + name + WITH_CACHE
+    if decoration.attribute + name not in vars(module):
+        # Both at once: the guard of one would take the other, made later, for a change.
+        dispatcher_of_method(module, name, decoration)
     return _dispatcher(module, name, attribute, decoration, with_cache=True)
 
 
@@ -164,6 +167,7 @@ def _dispatcher(
                     options=decoration.options,
                     module=module,
                     calls_itself=name != "forward",
+                    declare=declare_lengths if with_cache else None,
                 )
             )
         return dispatcher

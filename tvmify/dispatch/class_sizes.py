@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tvmify.dispatch.examples import Example, example_arguments
-from tvmify.dispatch.sizes import CLASSES
+from tvmify.dispatch.hints import CLASSES
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Declared, Subject
 from tvmify.errors import OptionError
 from tvmify.torch_compat.declared_sizes import (
     STATIC,
@@ -21,9 +21,6 @@ from tvmify.torch_compat.declared_sizes import (
     marked_sizes,
     says_something,
 )
-
-#: What is said of the tensors of a call, by their numbers among the flattened arguments.
-Declared = Mapping[int, DeclaredShape]
 
 
 def declared_sizes(
@@ -47,12 +44,18 @@ def declared_sizes(
     """
     leaves = pytree.tree_leaves((args, kwargs))
     said: dict[int, DeclaredShape] = {}
+    declare = None if subject.options.dynamic is False else subject.declare
+    known = {} if declare is None else declare(args, kwargs)
     option = {} if subject.is_part else _of_option(subject, args, kwargs, leaves)
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             nothing = (None,) * leaf.dim()
-            sources = option.get(number, nothing), marked_sizes(leaf), given.get(number, nothing)
-            said[number] = joined(*sources)
+            said[number] = joined(
+                known.get(number, nothing),
+                option.get(number, nothing),
+                marked_sizes(leaf),
+                given.get(number, nothing),
+            )
     return {number: shape for number, shape in said.items() if says_something(shape)}
 
 

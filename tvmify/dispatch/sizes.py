@@ -13,14 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.artifact.shapes import Shapes
 from tvmify.capture import Varying
+from tvmify.dispatch.hints import hints_of_class
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
@@ -30,9 +29,6 @@ from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 _LOG = logging.getLogger(__name__)
 
-#: The products of all symbols up to which a program of each class is used, and the product that
-#: it is tuned for. Measured on matrix products of so many rows: docs/measurements/shapes.md.
-CLASSES = ((16, 16), (64, 48), (256, 128), (2**62, 512))
 #: A module whose calls need more programs than this is not compiled for ever.
 MOST_PROGRAMS = 8
 #: So many calls are compared to see which sizes are equal in all of them.
@@ -181,12 +177,10 @@ class Sizes:
         if self._are_enough():
             return None
         if self._known is not None:
-            symbols, limits = _from_two(self._known, sizes), {}
+            varying = Varying(_from_two(self._known, sizes))
         else:
-            symbols, limits = _symbols(seen, request, is_first=self._dynamic is True)
-        if not symbols:
-            return None
-        return self._any(request, rest, Varying(symbols, limits))
+            varying = _varying(seen, request, is_first=self._dynamic is True)
+        return self._any(request, rest, varying) if varying.axes else None
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
         """Ask for another program of the same sizes, recorded with those of this call."""
@@ -243,29 +237,32 @@ class Sizes:
         """Whether a program serves a call, and is of its class of sizes."""
         if not _may_vary(signature.varying, request):
             return False
-        values = guard.solve(request.leaves)
-        if values is None:
-            return False
-        return guard.shapes.hints == _hints(guard.shapes, _class_of(values))
+        return guard.serves(request.leaves) and _tuned(signature.varying, request) == (
+            signature.varying
+        )
 
     def _any(self, request: Request, rest: _Rest, varying: Varying) -> AnySizes:
-        sizes = _sizes(request.leaves)
-        values = {
-            name: size
-            for leaf, names in varying.axes.items()
-            for name, size in zip(names, sizes[leaf] or (), strict=True)
-            if name is not None
-        }
-        hints = _spread(_class_of(values.values()), list(values))
-        for name, (least, most) in varying.limits.items():
-            hints[name] = min(max(hints[name], least), most)
-        return AnySizes(SizesOpen(rest, replace(varying, hints=hints)), *request.call)
+        return AnySizes(SizesOpen(rest, _tuned(varying, request)), *request.call)
 
 
-def _symbols(
-    seen: Sequence[_Sizes], request: Request, *, is_first: bool
-) -> tuple[_Symbols, dict[str, tuple[int, int]]]:
-    """Return a name for each size that varies, and limits of those that have some.
+def _tuned(varying: Varying, request: Request) -> Varying:
+    """Return it with the hints of the class that a call is of."""
+    sizes = _sizes(request.leaves)
+    values = {
+        name: size
+        for leaf, names in varying.axes.items()
+        for name, size in zip(names, sizes[leaf] or (), strict=True)
+        if name is not None
+    }
+    hints = hints_of_class({n: size for n, size in values.items() if n not in varying.typical})
+    hints |= varying.typical
+    for name, (least, most) in varying.limits.items():
+        hints[name] = min(max(hints[name], least), most)
+    return replace(varying, hints=hints)
+
+
+def _varying(seen: Sequence[_Sizes], request: Request, *, is_first: bool) -> Varying:
+    """Return a name for each size that varies, and what was said of these.
 
     Sizes that were equal in all calls share a name. There is none where a size is not what was
     said of it.
@@ -284,7 +281,9 @@ def _symbols(
         ):
             raise _Undeclared
         history = tuple((other[leaf] or ())[axis] for other in seen)
-        varies = is_first or len(set(history)) > 1 if said is None else said.varies
+        varies = None if said is None else said.varies
+        if varies is None:
+            varies = is_first or len(set(history)) > 1
         if size < 2 or not varies:
             return None
         # Sizes of one call are often equal by chance.
@@ -305,9 +304,12 @@ def _symbols(
             if shape is not None
         }
     except _Undeclared:
-        return {}, {}
-    limits = {name: (said.least, said.most) for name, said in said_of.items() if said.is_limited}
-    return {leaf: shape for leaf, shape in found.items() if any(shape)}, limits
+        return Varying({})
+    return Varying(
+        {leaf: shape for leaf, shape in found.items() if any(shape)},
+        limits={name: (s.least, s.most) for name, s in said_of.items() if s.is_limited},
+        typical={name: s.typical for name, s in said_of.items() if s.typical is not None},
+    )
 
 
 class _Undeclared(Exception):
@@ -321,7 +323,7 @@ def _said(request: Request) -> Hashable:
 def _may_vary(varying: Varying, request: Request) -> bool:
     """Whether no symbol stands for a size that is said to be none."""
     return not any(
-        name is not None and said is not None and not said.varies
+        name is not None and said is not None and said.varies is False
         for leaf, names in varying.axes.items()
         for name, said in zip(names, request.declared.get(leaf, ()), strict=False)
     )
@@ -337,30 +339,6 @@ def _from_two(known: _Symbols, sizes: _Sizes) -> _Symbols:
     }
     found = {leaf: tuple(None if n in small else n for n in names) for leaf, names in known.items()}
     return {leaf: names for leaf, names in found.items() if any(names)}
-
-
-def _class_of(values: Any) -> int:
-    """Return what the class of a call is tuned for."""
-    count = prod(values)
-    return next(hint for most, hint in CLASSES if count <= most)
-
-
-def _spread(hint: int, names: Sequence[str]) -> dict[str, int]:
-    """Return a value for each symbol, of which the product is about the hint.
-
-    The last gets most of it, which is the length of sequences.
-    """
-    if len(names) == 1:
-        return {names[0]: hint}
-    smallest = 2 if hint <= 64 else 4
-    rest = max(2, hint // smallest ** (len(names) - 1))
-    return dict.fromkeys(names[:-1], smallest) | {names[-1]: rest}
-
-
-def _hints(shapes: Shapes, hint: int) -> tuple[int, ...]:
-    """Return the hints that a program of a class has, which lie within its ranges."""
-    spread = _spread(hint, [symbol.name for symbol in shapes.symbols])
-    return tuple(min(max(spread[s.name], s.lower), s.upper) for s in shapes.symbols)
 
 
 def _sizes(leaves: Sequence[Any]) -> _Sizes:

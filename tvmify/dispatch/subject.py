@@ -6,11 +6,15 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from tvmify.options import CompileOptions
+from tvmify.torch_compat.declared_sizes import DeclaredShape
+
+#: What is said of the tensors of a call, by their numbers among the flattened arguments.
+Declared: TypeAlias = Mapping[int, DeclaredShape]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ class Subject:
     symbols
         Which sizes vary from call to call, if that is known before any call: for each leaf of the
         arguments with such sizes, for each axis the name of a symbol, or None.
+    declare
+        Given the arguments of a call, returns what is known of its sizes, whatever the user says of
+        them; not asked with ``dynamic=False``.
     """
 
     name: str
@@ -50,6 +57,7 @@ class Subject:
     calls_itself: bool = False
     is_part: bool = False
     symbols: Mapping[int, tuple[str | None, ...]] | None = None
+    declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None
 
     @classmethod
     def of(
@@ -63,10 +71,11 @@ class Subject:
         calls_itself: bool = False,
         is_part: bool = False,
         symbols: Mapping[int, tuple[str | None, ...]] | None = None,
+        declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None,
     ) -> Subject:
         """Return the subject that these describe; see the attributes."""
         alive = _nobody if module is None else weakref.ref(module)
-        return cls(name, eager, capturable, options, alive, calls_itself, is_part, symbols)
+        return cls(name, eager, capturable, options, alive, calls_itself, is_part, symbols, declare)
 
     def captured(self) -> Any:
         """Return what is captured: the plain module, or the function."""

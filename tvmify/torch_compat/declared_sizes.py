@@ -24,17 +24,21 @@ class DeclaredSize:
     Attributes
     ----------
     varies
-        Whether it may differ from call to call; else programs are for one value of it.
+        Whether it may differ from call to call; else programs are for one value of it. None if that
+        is not said.
     name
         Sizes of one name are equal in all calls; None for a size without a name.
     least, most
         Limits of a size that varies, both included.
+    typical
+        What all programs are tuned for; None if that is to depend on the size.
     """
 
-    varies: bool
+    varies: bool | None
     name: str | None = None
     least: int = 2
     most: int = LARGEST
+    typical: int | None = None
 
     @property
     def is_limited(self) -> bool:
