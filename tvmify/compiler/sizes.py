@@ -1,9 +1,9 @@
 """Sizes of tensors while a program is compiled: numbers, or expressions over symbols.
 
-A program that serves many shapes has symbols among its sizes. Code needs the expression, an
-estimate needs a number: the `hint` of a size is what it is where each symbol has the value that the
-program is made for. Symbols are known by name, since TVM makes new variables of the same name as it
-cuts a program into functions.
+A program that serves many shapes has symbols among its sizes. Code needs the expression, but an
+estimate needs a number: the `hint` of a size is its value for the symbol values that the program is
+tuned for. Symbols are identified by name, since TVM creates new variables of the same name when it
+splits a program into functions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Size: TypeAlias = "int | Expr"
 
 @dataclass(frozen=True)
 class Range:
-    """What a symbol may be.
+    """The values that a symbol may have.
 
     Attributes
     ----------
     hint
-        The value that estimates are made with.
+        The value for estimates.
     lower, upper
         The least and the greatest value.
     """
@@ -49,7 +49,7 @@ _RANGES: ContextVar[dict[str, Range] | None] = ContextVar("ranges", default=None
 
 @contextmanager
 def symbols(ranges: Mapping[str, Range]) -> Iterator[None]:
-    """Let `hint` and `same` know these symbols, by name."""
+    """Make these symbols known to `hint` and `same`, by name."""
     token = _RANGES.set(dict(ranges))
     try:
         yield
@@ -75,7 +75,7 @@ def variable_for(size: Size) -> tirx.Var:
 
 
 def name_of(size: Size) -> str:
-    """Return the name of what stands for a size: one for equal texts, in every process."""
+    """Return the name of the symbol for a size: the same for equal texts, in every process."""
     return f"size_{sha256(str(size).encode()).hexdigest()[:12]}"
 
 
@@ -119,16 +119,16 @@ def sizes_of(shape: Iterable[Any]) -> list[Size]:
 
 
 def hint(size: Any) -> int:
-    """Return a size as a number, for estimates only; of one that is no number, at least 1.
+    """Return a size as a number, for estimates only; at least 1 if it is symbolic.
 
     Raises
     ------
     ValueError
-        It has a symbol that nobody has named.
+        It has an unknown symbol.
     """
     if is_static(size):
         return int(size)
-    # Each symbol has its likely value by itself: a difference of two may be less than it ever is.
+    # Symbols get their hints independently: the difference of two may be less than it ever is.
     return max(1, _value({name: known.hint for name, known in _known().items()}, size))
 
 

@@ -1,4 +1,4 @@
-"""Operators and kernels of a program, each as one of its own: what is measured to choose."""
+"""The operators and kernels of a program as separate programs to measure."""
 
 from __future__ import annotations
 

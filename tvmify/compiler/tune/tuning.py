@@ -1,10 +1,9 @@
-"""Measured choice: the candidates of each workload are built and timed, once per processor.
-
-A workload (an operator with its shapes, or a function that fusing has made) that the database
-knows costs nothing. The others, those with the most work first, are built as programs of their own,
-in parallel; then all candidates of one workload take turns, with nothing else running. Each result
-is recorded at once, so that an interrupt, or the end of the time, loses only what was under way;
-what was not reached stays as the rules choose it.
+"""Tuning: the candidates of each workload are built and timed, once per processor. A workload (an
+operator with its shapes, or a fused function) that is in the database costs nothing. The others are
+built as separate programs in parallel, those with the most work first; then all candidates of one
+workload are timed interleaved, with nothing else running. Each result is recorded immediately, so
+that an interrupt or the time limit loses only unfinished work; workloads that were not reached use
+the rules' choice.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ _PASSES = 2
 
 
 class Database(Protocol):
-    """Where times are kept, see `tvmify.cache.Measurements`."""
+    """A store of times, see `tvmify.cache.Measurements`."""
 
     def best(self, workload: str, candidates: Sequence[str]) -> str | None:
         """Return the fastest candidate, or None if it is not known."""
         ...
 
     def record(self, workload: str, seconds: Mapping[str, float]) -> None:
-        """Keep the times of candidates."""
+        """Record the times of candidates."""
         ...
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What measuring takes.
+    """The parameters of tuning.
 
     Attributes
     ----------
@@ -73,7 +72,7 @@ class Tuning:
 
 @dataclass
 class Tuned:
-    """What came of it.
+    """The results of tuning.
 
     Attributes
     ----------
@@ -94,7 +93,7 @@ class Tuned:
     failed: dict[str, str] = field(default_factory=dict)
 
     def settle(self, workload: str, candidates: Sequence[str], winner: str) -> None:
-        """Note a winner."""
+        """Record a winner."""
         self.winners[workload] = winner
         if winner != candidates[0]:
             self.changed[workload] = winner

@@ -1,10 +1,9 @@
-"""Products of bfloat16: two steps of the reduction at a time, two bytes for each weight.
-
-Two neighbours of a row are one word of 32 bits, and so are the two weights that they meet. So has
-it the processor's instruction (``vdpbf16ps`` of AVX-512 BF16), which adds two products to each of
-16 sums in float32, in the time of one multiply-add of float32 (Zen 4, measured). Rows are read as
-they are; weights are packed as words. Elsewhere a weight is bfloat16 for a few rows only, which
-wait for memory: as a float32, it is a word with zeros below, one shift or AND away.
+"""Products of bfloat16: two steps of the reduction at a time, two bytes per weight. Two neighbours
+in a row form one word of 32 bits, and so do the two weights that they are multiplied with.
+``vdpbf16ps`` of AVX-512 BF16 adds two products to each of 16 float32 sums, in the time of one
+float32 multiply-add (measured on Zen 4). Rows are read directly; weights are packed as words.
+Without that instruction, bfloat16 weights are used for few rows only, which are bound by memory: a
+shift or AND turns a bfloat16 into a float32.
 """
 
 from __future__ import annotations

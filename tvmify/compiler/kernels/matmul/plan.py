@@ -1,4 +1,4 @@
-"""How a matrix product is cut: register tile, block of the reduction, rows that stay together."""
+"""How a matrix product is cut: register tile (mr × nr), reduction block (kc), row block (mc)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class Plan:
     rows, columns
         The tile of sums that stays in registers.
     depth
-        Elements of the reduction that are added up in registers. The last block may have fewer.
+        Elements of the reduction that are accumulated in registers (kc). The last block may have
+        fewer.
     block
-        Tiles of rows that meet a panel of the right-hand side one after the other.
+        Tiles of rows that are multiplied with one panel of the right-hand side in turn.
     rows_first
         Whether all columns of one block of rows come before the next block.
     """
@@ -58,7 +59,7 @@ class Workload:
     packed
         Whether the right-hand side is a weight.
     apart
-        How many rows of the left-hand side one row is from the next: as many as a stride says.
+        The row stride of the left-hand side, in rows.
     """
 
     batch: int
@@ -81,20 +82,19 @@ def choose(
     bits: int,
     sample: Callable[[], Sample] | None = None,
 ) -> Plan:
-    """Choose a plan; the alternatives are there for measurements, see `choice.choose`."""
+    """Choose a plan; the alternatives are for measurements, see `choice.choose`."""
     return choice.choose(str(work), candidates(work, machine, bits), sample)
 
 
 def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture, bits: int) -> Plan:
-    """Choose a plan for as many rows as there mostly are, of panels as wide as for any others.
-
-    So all programs of one layer read the same packed weights.
+    """Choose a plan for the likely number of rows, with panels as wide as for any other number. So
+    all programs of a layer read the same packed weights.
 
     Parameters
     ----------
     factor
-        What the number of rows is a multiple of. Where tiles divide that, TVM writes their number
-        without the number of rows, and sees no more that they cover all of these.
+        A factor of the number of rows. If tiles divide it, TVM simplifies their number so far that
+        it can no longer prove that they cover all rows.
     """
     width = candidates(replace(work, rows=_COMMON_ROWS), machine, bits)[0].columns
     ranked = tiles.ranked(work.rows, work.columns, machine, bits)
@@ -104,7 +104,7 @@ def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture,
 
 
 def lone(work: Workload, columns: int) -> Plan:
-    """Return the plan in which all rows are one tile, of so many columns."""
+    """Return the plan with all rows in a single tile with this many columns."""
     return Plan(work.rows, columns, split_evenly(work.depth, _LONGEST_SUM), 1, rows_first=False)
 
 
@@ -114,7 +114,7 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
     others = tiles.alternatives(ranked, lambda tile: tile.columns, lambda tile: tile.rows)
     considered = dict.fromkeys([*ranked[: MATMUL.tiles], *others])
     own, *rest = _by_cost(work, considered, machine, bits)
-    # Those that differ in one thing, the best of each kind, and then by their estimates.
+    # The best of those that differ in one thing, for each thing, and then by estimate.
     kinds = [
         lambda plan: plan.columns != own.columns,
         lambda plan: (
@@ -148,7 +148,7 @@ def _plans(
     row_tiles = -(-work.rows // tile.rows)
     panels = work.batch * -(-work.columns // tile.columns)
     counts = {*MATMUL.blocks, *(-(-tasks // panels) for tasks in MATMUL.tasks)}
-    # Rows of which the left-hand side stays in the second cache.
+    # Rows of which the left-hand side fits in L2.
     nearby = machine.l2_bytes // 2 // (tile.rows * work.depth * bits // 8)
     counts.add(-(-row_tiles // max(nearby, 1)))
     if not work.packed:  # the right-hand side is copied as a whole for each block
@@ -169,7 +169,7 @@ def _plans(
 def nanoseconds(
     work: Workload, plan: Plan, machine: Microarchitecture, bits: int, cores: int
 ) -> float:
-    """Estimate how long a plan takes on so many cores: what the busiest of them does."""
+    """Estimate the time of a plan on this many cores: that of the busiest one."""
     row_tiles, panels = -(-work.rows // plan.rows), -(-work.columns // plan.columns)
     blocks, element = -(-row_tiles // plan.block), bits // 8
     left, right, result = (
@@ -189,7 +189,7 @@ def nanoseconds(
     time = steps * tiles.cycles(tile, machine, bits, work.columns) * MATMUL.cycle / CORE.clock
     if work.depth * work.apart * element % MATMUL.aliasing == 0:
         time *= 1 + max(plan.rows - MATMUL.ways, 0) * MATMUL.crowded
-    # By columns each core reads weights of its own, by rows each reads all of them.
+    # By columns, each core reads its own weights; by rows, each core reads all of them.
     far = right if plan.rows_first and blocks > 1 else right / cores
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
     far *= MATMUL.lone if plan.block == 1 and not machine.keeps(right) else 1
@@ -208,10 +208,9 @@ def nanoseconds(
 
 
 def longest_sum(depth: int) -> int:
-    """Return over how many elements one sum may be, where there are so many to add up.
-
-    With blocks as long as there are blocks, errors are least; twice that costs fewer of them, and
-    is what strict accuracy asks for.
+    """Return the most elements that one sum may accumulate, for a reduction of this depth. Errors
+    are smallest if blocks are as long as there are blocks; strict accuracy uses twice that length,
+    which takes fewer blocks.
     """
     if not choice.is_strict():
         return _LONGEST_SUM
@@ -219,9 +218,8 @@ def longest_sum(depth: int) -> int:
 
 
 def split_evenly(length: int, longest: int) -> int:
-    """Return how long the blocks of something are to be, up to a limit.
-
-    All alike where that is not much shorter than the limit, else the last one is shorter.
+    """Return the length of blocks, up to a limit. Blocks are equal if that is not much shorter than
+    the limit; otherwise the last one is shorter.
     """
     if length <= longest:
         return length

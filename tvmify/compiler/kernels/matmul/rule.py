@@ -1,11 +1,11 @@
 """Matrix products: packed weights or two activations, any number of rows, any tails.
 
 The loops, outermost first: blocks of rows and panels of columns, in the order of the plan and
-shared out among the cores; blocks of the reduction; tiles of rows; along one block of the
-reduction; the tile, in registers. So a block of a panel comes from memory once, stays in the first
-cache for all tiles of rows, and the next one is fetched meanwhile (`prefetch`). With one block of
-the reduction the tile is stored at once, else its sums are added to those of the block of rows,
-which stay in the second cache until the epilogue.
+divided among the cores; blocks of the reduction; tiles of rows; the steps of one block of the
+reduction; the tile, in registers. So a block of a panel is read from memory once and stays in L1
+for all tiles of rows, while the next one is prefetched (`prefetch`). With a single block of the
+reduction the tile is stored directly; otherwise its sums are added to those of the block of rows,
+which stay in L2 until the epilogue.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from tvmify.compiler.sizes import Size
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
-    """Lower ``relax.matmul``; the packing of a weight is a call of its own, hence can be lifted."""
+    """Lower ``relax.matmul``; weights are packed in a separate call, which can be lifted."""
     left, right = call.args
     out, left_shape, right_shape = (sizes.sizes_of(x.ty.shape) for x in (call, left, right))
     dtype = str(call.ty.dtype)
-    # Dot products and vectors have no tile to fill: the reduction rule vectorises them better.
+    # Dot products and vectors fill no tile: the reduction rule vectorizes them better.
     if min(len(left_shape), len(right_shape)) < 2 or sizes.is_one(out[-1]) or dtype == "bool":
         return plain(builder, call)
     if min(sizes.hints(left_shape + right_shape)) == 0:
@@ -92,7 +92,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
 
 
 class Matmul(Rule):
-    """Tiles of sums in registers, stored with whatever element-wise chain follows."""
+    """Tiles of sums in registers, stored through the element-wise epilogue."""
 
     name = "matmul"
     anchors = frozenset({ANCHOR})
@@ -128,7 +128,7 @@ class Matmul(Rule):
             schedule_block(sch, gated, machine, work)
             gated = None
         if packing is not None and together < row_tiles:
-            # Few columns: the copy is a pass of its own, and the rows are shared out too.
+            # Few columns: the copy is a separate pass, and rows are divided among threads as well.
             schedule_block(sch, packing, machine, work)
             packing = None
         if partial is None:

@@ -1,8 +1,6 @@
-"""A pass over time of LSTM or GRU becomes the product of all inputs and a call of its kernel.
-
-The converter describes it by a call of `NAME`, since the kernel is chosen among several, which
-differ in how states and weights are padded and packed: a program is imported once, and lowered as
-often as its choices are.
+"""Lowers a pass over time of LSTM or GRU to a product of all inputs and a call of a kernel. The
+converter only describes it by a call of `NAME`, since the choice of the kernel decides how states
+and weights are padded and packed: a program is imported once, but lowered for each choice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a recurrence is cut: the rows and units of its tiles, and the alternatives to them."""
+"""How a recurrence is cut: the rows and units of its tiles, and the alternatives."""
 
 from __future__ import annotations
 

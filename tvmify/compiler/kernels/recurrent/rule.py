@@ -1,11 +1,10 @@
-"""LSTM and GRU: the steps of one direction of one layer, written as loops.
-
-What does not depend on the step before, the projection of all inputs, is a matrix product outside.
-A step goes through the hidden units in tiles: for each, the sums of all gates over the previous
-state stay in registers (a few rows of the batch at a time; those of a long state, and all where
-accuracy is to be strict, are sums of blocks), and the activations and the new state follow from
-there. So a step is one pass over the recurrent weights, which lie in the order of that pass:
-``[tiles, previous state, gates, tile]``. Tiles are shared out among threads in each step.
+"""LSTM and GRU: the steps of one direction of one layer, as handwritten loops. The projection of
+all inputs, which does not depend on previous steps, is a matrix product outside. A step processes
+the hidden units in tiles: the sums of all gates over the previous state stay in registers (for a
+few rows of the batch at a time; those of a long state, or with strict accuracy, are sums of
+blocks), and the activations and the new state are computed from them. So a step is one pass over
+the recurrent weights, which are packed in that order: ``[tiles, previous state, gates, tile]``. In
+each step, tiles are divided among threads.
 """
 
 from __future__ import annotations

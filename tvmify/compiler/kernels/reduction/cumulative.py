@@ -1,8 +1,7 @@
-"""Running sums and products: loops that carry each result to the next.
-
-Outermost first: rows in eights, or columns in blocks of up to 64, in parallel; along the axis; the
-rows or columns of a task. Each result waits for the one before, so that those of several rows take
-turns; columns are vectors.
+"""Cumulative sums and products: loops that carry each result to the next. The loops, outermost
+first: eight rows, or blocks of up to 64 columns, in parallel; along the axis; the rows or columns
+of a task. Each result depends on the one before, so several rows are interleaved; columns are
+vectors.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ from tvmify.compiler import sizes
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.nn.layer_norm`` over the last axes, in float32.
 
-    Sums are of what the elements differ from the first of their row: a number that all share
-    costs no digits, and rows of equal numbers are zeros. TVM's own kernel rounds the mean of the
-    numbers themselves.
+    Sums are relative to the first element of the row, so that a common offset costs no digits, and
+    rows of equal numbers give zeros. TVM's own kernel rounds the mean of the elements themselves.
     """
     x = call.args[0]
     count = len(call.attrs.axes)

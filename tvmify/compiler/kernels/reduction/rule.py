@@ -1,4 +1,4 @@
-"""Reductions along rows: softmax, norms, means, maxima; whatever stages they are made of."""
+"""Reductions along rows: softmax, norms, means, maxima, with any number of stages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WIDEST = 1024
 
 
 class _OfSums(Several):
-    """A rule of functions that add something up."""
+    """A rule for functions with reductions."""
 
     def takes(self, sch: s_tir.Schedule) -> bool:
         """Tell whether there is such a stage."""
@@ -42,14 +42,13 @@ class _OfSums(Several):
 
 
 class Reduction(_OfSums):
-    """One parallel loop over rows; all stages of a row inside it, each vectorised along the row.
-
-    A sum along a row becomes a few vectors of partial sums, which are folded at the end of the
-    row. This is also more exact than one long sum.
+    """One parallel loop over rows; all stages of a row inside it, each vectorized along the row. A
+    sum along a row becomes a few vectors of partial sums, which are folded at the end of the row.
+    This is also more accurate than one long sum.
     """
 
     name = "reduction"
-    #: Four vectors are as many as an addition takes cycles, which they hide.
+    #: Four vectors hide the latency of an addition, which is four cycles.
     ways = Way(4), Way(8), Way(2)
 
     def nest(
@@ -86,7 +85,7 @@ class Reduction(_OfSums):
 
 
 class ColumnReduction(_OfSums):
-    """Reductions across memory: the lanes are neighbours that are not added to each other."""
+    """Reductions across memory: the lanes of a vector are not added to each other."""
 
     name = "column reduction"
     ways = Way(8), Way(8, rows=True), Way(2)
