@@ -55,7 +55,13 @@ LEGALIZERS: dict[str, Legalize] = {
 }
 
 CPU = Backend(
-    described=(LowerRecurrent(), merge_projections(), CancelTransposes(), LowerAttention()),
+    described=(
+        LowerRecurrent(),
+        FlattenRows(),  # of the products of all steps, which are new
+        merge_projections(),
+        CancelTransposes(),
+        LowerAttention(),
+    ),
     before_legalizing=tvm.transform.Sequential(
         [
             GateConvolutions(),

@@ -59,8 +59,13 @@ def test_the_number_of_kernels_does_not_grow_with_time(kind: type[nn.Module]):
     assert kind.__name__.lower() in many.values()
 
 
-@pytest.mark.parametrize(("kind", "hidden", "reverse"), [(nn.LSTM, 32, False), (nn.GRU, 20, True)])
-def test_any_batch_and_number_of_steps(kind: type[nn.Module], hidden: int, reverse: bool):
+@pytest.mark.parametrize(
+    ("kind", "hidden", "reverse", "batch"),
+    [(nn.LSTM, 32, False, "b"), (nn.GRU, 20, True, "b"), (nn.LSTM, 32, False, 1)],
+)
+def test_any_batch_and_number_of_steps(
+    kind: type[nn.Module], hidden: int, reverse: bool, batch: str | int
+):
     inputs = 12
     first = 2 if kind is nn.LSTM else 1
     gates = 4 if kind is nn.LSTM else 3
@@ -81,11 +86,13 @@ def test_any_batch_and_number_of_steps(kind: type[nn.Module], hidden: int, rever
         each = results.numpy()
         return (each[::-1] if reverse else each, *(end[1].numpy() if first == 2 else ()))
 
-    state = (("b", hidden), "float32")
-    given_types = [(("s", "b", inputs), "float32"), *[state] * first]
-    program = symbolic.build(layer, given_types, weights, hint=3)
-    assert kind.__name__.lower() in program.rules
-    for steps, batch in [(2, 31), (7, 2), (8, 9), (9, 8), (15, 1), (16, 17), (97, 3)]:
-        given = [random(steps, batch, inputs, seed=7)]
-        given += [random(batch, hidden, seed=8 + i) for i in range(first)]
+    state = ((batch, hidden), "float32")
+    given_types = [(("s", batch, inputs), "float32"), *[state] * first]
+    program = symbolic.build(layer, given_types, weights, hint=3 if batch == "b" else 48)
+    # The products of all steps, of which a tile takes several rows, and the steps.
+    assert program.rules >= {"matmul", kind.__name__.lower()}
+    for steps, count in [(2, 31), (7, 2), (8, 9), (9, 8), (15, 1), (16, 17), (97, 3)]:
+        count = count if batch == "b" else batch
+        given = [random(steps, count, inputs, seed=7)]
+        given += [random(count, hidden, seed=8 + i) for i in range(first)]
         symbolic.check(program, reference, given, weights, tolerance=1e-5)
