@@ -38,7 +38,7 @@ PYTHON = (
     Supported("3.10", "none"),
     Supported("3.11", "all"),
     Supported("3.12", "none"),
-    Supported("3.13", "none"),
+    Supported("3.13", "smoke"),
 )
 
 
