@@ -31,7 +31,7 @@ from tvmify.compiler.kernels.matmul.plan import Plan, Workload
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: The fields that the estimate is linear in.
-FITTED = (
+FITTED: tuple[str, ...] = (
     "cycle",
     "far_byte",
     "near_byte",

@@ -56,7 +56,8 @@ def unfolded(constant_attributes: frozenset[str]) -> Iterator[None]:
     def parse(function: Any) -> Any:
         parsed = original(function)
         if threading.get_ident() == thread:
-            node = parsed.ast.body[0]
+            (node,) = parsed.ast.body
+            assert isinstance(node, ast.FunctionDef)  # parse_def refuses all else
             _Unfold(function, node, constant_attributes).visit(node)
         return parsed
 

@@ -1,4 +1,4 @@
-"""Call the kernel of attention, as it is chosen, and describe what it is measured by."""
+"""Calls the chosen attention kernel, and makes the program to measure it by."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Fused attention becomes a call of its kernel, which reads its operands where they are.
-
-The converter describes attention by a call of `NAME` with heads before places, as PyTorch has it.
-In most models a permutation leads there from what a projection left, and a slice, if several
-projections are one product. The kernel takes both in its stride.
+"""Lowers fused attention to a call of its kernel, which reads operands in place. The converter
+describes attention by a call of `NAME` in PyTorch's layout, with heads before positions. In most
+models, operands are permutations of the results of projections, and slices, if several projections
+are one product. The kernel reads through both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Compute products of one input as one product: projections that attention takes, narrow heads.
-
-Their weights are put side by side when they are packed. One product of three times the columns
-starts its threads once and reads the input once, and is cut into pieces more evenly. The attention
-kernel reads its operands out of the common result (see `lower_attention`);
-for another reader each slice would be a copy, or be read with gaps. So other products stay apart,
-unless all their columns together fit into one vector, of which each of them would fill a part.
+"""Merges products of one input: projections for attention, and narrow heads. Their weights are
+concatenated when they are packed. One product with three times the columns forks threads once,
+reads the input once, and is divided more evenly. The attention kernel reads its operands from the
+common result (see `lower_attention`); other users would have to copy each slice, or read it with
+gaps. So other products are not merged, unless all their columns fit in one vector, of which each
+would fill only a part.
 """
 
 from __future__ import annotations

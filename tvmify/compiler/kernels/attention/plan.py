@@ -1,4 +1,4 @@
-"""How attention is cut: which kernel computes it, its tiles, and the alternatives to them."""
+"""How attention is cut: which kernel computes it, its tiles, and the alternatives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """The kernel for few queries, which has nothing to choose."""
+    """The kernel for few queries, which has no choices."""
 
     def __str__(self) -> str:
         return "rows"
@@ -36,7 +36,7 @@ class Tiles:
     keys
         Keys whose scores are in registers at a time.
     block
-        Tiles of keys in a block: their scores stay in the first cache.
+        Tiles of keys in a block, whose scores stay in L1.
     rows, columns
         Queries, and vectors of a head, of the tile of weighted values.
     """

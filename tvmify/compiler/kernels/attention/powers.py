@@ -1,8 +1,8 @@
 """The exponential of attention: ``2**x`` for x that is never positive, in a dozen instructions.
 
-Softmax subtracts the largest score first, so nothing overflows, and a weight below 2**-127 is none:
-half the work of the general function in `tvmify.compiler.intrinsics` falls away. It is zero, not
-merely small: what it weighs may be memory behind a mask that nobody has written to.
+Softmax subtracts the largest score first, so nothing overflows, and weights below 2**-127 become
+zero: this saves half the work of the general function in `tvmify.compiler.intrinsics`. They must be
+exactly zero, since masked values may be uninitialized memory.
 """
 
 from __future__ import annotations

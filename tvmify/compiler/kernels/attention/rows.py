@@ -1,9 +1,7 @@
-"""Attention of a few queries, as in a decoding step: one pass over the keys, one over the values.
-
-A task is one head of keys and values and some of the queries that share it: those of a group of
-heads (grouped-query attention) count as queries of one head. Scores are dot products with lanes
-along the head, whose lanes are added up at the end; all scores of a query, one row, stay in the
-cache.
+"""Attention of a few queries, as in a decoding step: one pass over the keys, one over the values. A
+task is one head of keys and values with some of the queries that share it: those of a group of
+heads (grouped-query attention) count as queries of one head. Scores are dot products along the
+head, whose lanes are reduced at the end; all scores of a query stay in the cache.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fused attention: which kernel computes it, and how it finds its operands.
 
-Neither kernel stores scores of all queries against all keys. `attention_tiles` is for many queries,
-`attention_rows` for the few of a decoding step. Both are written as loops, not scheduled: what
-makes them fast is an order of stages (scores, running softmax, weighted values) that no sequence of
-TVM's primitives reaches from a tensor expression.
+Neither kernel stores the scores of all queries against all keys. `attention_tiles` is for many
+queries, `attention_rows` for the few of a decoding step. Both are handwritten loops: they are fast
+due to an order of stages (scores, online softmax, weighted values) that TVM's schedule primitives
+cannot produce from a tensor expression.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Attention of many queries: blocks of queries against blocks of keys, all of it in caches.
-
-A task is one head and a block of queries. The block is turned, so that lanes are queries. Then, for
-each block of keys: scores, [keys × queries] in register tiles of which each key is broadcast;
-maximum and sum of the exponentials down the keys, with no work across lanes; and weighted values,
-[queries × elements], with lanes along a head as they lie in memory. From one block of keys to the
-next the sums so far are rescaled to the new maximum, and those of the block are added: sums of sums
-are more exact than one over all keys (Milakov and Gimelshein, "Online normalizer
-calculation for softmax", 2018; Dao et al., "FlashAttention", 2022). Keys and values are read where
-they are, without copies.
+"""Attention of many queries: blocks of queries against blocks of keys, all in caches. A task is one
+head and a block of queries. The block is transposed, so that lanes are queries. Then, for each
+block of keys: scores, [keys × queries] in register tiles into which each key is broadcast; maximum
+and sum of the exponentials over the keys, without reductions across lanes; and weighted values,
+[queries × elements], with lanes along a head as in memory. Between blocks of keys, the sums so far
+are rescaled to the new maximum, and those of the block are added: sums of sums are more accurate
+than one over all keys (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
+Dao et al., "FlashAttention", 2022). Keys and values are read where they are, without copies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Windows that slide over each channel by itself: depthwise convolution and pooling."""
+"""Windows over single channels: depthwise convolution and pooling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cut:
     pixels
         Of a row, in registers.
     rows
-        Output rows for which a border is put around the image at a time; 0 if none is needed.
+        Output rows for which the image is padded at a time; 0 if it needs no padding.
     """
 
     pixels: int
@@ -61,7 +61,7 @@ def choose(
     registers: int,
     bordered: bool = True,
 ) -> Cut:
-    """Choose how the work is cut, with so many registers for results."""
+    """Choose how the work is cut, with this many registers for results."""
     likely = f"{sizes.hints(image)} {sizes.hints(out)}"
     workload = f"{operator} {likely} {window} {dtype}"
     return choice.choose(workload, cuts(*out[1:3], registers, bordered))
@@ -81,7 +81,7 @@ def cuts(height: int, width: int, registers: int, bordered: bool = True) -> list
 
 
 def ranked_pixels(width: int, registers: int) -> list[int]:
-    """Order the numbers of pixels that a row of the tile may have, the best first."""
+    """Rank the numbers of pixels in a row of the tile, the best first."""
     # A few pixels hide the latency of the arithmetic; wider tiles read each weight less often.
     return sorted(range(1, max(4, registers) + 1), key=lambda p: (-(-width // p) * (p + 1), -p))
 
@@ -144,10 +144,9 @@ def slide(
 
 
 class Channelwise(Rule):
-    """Rows of pixels × one vector of channels in registers, stored with the chain that follows.
-
-    A border is put around a band of rows of one vector of channels, to which each task keeps. Where
-    there is none, all channels of a tile come one after the other, as they lie in memory.
+    """Rows of pixels × one vector of channels in registers, stored through the epilogue. With
+    padding, each task pads a band of rows of one vector of channels. Without, all channels of a
+    tile follow one another, as in memory.
     """
 
     #: Names of the blocks: the padded image, the tile, its store.

@@ -1,4 +1,4 @@
-"""What a convolution computes: all that its kernels are chosen by, but for the processor."""
+"""The description of a convolution by which its kernels are chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depthwise convolution: each channel by itself, channels in the vector lanes."""
+"""Depthwise convolution, with channels in the vector lanes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
-#: Name of the block that adds up.
+#: Name of the block that accumulates.
 TILE = "depthwise_tile"
 _BLOCKS = ("depthwise_pad", TILE, "depthwise_store")
 

@@ -1,12 +1,10 @@
-"""A 1×1 convolution and the depthwise convolution of its result in one kernel.
-
-The inverted residuals of mobile networks widen an image sixfold before each channel is filtered,
-and the wide image does not fit the private caches. Channels are filtered one by one, so a task
-computes some rows of one panel of channels from end to end: the product with the panel, tile by
-tile as in `matmul`, into a buffer of the task's own, which has the zeros of the border around it;
-then the window over that buffer, while it is in the second cache. Rows that the windows of two
-tasks share are computed by both. The buffer holds each vector of channels as an image of its own,
-so that the window reads memory in order.
+"""A 1×1 convolution and the depthwise convolution of its result in one kernel. The inverted
+residuals of mobile networks expand an image sixfold before each channel is filtered, and the wide
+image does not fit in the private caches. Channels are filtered independently, so a task computes
+some rows of one panel of channels completely: the product with the panel, tile by tile as in
+`matmul`, into a zero-padded buffer of the task; then the window over that buffer, while it is in
+L2. Rows that the windows of two tasks share are computed by both. The buffer stores each vector of
+channels as a separate image, so that the window reads memory in order.
 
 Loops, outermost first: bands of rows and panels, in parallel → rows → tiles of pixels → input
 channels → a register tile; then rows → vectors of channels → tiles of pixels → the window.
@@ -354,6 +352,6 @@ class _Task:
 
 
 def _unevenness(tasks: int) -> float:
-    """What two, four or eight cores lose because the last one has fewer tasks than the others."""
+    """The mean imbalance on two, four and eight cores, where the last one has fewer tasks."""
     cores = (2, 4, 8)
     return sum(-(-tasks // n) * n / tasks for n in cores) / len(cores)

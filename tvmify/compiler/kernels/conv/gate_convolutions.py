@@ -1,4 +1,4 @@
-"""Let a 1×1 convolution take in the product with a gate per channel that comes before it."""
+"""Fuses the multiplication by a gate per channel into the 1×1 convolution after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Join 1×1 convolutions and the depthwise convolutions of their results, see the kernel's file."""
+"""Joins 1×1 convolutions with the depthwise convolutions of their results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Let convolutions of few channels read images as PyTorch lays them out, one plane a channel.
-
-Kernels broadcast each input into all lanes, so that its neighbours may be of any kind. To turn a
-photograph around only to have its three channels side by side is a pass over it whose vectors hold
-three elements: 30 of the 1,440 µs of MobileNetV2 (Zen 5), and as much again for its border.
+"""Lets convolutions of few channels read NCHW images, as PyTorch stores them. Kernels broadcast
+each input into all lanes, so any layout will do. Transposing a photograph to channels last is a
+pass over it with vectors of three elements: 30 of the 1,440 µs of MobileNetV2 (Zen 5), and as much
+again for its padding.
 """
 
 from __future__ import annotations

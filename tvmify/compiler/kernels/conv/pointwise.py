@@ -1,4 +1,4 @@
-"""1×1 convolutions are matrix products; what stands before them joins the product."""
+"""1×1 convolutions as matrix products, with gates before them fused."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 
 def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: Expr) -> Expr | None:
-    """Lower ``conv2d(image * gate)``, a pointwise one; None if it is another.
-
-    So does squeeze-and-excitation end. To multiply rows that are in the first cache costs next to
-    nothing; to multiply the image, a pass over it.
+    """Lower a pointwise ``conv2d(image * gate)``; return None for others. Squeeze-and-excitation
+    ends this way. Multiplying rows that are in L1 costs next to nothing; multiplying the image
+    costs a pass over it.
     """
     attributes, kernel = call.attrs, sizes.sizes_of(call.args[1].ty.shape)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)

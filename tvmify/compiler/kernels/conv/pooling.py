@@ -23,7 +23,7 @@ from tvmify.compiler.kernels.conv.windows import Window, shapes_of
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 _BLOCKS = ("pool_pad", "pool_tile", "pool_store")
-#: Pixels of a tile of maxima, at most: LLVM takes seconds for a wider tile of such that keep NaN,
+#: The most pixels of a tile of maxima: LLVM takes seconds for a wider tile of NaN-keeping maxima,
 #: which is no faster.
 _MAXIMA = 8
 

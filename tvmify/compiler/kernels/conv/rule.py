@@ -109,12 +109,11 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
 
 
 def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Direct | Winograd]:
-    """All ways to compute a convolution, the one estimated fastest first.
-
-    An estimate counts products, the work of transforms, and the weights, which come from beyond
-    the caches: F4 multiplies a quarter as often as the direct kernel, and reads four times as
-    many weights; at stride 2, F2 seven tenths as often, and almost three times as many. Where
-    accuracy is to be strict, there is the direct kernel alone.
+    """Return all kernels for a convolution, the one estimated fastest first. Estimates count
+    products, transforms, and weights, which come from beyond the caches: F4 does a quarter of the
+    multiplications of the direct kernel and reads four times as many weights; at stride 2, F2 does
+    seven tenths, and reads almost three times as many. With strict accuracy, only the direct kernel
+    is allowed.
     """
     first, *others = direct.candidates(convolution.likely, machine)
     found: list[Direct | Winograd] = [first]
@@ -126,7 +125,7 @@ def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Dir
 
 
 class Conv2d(Rule):
-    """Tiles of pixels × channels in registers, stored with the element-wise chain that follows."""
+    """Tiles of pixels × channels in registers, stored through the element-wise epilogue."""
 
     name = "conv2d"
     anchors = frozenset({ANCHOR})
@@ -197,7 +196,7 @@ def _pad_nearby(sch: s_tir.Schedule, rows: LoopRV, machine: Microarchitecture) -
 
 
 def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:
-    """Let all pixels meet one block of input channels after the other.
+    """Multiply all pixels with one block of input channels after the other.
 
     Returns the loop that holds a tile of pixels, and the loop over blocks.
     """

@@ -1,13 +1,13 @@
 """Transposed convolution of NHWC images, as one plain convolution of stride 1.
 
-A transposed convolution of stride s writes each output pixel from the places of its kernel that
-are congruent to it modulo s. So the s × s pixels of a block of the output are s × s plain
-convolutions, each with every s-th place of the kernel, of the same few input pixels: one
-convolution with s × s times as many output channels. Its channels are then placed side by side in
-the image ("sub-pixel convolution", Shi et al. 2016). No zeros are inserted, so none are multiplied,
-except where the kernel is no multiple of the stride. Where kernel and stride are equal, it is a
-matrix product. Placing the channels is a pass that fuses with what follows: bias, activation, and
-the concatenation of a U-Net, which would have to copy them anyway.
+A transposed convolution of stride s computes each output pixel from the kernel positions that are
+congruent to it modulo s. So the s × s pixels of a block of the output are s × s plain convolutions
+of the same few input pixels, each with every s-th position of the kernel: one convolution with s ×
+s times as many output channels. Its channels are then rearranged to pixels ("sub-pixel
+convolution", Shi et al. 2016). No zeros are inserted or multiplied, except where the kernel is not
+a multiple of the stride. If kernel and stride are equal, it is a matrix product. The rearrangement
+is a pass that fuses with the operators after it: bias, activation, and the concatenation of a
+U-Net, which copies anyway.
 """
 
 from __future__ import annotations

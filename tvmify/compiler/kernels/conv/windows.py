@@ -1,4 +1,4 @@
-"""The window that a convolution or a pooling slides over an image."""
+"""The window of a convolution or pooling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tvm.ir import Call, Expr
 from tvmify.compiler import sizes
 from tvmify.errors import UnsupportedOperator
 
-#: Where an NCHW image has the axes of an NHWC one.
+#: The axes of an NHWC image in NCHW order.
 PLANAR = (0, 2, 3, 1)
-#: And the other way round.
+#: The axes of an NCHW image in NHWC order.
 NCHW = (0, 3, 1, 2)
 #: In the names of operators that slide a window over images.
 _SLIDING = ("conv", "pool")
@@ -127,7 +127,7 @@ def refuse_unknown_images(ir_mod: tvm.IRModule) -> None:
             shapes = shapes_of(call, *call.args)
             if not all(sizes.is_static(*shape[1:]) for shape in shapes):
                 raise UnsupportedOperator(
-                    [name], "height, width and channels of images have to be known"
+                    [name], "height, width and channels of images must be static"
                 )
 
 

@@ -1,9 +1,9 @@
 """The loops of Winograd convolutions.
 
-Tiles are taken in chunks. For one chunk, its inputs are transformed (down and across, or across
-alone, where the rows of the filter stay in the reduction), and for one tile of output
-channels after the other the products of each point are added up and transformed back, with the
-element-wise chain that follows. Loops, outside in:
+Tiles are processed in chunks. The inputs of a chunk are transformed (down and across, or only
+across if the rows of the filter stay in the reduction). Then, for each tile of output channels, the
+products of each point are accumulated and transformed back, with the element-wise epilogue. The
+loops, outermost first:
 
 - *own* inputs: chunk (parallel) → [transformed inputs] → channels → [point → block of inputs →
   group of tiles → registers] → tile → results. Inputs and sums of a chunk stay in L2, weights are

@@ -1,7 +1,7 @@
 """Winograd convolution, in tiles of 2×2, 4×4, 1×2 or 1×4 results.
 
-A tile that has seen a NaN or an infinity holds no number in any of its results, in eager only the
-pixels that see it do. So a tile whose results are not all finite is computed again, directly.
+A NaN or infinity in the input of a tile spoils all of its results, while in eager it spoils only
+the pixels that see it. So a tile whose results are not all finite is recomputed directly.
 """
 
 from __future__ import annotations
