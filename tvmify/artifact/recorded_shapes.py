@@ -219,8 +219,8 @@ def _size(expression: Any) -> Size:
 def _condition(expression: Any) -> Condition:
     if (joined := _JOINED.get(type(expression))) is not None:
         return Condition(joined, tuple(map(_condition, expression.args)))
-    operator, is_turned = _CONDITIONS.get(type(expression), ("", False))
+    operator, is_swapped = _CONDITIONS.get(type(expression), ("", False))
     if not operator:
         raise UnsupportedOperator(["aten.sym_size.int"], f"the condition {expression}")
-    operands: Callable[..., Any] = reversed if is_turned else iter
+    operands: Callable[..., Any] = reversed if is_swapped else iter
     return Condition(operator, tuple(map(_size, operands(expression.args))))

@@ -137,7 +137,7 @@ class Matmul:
     #: See `spilled_byte`.
     spills: float = _number(1.5, "L1 sizes", Source(_XEON, "9ddd90d", _SEARCH))
     #: Factor for the weights of a single tile, unless L2 keeps them.
-    lone: float = _number(1.25, "ratio", Source(_XEON, "1b0824d", _SEARCH))
+    single_tile: float = _number(1.25, "ratio", Source(_XEON, "1b0824d", _SEARCH))
     #: Multiply-adds of more rows than this hide the latency of weights from memory, except for a
     #: share that falls with their square: two cores that each read all weights for half of 128 or
     #: 197 rows take 0.98 to 1.02 times as long as two that divide the weights (AVX-512).

@@ -58,13 +58,13 @@ def aten(
     )
 
 
-def multiply(record: Aten, left: Any, right: Any, *bias: Any, turned: bool) -> Any:
+def multiply(record: Aten, left: Any, right: Any, *bias: Any, transposed: bool) -> Any:
     """Add a matrix product, and a bias if there is one.
 
-    `turned`: the right-hand side is transposed in memory, like the weight of a linear layer.
+    `transposed`: the right-hand side is transposed in memory, like the weight of a linear layer.
     """
     if bias:
-        weight = right if turned else record("transpose", right, -2, -1)
+        weight = right if transposed else record("transpose", right, -2, -1)
         return record("linear", left, weight, *bias)
-    right = record("transpose", right, -2, -1) if turned else right
+    right = record("transpose", right, -2, -1) if transposed else right
     return record("matmul", left, right)

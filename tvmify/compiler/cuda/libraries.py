@@ -101,7 +101,7 @@ def _product(
 
     def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
         left = record("transpose", left, -2, -1) if turned[0] else left
-        return multiply(record, left, right, *shift, turned=turned[1])
+        return multiply(record, left, right, *shift, transposed=turned[1])
 
     return aten([*operands, *bias], shape, str(dtype), body)
 

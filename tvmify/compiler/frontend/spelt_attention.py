@@ -87,8 +87,8 @@ class _Recogniser:
         """Return the replacement for a product of attention weights and values, or None."""
         weights, value = product.args
         softmax = _softmax(weights)
-        is_turned = softmax is None
-        if is_turned:  # value weightsᵀ, which is (weights valueᵀ)ᵀ: images have positions last
+        is_transposed = softmax is None
+        if is_transposed:  # value weightsᵀ, which is (weights valueᵀ)ᵀ: images have positions last
             value, weights = product.args
             softmax = _softmax(_swapped(_through_copies(weights)))
         if softmax is None:
@@ -105,11 +105,11 @@ class _Recogniser:
         dtypes = {_dtype(x) for x in (scores.query, softmax, product)}
         if len(dtypes) != 1 or not dtypes <= set(_DTYPES):
             return None
-        if is_turned:
+        if is_transposed:
             value = self.transposed(value)
         result = self.fused(product, self.viewed(value, scores.shape[:-2]), scores)
         result = self.viewed(result, _sizes(product)[:-2])
-        return self.transposed(result) if is_turned else result
+        return self.transposed(result) if is_transposed else result
 
     def fused(self, product: fx.Node, value: fx.Node, scores: _Scores) -> fx.Node:
         """Return attention over `value`, to replace a product."""
@@ -138,13 +138,13 @@ class _Recogniser:
         if node is None:
             return None
         if node.target in _MATMULS:
-            query, turned = node.args
-            if len(_shape(node)) < 3 or _shape(query)[:-2] != _shape(turned)[:-2]:
+            query, transposed = node.args
+            if len(_shape(node)) < 3 or _shape(query)[:-2] != _shape(transposed)[:-2]:
                 return None
             if 0 in _shape(node):  # views of empty tensors do not determine axes
                 return None
             query, scale = _unscaled(query)
-            return _Scores(query, self.transposed(turned), scale)
+            return _Scores(query, self.transposed(transposed), scale)
         if node.target in _VIEWS:
             inner = self.scores(node.args[0])
             return None if inner is None else self.taken_apart(inner, _sizes(node))

@@ -201,7 +201,7 @@ def test_weights_are_fetched_ahead():
         return check(_linear, _linear_reference, inputs, weights, rule="matmul", target=NATIVE)
 
     assert _prefetches(of(64, 512)) > 0
-    # A lone tile finds a few weights in the second cache, and fetches many.
+    # A single tile finds a few weights in L2, and prefetches many.
     assert _prefetches(of(1, 512)) == 0
     assert _prefetches(of(1, 8192)) > 0
 

@@ -147,8 +147,8 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
     """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
-    turned = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= NEST.many_channels
-    if turned:
+    transposed = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= NEST.many_channels
+    if transposed:
         result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}
     found = {axis: _only_tap(matrix) for axis, matrix in matrices.items()}
@@ -174,7 +174,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
             axis,
             primfunc_name_hint="resample",
         )
-    return importer.emit(relax.op.permute_dims(result, [0, 3, 1, 2])) if turned else result
+    return importer.emit(relax.op.permute_dims(result, [0, 3, 1, 2])) if transposed else result
 
 
 def _only_tap(matrix: torch.Tensor) -> places.Formula | None:

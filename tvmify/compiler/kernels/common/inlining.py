@@ -9,7 +9,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
-from tvmify.compiler.kernels.common.turning import must_stay
+from tvmify.compiler.kernels.common.transposes import must_stay
 
 #: The longest expression, and the length that a function call counts for.
 _LONGEST = 4000

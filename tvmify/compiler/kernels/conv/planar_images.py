@@ -27,11 +27,11 @@ class PlanarImages(PyExprMutator):
         call = super().visit_call_(op)
         if not isinstance(call, relax.Call) or call.op != _CONV2D:
             return call
-        turned, attributes = self.lookup_binding(call.args[0]), call.attrs
-        if not isinstance(turned, relax.Call) or turned.op != _PERMUTE:
+        transposed, attributes = self.lookup_binding(call.args[0]), call.attrs
+        if not isinstance(transposed, relax.Call) or transposed.op != _PERMUTE:
             return call
         layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-        axes, kernel = [int(axis) for axis in turned.attrs.axes], call.args[1].ty.shape
+        axes, kernel = [int(axis) for axis in transposed.attrs.axes], call.args[1].ty.shape
         outputs, *window, channels = (int(size) for size in kernel)
         # Windows of one pixel are products; of one channel to one, the convolution is depthwise.
         direct = max(window) > 1 and int(attributes.groups) == 1 and (outputs, channels) != (1, 1)
@@ -39,7 +39,7 @@ class PlanarImages(PyExprMutator):
         if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TURNED or not few:
             return call
         return relax.op.nn.conv2d(
-            turned.args[0],
+            transposed.args[0],
             call.args[1],
             strides=attributes.strides,
             padding=attributes.padding,

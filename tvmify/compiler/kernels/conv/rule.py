@@ -91,8 +91,8 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         data = data if narrow is None else narrow
         weights = (kernel[3], kernel[0])
         paired = narrow is not None
-        apart = 1 if paired else window.strides[1]  # pairs are measured without a stride
-        product = Product.of(pixels, weights, out, dtype, machine, paired=paired, apart=apart)
+        stride = 1 if paired else window.strides[1]  # pairs are measured without a stride
+        product = Product.of(pixels, weights, out, dtype, machine, paired=paired, row_stride=stride)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     else:
         likely = convolution.likely

@@ -17,7 +17,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
 )
 from tvmify.compiler.kernels.common.rewriting import uses
-from tvmify.compiler.kernels.common.turning import turn_operands
+from tvmify.compiler.kernels.common.transposes import schedule_transposes
 from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.pieces import split_rows
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -83,7 +83,7 @@ def schedule_block(
         raise ValueError(f"{name!r} has {len(loops)} loops over axes of the kinds {letters!r}")
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
-    if turn_operands(sch, block, machine, work) or split_rows(sch, block, machine, work):
+    if schedule_transposes(sch, block, machine, work) or split_rows(sch, block, machine, work):
         return
     together = contiguous_axes(sch, block)
     sch.reorder(*spatial, *reduced)

@@ -113,15 +113,15 @@ class _Calling(PyExprMutator):
         if paired and found.bias is not None and not pairs.was_narrow(found.bias, self.values):
             return None
         work = workload(1, rows, columns, depth, "float32", True, paired)
-        turned = self.values.get(found.weight)
-        is_turned = is_call(_PERMUTE, turned)
-        if (kind := (work, is_turned)) not in self.chosen:
+        transposed = self.values.get(found.weight)
+        is_transposed = is_call(_PERMUTE, transposed)
+        if (kind := (work, is_transposed)) not in self.chosen:
             shapes = shape_of(found.left), shape_of(op)
-            self.chosen[kind] = libraries.choose(work, machine, *shapes, is_turned)
+            self.chosen[kind] = libraries.choose(work, machine, *shapes, is_transposed)
         library = self.chosen[kind]
         if library is None:
             return None
-        weight = turned.args[0] if is_turned else found.weight
+        weight = transposed.args[0] if is_transposed else found.weight
         fixed = [weight, *([] if found.bias is None else [found.bias])]
         if narrow is not None:
             operands = [self.visit_expr(narrow), *map(self.narrowed, fixed)]
@@ -132,7 +132,7 @@ class _Calling(PyExprMutator):
             self.read[found.weight] = depth * columns * bits_of(library.dtype) // 8
 
         def body(record: Aten, *values: Any) -> Any:
-            return library.write(record, *values, turned=is_turned)
+            return library.write(record, *values, transposed=is_transposed)
 
         return aten(operands, shape_of(op), library.dtype, body)
 

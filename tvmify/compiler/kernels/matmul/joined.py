@@ -180,7 +180,7 @@ class JoinedMatmul(Rule):
         sch.compute_at(anchor, outermost, preserve_unit_loops=True)
         along = add_up_blocks(sch, partial, anchor, last, machine)
         weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
-        if together == 1:  # a lone tile has each of them to itself
+        if together == 1:  # a single tile has each of them to itself
             weights /= count
         narrow = count * column_tiles * columns <= MATMUL.wide * row_tiles * rows
         fetch_ahead(

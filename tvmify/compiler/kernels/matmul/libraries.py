@@ -83,7 +83,7 @@ def choose(
     machine: Microarchitecture,
     left: Sequence[int],
     out: Sequence[int],
-    turned: bool,
+    transposed: bool,
 ) -> Library | None:
     """Return the library that is to compute a product with one weight; None if a kernel of ours is.
 
@@ -91,7 +91,7 @@ def choose(
     ----------
     left, out
         Shapes of the activation and of the result.
-    turned
+    transposed
         Whether the weight lies in memory as ``[columns, depth]``.
     """
     offered = [line for line in LIBRARIES if line.kind == work.dtype and work.rows >= line.rows]
@@ -103,14 +103,14 @@ def choose(
     # Which of ours to compare with is a question of its own, which its legalizer asks.
     own = choice.settled(str(work), plans.candidates(work, machine, 32))
     later = [line for line in offered if line not in first]
-    order = ", weights turned" * turned
-    sample = partial(_sample, work, offered[0].dtype, left, out, turned)
+    order = ", weights transposed" * transposed
+    sample = partial(_sample, work, offered[0].dtype, left, out, transposed)
     best = choice.choose(f"{work} or by a library{order}", [*first, own, *later], sample)
     return best if isinstance(best, Library) else None
 
 
 def _sample(
-    work: plans.Workload, dtype: str, left: Sequence[int], out: Sequence[int], turned: bool
+    work: plans.Workload, dtype: str, left: Sequence[int], out: Sequence[int], transposed: bool
 ) -> Sample:
     """Return a product with the bias and the activation that most are followed by."""
     is_narrow = dtype != "float32"
@@ -120,7 +120,7 @@ def _sample(
 
     def body(builder: relax.BlockBuilder, operands: list[relax.Var]) -> Expr:
         rows, weight, bias = (wide(builder, x) for x in operands)
-        if turned:
+        if transposed:
             weight = builder.emit(relax.op.permute_dims(weight))
         product = builder.emit(relax.op.matmul(rows, weight))
         result = builder.emit(relax.op.add(product, bias))
@@ -130,7 +130,7 @@ def _sample(
         return relax.op.astype(builder.emit(relax.op.nn.relu(result)), dtype)
 
     weight = [left[-1], work.columns]
-    shapes = left, weight[::-1] if turned else weight, [work.columns], out
+    shapes = left, weight[::-1] if transposed else weight, [work.columns], out
     types = [relax.TensorType(list(shape), dtype) for shape in shapes]
     multiply_adds = float(work.rows * left[-1] * work.columns)
     return Sample(types, (False, True, True), body, multiply_adds)

@@ -58,7 +58,7 @@ class Workload:
     ----------
     packed
         Whether the right-hand side is a weight.
-    apart
+    row_stride
         The row stride of the left-hand side, in rows.
     """
 
@@ -68,12 +68,12 @@ class Workload:
     depth: int
     dtype: str
     packed: bool
-    apart: int = 1
+    row_stride: int = 1
 
     def __str__(self) -> str:
         kind = "packed matmul" if self.packed else "matmul"
-        apart = f" apart {self.apart}" * (self.apart > 1)
-        return f"{kind} {self.batch}x{self.rows}x{self.depth}x{self.columns} {self.dtype}{apart}"
+        stride = f" row stride {self.row_stride}" * (self.row_stride > 1)
+        return f"{kind} {self.batch}x{self.rows}x{self.depth}x{self.columns} {self.dtype}{stride}"
 
 
 def choose(
@@ -103,7 +103,7 @@ def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture,
     return _by_cost(work, alike[: MATMUL.tiles], machine, bits)[0]
 
 
-def lone(work: Workload, columns: int) -> Plan:
+def single_tile(work: Workload, columns: int) -> Plan:
     """Return the plan with all rows in a single tile with this many columns."""
     return Plan(work.rows, columns, split_evenly(work.depth, _LONGEST_SUM), 1, rows_first=False)
 
@@ -187,12 +187,12 @@ def nanoseconds(
     steps = -(-tasks // cores) * plan.block * work.depth
     tile = tiles.Tile(plan.rows, plan.columns)
     time = steps * tiles.cycles(tile, machine, bits, work.columns) * MATMUL.cycle / CORE.clock
-    if work.depth * work.apart * element % MATMUL.aliasing == 0:
+    if work.depth * work.row_stride * element % MATMUL.aliasing == 0:
         time *= 1 + max(plan.rows - MATMUL.ways, 0) * MATMUL.crowded
     # By columns, each core reads its own weights; by rows, each core reads all of them.
     far = right if plan.rows_first and blocks > 1 else right / cores
     near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
-    far *= MATMUL.lone if plan.block == 1 and not machine.keeps(right) else 1
+    far *= MATMUL.single_tile if plan.block == 1 and not machine.keeps(right) else 1
     far *= min(1, MATMUL.hiding / (plan.block * plan.rows)) ** 2
     time += far * MATMUL.far_byte + near * MATMUL.near_byte
     if plan.block > 1 and plan.depth * plan.columns * element > MATMUL.spills * machine.l1_bytes:

@@ -75,19 +75,21 @@ class Product:
         packed: bool = True,
         is_compact: bool = False,
         paired: bool = False,
-        apart: int = 1,
+        row_stride: int = 1,
     ) -> Product:
         """Choose how to number the rows, and how to cut.
 
         `packed` says that `right` is a weight, `is_compact` that it is stored as `compact` does;
-        `apart` is that of `plans.Workload`.
+        `row_stride` is that of `plans.Workload`.
         """
         bits = bits_of(accumulator(dtype))
         several = stacked(right, out)
         batch = tuple(out[axis] for axis in several)
         rows = sizes.product(out[axis] for axis in range(len(out) - 1) if axis not in several)
         columns, depth = out[-1], left[-1]
-        work = workload(sizes.product(batch), rows, columns, depth, dtype, packed, paired, apart)
+        work = workload(
+            sizes.product(batch), rows, columns, depth, dtype, packed, paired, row_stride
+        )
         sample = partial(pairs.sample_of, left, right, out) if paired else None
         plan = plan_for(work, rows, (*out, depth), machine, bits, is_compact, sample)
         steps = sizes.ceil_div(depth, 2) if paired else depth
@@ -117,8 +119,8 @@ class Product:
 
     def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
         """Lay out the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
-        turned = (self.left[-1], self.columns)
-        return self.pack(te.compute(turned, lambda i, o: kernel[o, 0, 0, i], name="turned"))
+        transposed = (self.left[-1], self.columns)
+        return self.pack(te.compute(transposed, lambda i, o: kernel[o, 0, 0, i], name="transposed"))
 
     def row_of_panel(
         self, outer: Sequence[Expr], column_tile: Expr, block: Expr, step: Expr
@@ -284,7 +286,7 @@ def plan_for(
 ) -> plans.Plan:
     """Choose how to cut products; panels have one width for whatever the rows may be."""
     if is_compact:
-        return plans.lone(work, compact.VECTORS * machine.lanes(bits))
+        return plans.single_tile(work, compact.VECTORS * machine.lanes(bits))
     if sizes.is_static(*extents):
         return plans.choose(work, machine, bits, sample)
     if work.packed:
@@ -300,13 +302,13 @@ def workload(
     dtype: str,
     packed: bool,
     paired: bool,
-    apart: int = 1,
+    row_stride: int = 1,
 ) -> plans.Workload:
     """Return what plans are chosen for; where numbers are paired, it has half as many steps."""
     batch, rows, columns, depth = sizes.hints((batch, rows, columns, depth))
     steps = -(-depth // 2) if paired else depth
     kind = pairs.KIND if paired else dtype
-    return plans.Workload(batch, rows, columns, steps, kind, packed, apart)
+    return plans.Workload(batch, rows, columns, steps, kind, packed, row_stride)
 
 
 def stacked(right: Sequence[Size], out: Sequence[Size]) -> list[int]:

@@ -25,7 +25,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 _MOST_ROWS = 16
 
 
-def turn_operands(
+def schedule_transposes(
     sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
 ) -> bool:
     """Schedule a nest tile by tile if it reads operands transposed; return whether it does.
