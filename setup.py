@@ -10,6 +10,8 @@ import importlib.metadata
 import importlib.util
 import os
 import runpy
+import shlex
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -172,6 +174,17 @@ class BuildNative(cpp_extension.BuildExtension):
         if LIBRARY.endswith(ext_name):
             return str(Path(*ext_name.split(".")).with_suffix(".so"))
         return super().get_ext_filename(ext_name)
+
+    def build_extensions(self) -> None:
+        """Say that there is no compiler, before PyTorch fails to find one."""
+        compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
+        if shutil.which(compiler) is None:
+            raise SystemExit(
+                f"there is no C++ compiler to build tvmify's native part: {compiler} is not found. "
+                "Install g++ (apt-get install g++), or name a compiler by CXX=path. A wheel needs "
+                "none: pip takes it where one fits the installed Python and PyTorch."
+            )
+        super().build_extensions()
 
     def build_extension(self, ext: Extension) -> None:
         """Build one of the two, in the order in which they are listed."""

@@ -1,4 +1,4 @@
-"""Wheels for several versions of PyTorch, made of wheels for one each."""
+"""Building: without a compiler; a wheel for several versions of PyTorch of wheels for one each."""
 
 from __future__ import annotations
 
@@ -43,6 +43,21 @@ def merge(folder: Path, *wheels: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path)],
+        cwd=ROOT,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("there is no C++ compiler")
+    assert "Install g++" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_result_has_each_native_part_and_asks_for_one_of_its_pytorches(tmp_path: Path) -> None:
