@@ -191,7 +191,7 @@ class CompileOptions:
             ),
             "cache",
             self.cache,
-            "a path, or a URL as a text with '://'",
+            "a path, or a URL as a string with '://'",
         )
         _expect(
             type(self.cache_size) is int and self.cache_size > 0,
@@ -234,7 +234,7 @@ class CompileOptions:
         given.pop("mode", None)
         for name in given:
             if advice := _OF_TORCH_COMPILE.get(name):
-                raise OptionError(f"option {name!r} is one of torch.compile, not ours: {advice}")
+                raise OptionError(f"option {name!r} belongs to torch.compile: {advice}")
         check_names(given, names)
         return cls(**given)
 

@@ -275,7 +275,7 @@ def test_num_outputs_is_checked() -> None:
         ({"input_infos": [("x", 8)]}, r"'input_infos' is \('x', 8\): expected"),
         ({"input_infos": [("x", (2, -8))]}, "a shape of ints from 0 on"),
         ({"input_infos": [("x", (2, 8), "floot")]}, "a dtype of PyTorch, such as 'float32'"),
-        ({"input_infos": [("x", (2, 8)), ("x", (4,))]}, "a name of its own for each input"),
+        ({"input_infos": [("x", (2, 8)), ("x", (4,))]}, "a different name for each input"),
         ({"input_infos": [("x", (2, 8)), ("y", (4,))]}, "names 'y': the parameters are x, scale"),
         ({"input_infos": [("a", (2,)), ("b", (2,)), ("c", (2,))]}, "the parameters are x, scale"),
         ({"default_dtype": "int8"}, "'int8': expected one of 'float32', 'float16', 'bfloat16'"),

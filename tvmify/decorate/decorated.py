@@ -275,7 +275,7 @@ def refuse_path(subject: object) -> None:
     if text in ("cpu", *KINDS):
         raise OptionError(f"options are keywords: write tvmify(target={text!r})")
     load = "torch.export.load" if str(text).endswith(".pt2") else "torch.jit.load"
-    raise OptionError(f"{text!r} is no module: load the file first, as {load}({text!r})")
+    raise OptionError(f"{text!r} is not a module: load the file first, as {load}({text!r})")
 
 
 def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
@@ -334,7 +334,7 @@ def saved_method(subject: Any) -> Dispatcher:
         It is not among the decorated methods; or autocast is on, which files do not support.
     """
     if autocast_text():
-        raise SaveError("files hold no casts of autocast: leave torch.autocast to write one")
+        raise SaveError("files cannot hold the casts of autocast: leave torch.autocast to save")
     try:
         return dispatcher_of(subject, "forward")
     except WarmUpError:

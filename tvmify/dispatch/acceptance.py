@@ -41,12 +41,12 @@ def check_results(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[
         agrees = computes_the_same(repeat, eager, gpu)
     except torch.OutOfMemoryError as error:
         raise BuildError(
-            "the GPU has not enough memory to compare compiled code with eager",
+            "the GPU lacks the memory to compare compiled code with eager",
             "Free some, and call refresh().",
         ) from error
     if not agrees:
         raise BuildError(
-            "code that was built for the GPU does not compute what eager PyTorch does",
+            "the results of compiled code on the GPU differ from those of eager PyTorch",
             "Please report it, with the module and the shapes of its arguments.",
         )
 

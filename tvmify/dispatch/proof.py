@@ -86,7 +86,7 @@ def runs(
 def unusable(error: Exception) -> BuildError:
     """Return the reason for an error with which code that was just built does not run."""
     return environment_fault(error, "loading compiled code") or BuildError(
-        f"what was built cannot be run: {described(error)}",
+        f"the compiled program cannot be run: {described(error)}",
         "Run `tvmify doctor` to see whether the compiler works here, then call refresh().",
     )
 

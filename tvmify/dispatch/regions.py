@@ -148,12 +148,12 @@ class Driven:
         """
         if autocast_text():
             raise CaptureError(
-                "TorchScript would run the control flow, which has rules of its own for autocast",
+                "TorchScript would run the control flow, whose autocast rules differ from eager's",
                 "Leave torch.autocast, or convert the module with .to(dtype).",
             )
         if self._driver.asks and torch.is_grad_enabled():
             raise CaptureError(
-                "forward asks whether gradients are on, and TorchScript runs it without them",
+                "forward asks whether gradients are enabled, but TorchScript runs it without them",
                 "Call under torch.no_grad() or torch.inference_mode().",
             )
         if self._is_scripted:
@@ -173,11 +173,11 @@ class Driven:
                 raise
             except Exception as error:
                 raise CaptureError(
-                    f"By regions it raises where eager PyTorch does not: {described(error)}",
+                    f"With regions it raises where eager PyTorch does not: {described(error)}",
                     _DIFFERENT,
                 ) from error
         if not is_same_result(result, expected):
-            raise CaptureError("By regions it returns something else than eager", _DIFFERENT)
+            raise CaptureError("With regions its result differs from that of eager", _DIFFERENT)
 
     def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
         """Take the present tensors of the module, and return their names and them."""

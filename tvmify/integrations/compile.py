@@ -178,7 +178,7 @@ def _input_infos(value: Any) -> list[list[InputInfo]]:
     for infos in read:
         names = [info.name for info in infos]
         if len(set(names)) < len(names):
-            raise _wrong("input_infos", value, "a name of its own for each input")
+            raise _wrong("input_infos", value, "a different name for each input")
     return read
 
 

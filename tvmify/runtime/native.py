@@ -112,7 +112,7 @@ def _read_built_against(path: Path) -> str:
     except OSError as error:
         raise NativeLibraryError(f"cannot load {path}: {error}. {_REINSTALL}") from error
     if found is None:
-        raise NativeLibraryError(f"{path} is not tvmify's library, or damaged. {_REINSTALL}")
+        raise NativeLibraryError(f"{path} is not tvmify's library, or is damaged. {_REINSTALL}")
     return found[0].decode()
 
 

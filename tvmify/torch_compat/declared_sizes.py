@@ -86,7 +86,7 @@ def declared_size(value: Any) -> DeclaredSize:
     if value is None or type(value) is int:
         return STATIC
     if not is_dim(value):
-        raise OptionError(f"{value!r} says nothing of a size: expected {FORMS}")
+        raise OptionError(f"{value!r} is not a size: expected {FORMS}")
     if hasattr(value, "root"):
         raise OptionError(
             f"{value.__name__} is computed from another Dim: give Dim.AUTO instead, since a "
