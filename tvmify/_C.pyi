@@ -53,6 +53,7 @@ class Guard:
         written: list[torch.Tensor] = ...,
         types: list[tuple[Any, type]] = ...,
         classes: list[type] = ...,
+        collections: list[tuple[Any, tuple[Any, ...]]] = ...,
     ) -> Guard:
         """Watch these.
 
@@ -71,6 +72,8 @@ class Guard:
             Objects, or weak references to some, and the class that each is of.
         classes
             Classes whose methods stay as they are.
+        collections
+            Lists and sets, and what is in them.
         """
     def changed(self) -> int:
         """Return 0 if all is as it was, 1 if a tensor was written to, 2 if anything else changed.

@@ -287,6 +287,17 @@ def test_what_does_not_change_a_module_costs_nothing() -> None:
     del Layer.made  # type: ignore[attr-defined]
 
 
+def test_a_state_after_one_that_came_back_is_told_from_those_before() -> None:
+    plain = nn.Sequential(Net()).eval()
+    fast = decorate(plain, strict=True)
+    ways = {"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x * 4}
+    for way in "abacbac":
+        plain[0].layers[1].forward = ways[way]
+        check(fast, plain, X)
+        check(fast, plain, X)
+    assert fast.cache_info().misses == 3
+
+
 def test_modules_of_the_same_layers_in_another_order_are_told_apart() -> None:
     layers = {"a": nn.Linear(4, 4), "b": nn.Tanh()}
     swapped = dict(reversed(layers.items()))

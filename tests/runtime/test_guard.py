@@ -380,3 +380,28 @@ def test_guards_leak_nothing():
     del watching
     gc.collect()
     assert (sys.getrefcount(parameter), sys.getrefcount(net.__dict__)) == before
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda names, _: names.append("c"),
+        lambda names, _: names.reverse(),
+        lambda names, _: names.__setitem__(0, "z"),
+        lambda names, _: names.clear(),
+        lambda _, numbers: numbers.add(3),
+        lambda _, numbers: numbers.remove(1),
+        lambda _, numbers: (numbers.remove(1), numbers.add(5)),
+    ],
+)
+def test_edits_of_lists_and_sets_are_noticed(edit: Any) -> None:
+    names, numbers = ["a", "b"], {1, 2}
+    watching = Guard([], [], [], collections=[(x, tuple(x)) for x in (names, numbers)])
+    assert watching.changed() == 0
+    edit(names, numbers)
+    assert watching.changed() == STRUCTURE
+
+
+def test_a_collection_is_a_list_or_a_set() -> None:
+    with pytest.raises(TypeError, match="lists and sets, not dict"):
+        Guard([], [], [], collections=[({}, ())])  # type: ignore[list-item]

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     free_unbacked_symbols,
 )
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -135,6 +136,7 @@ def _export(
     with (
         quiet(),
         uncached_autocast(),
+        uncached_parametrizations(),
         refusing_seeds(),
         recurrent_shapes(),
         answering_as_eager(),
@@ -156,6 +158,20 @@ def _export(
                 f"torch.export failed: {line} ({_user_line(error)})",
                 "Run the module in eager PyTorch to see whether it fails there as well.",
             ) from error
+
+
+@contextlib.contextmanager
+def uncached_parametrizations() -> Iterator[None]:
+    """Keep weights apart that a user caches by ``parametrize.cached()`` meanwhile.
+
+    They would be constants of the program, and what it computes for them would be theirs.
+    """
+    depth = parametrize._cache_enabled
+    parametrize._cache_enabled -= depth
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled += depth
 
 
 def _takes_any_keyword(module: torch.nn.Module) -> bool:

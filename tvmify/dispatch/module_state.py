@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,10 @@ class ModuleState:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
+        # No number comes twice: outcomes in memory may still carry one of before.
+        self._numbers = itertools.count()
         self.watched: Watched | None = None
-        self.current = State(0)
+        self.current = State(next(self._numbers))
         self.weights = PackedWeights()
         self.unsettled: NotCompiled | None = None
         self._states: dict[Hashable, State] = {}
@@ -83,8 +86,7 @@ class ModuleState:
         if state is None:
             if len(self._states) >= _MOST_STATES and self.watched is not None:
                 self.unsettled = _unsettled(watched.changes_since(self.watched))
-            # Never a number of before, which outcomes in memory may still carry.
-            state = self._states[watched.state] = State(self.current.number + 1)
+            state = self._states[watched.state] = State(next(self._numbers))
         # The guard comes last: a thread that sees it clean must see the weights as stale.
         self.weights = PackedWeights()
         self.current = state
@@ -115,7 +117,7 @@ class ModuleState:
         self.unsettled = None
         self._states.clear()
         self._written.clear()
-        self.current = State(self.current.number + 1)
+        self.current = State(next(self._numbers))
         self._constants.clear()
         self._constants_guard = None
 

@@ -3,8 +3,9 @@
 A compiled program is valid for one state of its module: its attributes, submodules, modes and
 hooks. Before every call, native code compares all of them by identity, at a few nanoseconds each.
 It detects assignments to any attribute in the module, a new class of a submodule, and a new method
-of a class. It cannot detect what leaves identities unchanged: a list, dict or other object edited
-in place, writes to ``tensor.data``, global variables. Call ``refresh()`` after those.
+of a class, and edits of lists, dicts and sets of plain values. It cannot detect what else leaves
+identities unchanged: other objects edited in place, writes to ``tensor.data``, global variables.
+Call ``refresh()`` after those.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.nn.parameter import is_lazy as is_uninitialized
 
 from tvmify.errors import NotCompiled, Uninitialized
 from tvmify.runtime.native import Guard
+from tvmify.runtime.settings import PLAIN, settings_in
 from tvmify.signature import unreadable_kind
 from tvmify.torch_compat.parts import Part, parts
 
@@ -34,7 +36,6 @@ _EVERY_MODULE = "*"
 #: PyTorch temporarily patches methods of nn.Module itself while it traces a module.
 _UNWATCHED = frozenset(nn.Module.__mro__)
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-_BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,7 @@ class _Watching:
     def __init__(self, constants: Sequence[torch.Tensor]) -> None:
         self._slots: list[tuple[dict[Any, Any], Any, Any]] = []
         self._sizes: list[tuple[dict[Any, Any], int]] = []
+        self._collections: list[tuple[Any, tuple[Any, ...]]] = []
         self._types: list[tuple[Any, type]] = []
         self._classes: dict[type, None] = {}
         self._tensors = list(constants)
@@ -232,6 +234,7 @@ class _Watching:
                 *_parted(self._tensors, written),
                 self._types,
                 list(self._classes),
+                self._collections,
             ),
             state=tuple(value for _, value in self._state),
             names=tuple(name for name, _ in self._state),
@@ -265,7 +268,18 @@ class _Watching:
             # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
             comparable = comparable, alias if part.is_named else _ByIdentity(value)
+        elif (settings := settings_in(value)) is not None:
+            comparable = settings.value
+            for collection in settings.collections:
+                self._add_collection(collection)
         self._state.append((part.attribute(name), comparable))
+
+    def _add_collection(self, collection: Any) -> None:
+        if isinstance(collection, dict):
+            self._sizes.append((collection, len(collection)))
+            self._slots += [(collection, name, value) for name, value in list(collection.items())]
+        else:
+            self._collections.append((collection, tuple(collection)))
 
     def _add_hooks(self, name: str, hooks: dict[Any, Any], place: str) -> None:
         self._sizes.append((hooks, len(hooks)))
@@ -344,7 +358,7 @@ def _memory_of(tensor: torch.Tensor) -> Hashable:
 def _comparable(value: Any) -> Hashable:
     # Immutable values compare by value, so that assigning an equal one does not cause a capture;
     # their types tell 1, 1.0 and True apart.
-    if isinstance(value, _BY_VALUE):
+    if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, torch.Tensor):
         # A subclass may override any of these, and a nested tensor has no shape.

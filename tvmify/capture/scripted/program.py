@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.jit import _recursive
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
 from tvmify.capture.carrier import Carrier
@@ -129,6 +130,8 @@ def _refuse_what_is_overlooked(module: torch.nn.Module) -> None:
             raise CannotScript(f"an attribute{where} hides the registered {min(names)!r}")
         if not isinstance(part, torch.fx.GraphModule) and (name := _own_call(part)):
             raise CannotScript(f"a class{where} has a {name} of its own")
+        if is_parametrized(part):  # scripting succeeds, and the script raises
+            raise CannotScript(f"a weight{where} is parametrized")
 
 
 def _own_call(module: torch.nn.Module) -> str | None:

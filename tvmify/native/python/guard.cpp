@@ -27,6 +27,11 @@ struct Dict {
   Py_ssize_t size = -1;   // any
   uint64_t verified = 0;  // the version at which all items were last verified, or 0
 };
+// A list or set that an attribute holds, and its items; those of a set in any order.
+struct Collection {
+  PyObject* object;
+  PyObject* items;  // a tuple
+};
 // The class of a module in the tree.
 struct Instance {
   PyObject* object;  // or a weak reference to it
@@ -49,6 +54,7 @@ struct Watched {
 // The guard owns all Python objects in it.
 struct Guard {
   PyObject_HEAD std::vector<Dict> dicts;
+  std::vector<Collection> collections;
   std::vector<Watched> tensors;
   std::vector<Instance> instances;
   std::vector<Class> classes;
@@ -70,6 +76,10 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   for (const Dict& dict : guard.dicts) {
     Py_VISIT(dict.dict);
     if (const int result = visit_slots(dict.slots)) return result;
+  }
+  for (const Collection& collection : guard.collections) {
+    Py_VISIT(collection.object);
+    Py_VISIT(collection.items);
   }
   for (const Watched& watched : guard.tensors) Py_VISIT(watched.object);
   for (const Instance& instance : guard.instances) {
@@ -93,6 +103,7 @@ void release(const Slots& slots) {
 int clear(PyObject* self) {
   // Moved out first, since releasing an object may run Python code that re-enters this.
   auto dicts = std::exchange(Guard::from(self)->dicts, {});
+  const auto collections = std::exchange(Guard::from(self)->collections, {});
   const auto tensors = std::exchange(Guard::from(self)->tensors, {});
   const auto instances = std::exchange(Guard::from(self)->instances, {});
   const auto classes = std::exchange(Guard::from(self)->classes, {});
@@ -100,6 +111,10 @@ int clear(PyObject* self) {
     dict.version = {};  // before the dict, which has to outlive it
     Py_DECREF(dict.dict);
     release(dict.slots);
+  }
+  for (const Collection& collection : collections) {
+    Py_DECREF(collection.object);
+    Py_DECREF(collection.items);
   }
   for (const Watched& watched : tensors) Py_DECREF(watched.object);
   for (const Instance& instance : instances) {
@@ -119,6 +134,7 @@ void dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   Guard* guard = Guard::from(self);
   guard->dicts.~vector();
+  guard->collections.~vector();
   guard->tensors.~vector();
   guard->instances.~vector();
   guard->classes.~vector();
@@ -161,6 +177,16 @@ void add_dicts(Guard& guard, PyObject* slots, PyObject* sizes) {
     Py_ssize_t size;
     take_apart(PyList_GET_ITEM(sizes, i), "O!n", &PyDict_Type, &dict, &size);
     places[dict].size = size;
+  }
+}
+
+void add_collections(Guard& guard, PyObject* collections) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(collections); ++i) {
+    PyObject *object, *items;
+    take_apart(PyList_GET_ITEM(collections, i), "OO!", &object, &PyTuple_Type, &items);
+    TORCH_CHECK_TYPE(PyList_Check(object) || PyAnySet_Check(object),
+                     "Guard watches lists and sets, not ", Py_TYPE(object)->tp_name);
+    guard.collections.push_back({Py_NewRef(object), Py_NewRef(items)});
   }
 }
 
@@ -208,19 +234,21 @@ void add_classes(Guard& guard, PyObject* classes) {
 
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
-  static const char* names[] = {"slots", "sizes",   "tensors", "written",
-                                "types", "classes", nullptr};
+  static const char* names[] = {"slots", "sizes",   "tensors",     "written",
+                                "types", "classes", "collections", nullptr};
   PyObject *slots, *sizes, *tensors, *written = nullptr, *types = nullptr, *classes = nullptr;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|O!O!O!:Guard", const_cast<char**>(names),
+  PyObject* collections = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|O!O!O!O!:Guard", const_cast<char**>(names),
                                    &PyList_Type, &slots, &PyList_Type, &sizes, &PyList_Type,
                                    &tensors, &PyList_Type, &written, &PyList_Type, &types,
-                                   &PyList_Type, &classes)) {
+                                   &PyList_Type, &classes, &PyList_Type, &collections)) {
     return nullptr;
   }
   Owned self(type->tp_alloc(type, 0));
   if (self == nullptr) return nullptr;
   Guard* guard = Guard::from(self.get());
   new (&guard->dicts) std::vector<Dict>();
+  new (&guard->collections) std::vector<Collection>();
   new (&guard->tensors) std::vector<Watched>();
   new (&guard->instances) std::vector<Instance>();
   new (&guard->classes) std::vector<Class>();
@@ -229,6 +257,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (written != nullptr) add_tensors(*guard, written, false);
   if (types != nullptr) add_types(*guard, types);
   if (classes != nullptr) add_classes(*guard, classes);
+  if (collections != nullptr) add_collections(*guard, collections);
   return self.release();
   END_HANDLE_TH_ERRORS
 }
@@ -252,6 +281,20 @@ bool is_unchanged(const Dict& dict) {
     }
   }
   return dict.size != static_cast<Py_ssize_t>(dict.slots.size()) || is_in_order(dict);
+}
+
+bool is_unchanged(const Collection& collection) {
+  const Py_ssize_t size = PyTuple_GET_SIZE(collection.items);
+  if (PyObject_Size(collection.object) != size) return false;
+  const bool is_list = PyList_Check(collection.object);
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    PyObject* const item = PyTuple_GET_ITEM(collection.items, i);
+    const int is_there = is_list ? PyList_GET_ITEM(collection.object, i) == item
+                                 : PySet_Contains(collection.object, item);
+    if (is_there < 0) throw python_error();
+    if (is_there == 0) return false;
+  }
+  return true;
 }
 
 bool is_unchanged(const Instance& instance) {
@@ -297,6 +340,9 @@ Change compare(Guard& guard) {
     if (version != 0 && version == dict.verified) continue;
     if (!is_unchanged(dict)) return kStructure;
     dict.verified = version;
+  }
+  for (const Collection& collection : guard.collections) {
+    if (!is_unchanged(collection)) return kStructure;
   }
   for (const Instance& instance : guard.instances) {
     if (!is_unchanged(instance)) return kStructure;

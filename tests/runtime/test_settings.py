@@ -1,0 +1,58 @@
+"""What counts as settings, and which of them are equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tvmify.runtime.settings import settings_in
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["a", 1], ["a", 1]),
+        ({"a": [1, 2], "b": ()}, {"a": [1, 2], "b": ()}),
+        ({1, 2}, {2, 1}),
+        (([1],), ([1],)),
+    ],
+)
+def test_equal_settings(one: Any, other: Any) -> None:
+    first, second = settings_in(one), settings_in(other)
+    assert first is not None and second is not None
+    assert first.value == second.value and hash(first.value) == hash(second.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["a"], ["b"]),
+        ([1], [1.0]),
+        ([1], [True]),
+        ([1], (1,)),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),  # forward may iterate
+        ({"a": [1]}, {"a": [2]}),
+        ({1}, frozenset({1})),
+    ],
+)
+def test_different_settings(one: Any, other: Any) -> None:
+    first, second = settings_in(one), settings_in(other)
+    assert first is not None and second is not None
+    assert first.value != second.value
+
+
+def test_the_collections_in_a_collection_are_listed() -> None:
+    inner, members = [1], {"x"}
+    outer = {"a": (inner, 2), "b": members}
+    settings = settings_in(outer)
+    assert settings is not None
+    assert [id(found) for found in settings.collections] == [id(outer), id(inner), id(members)]
+
+
+def test_other_things_are_no_settings() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    others = [torch.ones(2), [torch.ones(2)], {"a": object()}, itself, list(range(1000))]
+    assert [settings_in(other) for other in others] == [None] * len(others)
