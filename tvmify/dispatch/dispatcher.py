@@ -4,9 +4,8 @@
                 └ miss → program fingerprint → disk cache → executor    a new process: milliseconds
                              └ miss → capture → compile → store         once per key and machine
 
-Each station is a module or package of that name; this file is the first line, and `miss.py` the
-other two. What cannot be compiled raises `NotCompiled` at its station, and the call runs in eager
-PyTorch instead.
+Each stage is a module or package of that name; this file is the first line, and `miss.py` the other
+two. A stage that cannot continue raises `NotCompiled`, and the call runs in eager PyTorch instead.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What happens when nothing is known of a call: from its request to an outcome, station by station.
+"""What happens at a miss: from a request to an outcome, stage by stage.
 
     request → what was made before
             └ capture → fingerprint → key → load or build → bind → prove → compare → outcome
 
-Whatever cannot be compiled raises `NotCompiled` at its station. Then the call is run by its parts,
-if these can be compiled, and in eager PyTorch otherwise.
+A stage that cannot continue raises `NotCompiled`. Then the call is run by its parts, if these can
+be compiled, and in eager PyTorch otherwise.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Miss:
         self._subject, self._module = shared.subject, shared.module
         self._request = request
         self._stages = stages
-        # What the stations that were passed have found out; the value of the next replaces it.
+        # What the stages so far have found; each stage replaces it.
         self._facts = Facts()
         self._differentiable = False
 
