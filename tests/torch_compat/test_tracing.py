@@ -1,6 +1,9 @@
 import contextlib
+import itertools
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +87,42 @@ def test_threads_that_compile_different_modules_all_do() -> None:
     assert not errors
     assert not torch.compiler.is_compiling()
     assert [net.cache_info().builds for net in nets] == [3, 3, 3]
+
+
+@torch.inference_mode()
+def test_threads_that_share_modules_run_compiled_once_all_is_built_in_the_background() -> None:
+    options = {"dynamic": False, "strict": False, "on_miss": "background"}
+    nets: list[Any] = [compiled(kind(), **options) for kind in (Exported, Scripted)]
+    sizes = (1, 2)
+    errors: list[BaseException] = []
+
+    def call_all() -> None:
+        for net, rows in itertools.product(nets, sizes):
+            net(torch.ones(rows, 4))
+
+    def serve() -> None:
+        try:
+            with torch.inference_mode():
+                end = time.monotonic() + 300
+                while any(net.cache_info().builds < len(sizes) for net in nets):
+                    call_all()
+                    assert time.monotonic() < end, [str(net.explain()) for net in nets]
+                    time.sleep(0.05)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=serve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert not torch.compiler.is_compiling()
+    before = [net.cache_info() for net in nets]
+    call_all()
+    after = [net.cache_info() for net in nets]
+    assert [info.builds for info in after] == [len(sizes)] * len(nets)
+    assert [now.hits - then.hits for now, then in zip(after, before, strict=True)] == [2, 2]
 
 
 @torch.inference_mode()
