@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "cuda.h"
+#include "fork_safe_mutex.h"
 #include "memory_ranges.h"
 #include "thread_pool.h"
 #include "tvm_allocator.h"
@@ -126,7 +127,7 @@ class Library::Retired {
   using Several = std::vector<std::unique_ptr<Loaded>>;
 
   void add(Several several) {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<std::mutex> lock(moment());
     std::move(several.begin(), several.end(), std::back_inserter(several_));
   }
 
@@ -134,7 +135,7 @@ class Library::Retired {
   void clear() {
     Several leaving;
     {
-      const std::lock_guard<std::mutex> lock(changing_);
+      const std::lock_guard<std::mutex> lock(moment());
       leaving.swap(several_);
     }
     try {
@@ -161,7 +162,6 @@ class Library::Retired {
     }
   }
 
-  std::mutex changing_;
   Several several_;
 };
 

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fork_safe_mutex.h"
 #include "memory_ranges.h"
 #include "torch_allocator.h"
 
@@ -35,22 +36,21 @@ class Borrowed : public ffi::TensorObj {
 class Loans {
  public:
   void add(const void* start, const at::Tensor& owner) {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<std::mutex> lock(moment());
     owners_[start] = &owner;
   }
   void remove(const void* start, const at::Tensor& owner) {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<std::mutex> lock(moment());
     const auto found = owners_.find(start);
     if (found != owners_.end() && found->second == &owner) owners_.erase(found);
   }
   at::Tensor find(const void* start) {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<std::mutex> lock(moment());
     const auto found = owners_.find(start);
     return found == owners_.end() ? at::Tensor() : *found->second;
   }
 
  private:
-  std::mutex changing_;
   std::unordered_map<const void*, const at::Tensor*> owners_;
 };
 

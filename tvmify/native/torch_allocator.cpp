@@ -10,6 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "fork_safe_mutex.h"
 #include "huge_pages.h"
 #include "tensor_bridge.h"
 #include "tvm_allocator.h"
@@ -24,13 +25,13 @@ namespace memory = tvm::runtime::memory;
 class Buffers {
  public:
   void add(const void* start, size_t size) {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<std::mutex> lock(moment());
     sizes_[start] = size;
   }
 
   // Returns whether TVM still holds it, with this size if one is given.
   bool remove(const void* start, std::optional<size_t> size = std::nullopt) {
-    const std::lock_guard<std::mutex> lock(changing_);
+    const std::lock_guard<std::mutex> lock(moment());
     const auto found = sizes_.find(start);
     if (found == sizes_.end() || (size && *size != found->second)) return false;
     sizes_.erase(found);
@@ -38,7 +39,6 @@ class Buffers {
   }
 
  private:
-  std::mutex changing_;
   std::unordered_map<const void*, size_t> sizes_;
 };
 
