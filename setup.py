@@ -163,7 +163,10 @@ class BuildNative(cpp_extension.BuildExtension):
 
     def finalize_options(self) -> None:
         """Keep objects where the next build finds them: setuptools would use a new folder."""
+        given = self.build_temp  # sanitizers have a folder of their own
         super().finalize_options()
+        if given is not None:
+            return
         torch = importlib.metadata.version("torch")
         tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}-torch-{torch}"
         self.build_temp = str(Path("build", "objects", tag))
