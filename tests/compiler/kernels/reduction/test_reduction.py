@@ -155,6 +155,28 @@ def test_one_number_of_what_is_read_again_and_again():
     )
 
 
+@pytest.mark.parametrize("shape", [(5,), (4, 5)])
+def test_a_scalar_is_read_for_each_element(shape):
+    """It has no axis that the sum could run along."""
+    x = np.full((), 1.5, np.float32)
+    built = build(lambda builder, x: op.sum(builder.emit(op.broadcast_to(x, shape)), -1), [x])
+    assert "unscheduled" not in built.report.values()
+    np.testing.assert_allclose(built.run([x]), np.full(shape[:-1], 7.5))
+
+
+def test_a_product_of_constants_reads_nothing():
+    two, three = (relax.const(value, "float32") for value in (2.0, 3.0))
+
+    def describe(builder, x):
+        factors = [builder.emit(op.full((33,), value)) for value in (two, three)]
+        return op.add(builder.emit(op.matmul(*factors)), x)
+
+    x = random(1)
+    built = build(describe, [x])
+    assert "unscheduled" not in built.report.values()
+    np.testing.assert_allclose(built.run([x]), 198 + x)
+
+
 def test_parallel_only_when_worth_it():
     def of(*shape):
         return build(lambda builder, x: op.nn.softmax(x, -1), [random(*shape)]).kernel()

@@ -127,15 +127,16 @@ def _row_axes(sch: s_tir.Schedule) -> int | None:
 def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     body = sch.get(block)
     innermost = body.iter_vars[-1].var
-    largest = max(body.reads, key=lambda read: len(read.region))
-    single = sizes.is_one(body.iter_vars[-1].dom.extent)
-    return single or uses(largest.region[-1].min, [innermost])
+    regions = [read.region for read in body.reads if read.region]
+    if not regions or sizes.is_one(body.iter_vars[-1].dom.extent):
+        return True  # it sums one number, or a constant, again and again
+    return uses(max(regions, key=len)[-1].min, [innermost])
 
 
 def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether elements take part in several sums, as in a convolution: then columns are better."""
     body = sch.get(block)
-    largest = max(element_count(read.source.ty.shape) for read in body.reads)
+    largest = max((element_count(read.source.ty.shape) for read in body.reads), default=1)
     return element_count(variable.dom.extent for variable in body.iter_vars) > 2 * largest
 
 
