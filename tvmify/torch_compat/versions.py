@@ -35,7 +35,7 @@ TORCH = (
     Supported("2.15", "smoke"),
 )
 PYTHON = (
-    Supported("3.10", "none"),
+    Supported("3.10", "some"),
     Supported("3.11", "all"),
     Supported("3.12", "none"),
     Supported("3.13", "smoke"),
