@@ -22,7 +22,10 @@ ARGUMENTS = {
     "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
     "05_predictor.py": ("--side", "64"),
     "06_warm_up.py": ("--sides", "64"),
+    "07_any_length.py": ("--longest", "2"),
     "08_torch_compile.py": ("--steps", "30"),
+    "09_enable.py": ("--side", "64", "--rounds", "1"),
+    "10_service.py": (),
 }
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
 
@@ -113,3 +116,19 @@ def test_a_service_that_was_warmed_up_compiles_nothing(tmp_path: Path) -> None:
     assert "1 signature(s): 0 compiled, 0 loaded from disk" in before
     assert "built" in before
     assert "1 signature(s): 0 compiled, 1 loaded from disk" in after
+
+
+def test_the_jit_with_tvmify_agrees_with_the_jit_alone(tmp_path: Path) -> None:
+    printed = run("09_enable.py", cache=tmp_path / "cache")
+    assert "Largest difference / largest logit" in printed
+    assert "with tvmify" in printed
+    assert [path.name for path in (tmp_path / "cache").rglob("*.so")], "nothing was compiled"
+
+
+def test_a_service_answers_all_requests_compiled(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi.testclient", reason="needs fastapi and httpx")
+    printed = run("10_service.py", cache=tmp_path / "cache")
+    assert "32 requests of 1 to 32 rows, answered as in eager" in printed
+    assert "tvmify_eager_total 0" in printed
+    again = run("10_service.py", cache=tmp_path / "cache")
+    assert "tvmify_builds_total 0" in again
