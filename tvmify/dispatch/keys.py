@@ -232,5 +232,5 @@ def _tvmify_text() -> str:
 def _compiler_digest() -> str:
     # The version alone would serve stale code to whoever edits the compiler.
     package, _, _ = __name__.partition(".")
-    (folder,) = sys.modules[package].__path__
+    folder = sys.modules[package].__path__[0]  # another may hold the native part
     return sources.digest(Path(folder), (f"{package}.capture", f"{package}.compiler"))
