@@ -9,6 +9,7 @@ that calls it stays as it was. It follows the tutorial of torch_tvm, to which th
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from resnet import seeded_resnet18
 from stopwatch import medians, timed
 
 
-def traced(image: torch.Tensor) -> torch.jit.ScriptModule:
+def traced(image: torch.Tensor) -> Any:
     """Trace a network; what the executor has optimized for one trace is not that of another."""
     return torch.jit.trace(seeded_resnet18(), image)
 

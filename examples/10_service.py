@@ -7,6 +7,8 @@ request ever waits for the compiler; requests in several threads; `cache_info()`
     uvicorn --app-dir examples 10_service:app
     python examples/10_service.py    # or try it without a server
 """
+# pyright: reportMissingImports=false
+# `make install` does not install FastAPI.
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_what_does_not_change_a_module_costs_nothing() -> None:
 
 
 def test_a_state_after_one_that_came_back_is_told_from_those_before() -> None:
-    plain = nn.Sequential(Net()).eval()
+    plain: Any = nn.Sequential(Net()).eval()
     fast = decorate(plain, strict=True)
     ways = {"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x * 4}
     for way in "abacbac":
