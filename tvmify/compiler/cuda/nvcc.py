@@ -19,7 +19,7 @@ from tvmify.errors import BuildError
 _INFINITY = "-Dinff=__int_as_float(0x7f800000)"
 #: No fast math: eager's own kernels are not compiled with it either.
 _BOTH = ["-std=c++17", "-w", _INFINITY]
-_OPTIONS = [
+OPTIONS = [
     *(*_BOTH, "-fatbin", "-O3", "--expt-relaxed-constexpr"),
     *(f"-U__CUDA_NO_{name}_OPERATORS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
     *(f"-U__CUDA_NO_{name}_CONVERSIONS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
@@ -65,7 +65,7 @@ def _by_nvcc(nvcc: str, source: str, generation: str) -> bytes:
         given.write_text(source)
         virtual, real = f"compute_{generation}", f"sm_{generation}"
         code = f"arch={virtual},code=[{real},{virtual}]"
-        command = [nvcc, "-gencode", code, *_OPTIONS, "-o", str(made), str(given)]
+        command = [nvcc, "-gencode", code, *OPTIONS, "-o", str(made), str(given)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             raise RuntimeError(f"nvcc for {real}: {(result.stderr or result.stdout).strip()}")
