@@ -25,6 +25,7 @@ import torch
 from benchmarks.gpu_worker import CASES, loaded
 from benchmarks.models import chosen
 from tvmify.target import target_for
+from tvmify.torch_compat.silence import silenced
 
 #: Operators that return a view: PyTorch launches nothing for them.
 VIEWS = frozenset(
@@ -95,9 +96,9 @@ def structure(
     from tvmify.compiler.frontend.importer import import_program
 
     target = pipeline.tvm_target(target_for({"kind": "cuda", "arch": arch}, "cpu", ()))
-    with torch.no_grad():
+    with torch.no_grad(), silenced():
         exported = torch.export.export(module, args, strict=False)
-    with target:
+    with target, silenced():
         imported = import_program(decompose(exported))
     fused = pipeline.fuse(pipeline.lower(imported.ir_mod, target), target)
     scheduled, outcomes = pipeline.schedule(fused, target)

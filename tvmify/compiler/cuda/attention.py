@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import tvm
+from tvm import relax
 from tvm.ir import Expr
 
 from tvmify.compiler.aten.calls import Aten, aten
@@ -20,9 +22,25 @@ _SWAP = [0, 2, 1, 3]
 class CallAttention(AttentionLowering):
     """As `tvmify.compiler.kernels.attention.lower_attention.LowerAttention`, for a GPU."""
 
+    def __init__(self, ir_mod: tvm.IRModule) -> None:
+        super().__init__(ir_mod)
+        #: Masks of bool as what PyTorch would make of them in each layer.
+        self.addends: dict[tuple[Expr, str], Expr] = {}
+
+    def addend(self, mask: Expr, dtype: str) -> Expr:
+        """Return what a mask of bool adds to scores, which layers share."""
+        known = self.addends.get((mask, dtype))
+        if known is None:
+            shown, hidden = (relax.const(value, dtype) for value in (0.0, -math.inf))
+            known = self.builder_.emit(relax.op.where(mask, shown, hidden))
+            self.addends[mask, dtype] = known
+        return known
+
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""
         operands = (about.query, about.key, about.value)
+        if mask is not None and str(mask.ty.dtype) == "bool" and _only_adds(about):
+            mask = self.addend(mask, about.dtype)
         counts = (about.heads, about.heads // about.shared, about.heads // about.shared)
 
         def body(record: Aten, *values: Any) -> Any:
@@ -53,6 +71,10 @@ class CallAttention(AttentionLowering):
 
         tensors = tensors if mask is None else [*tensors, mask]
         return aten(tensors, about.out, about.dtype, body)
+
+
+def _only_adds(about: Attention) -> bool:
+    return about.fill is None and not about.causal
 
 
 def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:

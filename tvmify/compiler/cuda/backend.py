@@ -7,21 +7,25 @@ from tvm import relax
 
 from tvmify.compiler.backend import Backend
 from tvmify.compiler.cuda.attention import CallAttention
+from tvmify.compiler.cuda.fuse_convolutions import FuseConvolutions
 from tvmify.compiler.cuda.libraries import CallLibraries
 from tvmify.compiler.cuda.products import ReshapeRows
 from tvmify.compiler.cuda.rules import RULES
+from tvmify.compiler.kernels.attention.merge_projections import merge_for_attention
 from tvmify.compiler.kernels.elementwise import reshape
 from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
 from tvmify.compiler.kernels.reduction import template as sums
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 
 CUDA = Backend(
-    described=(CancelTransposes(), CallAttention()),
+    described=(merge_for_attention(), CancelTransposes(), CallAttention()),
     before_legalizing=tvm.transform.Sequential(
         [
             ReshapeRows(),
             # One is a view, two would be fused into a kernel that copies.
             relax.transform.RemoveRedundantReshape(),
+            relax.transform.DeadCodeElimination(),
+            FuseConvolutions(),
             relax.transform.DeadCodeElimination(),
             CallLibraries(),
         ]

@@ -12,10 +12,12 @@ from tvm import relax
 from tvm.ir import PrimType
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
 _ADD, _MULTIPLY = tvm.ir.Op.get("relax.add"), tvm.ir.Op.get("relax.multiply")
+_ASTYPE = tvm.ir.Op.get("relax.astype")
 #: The axis of the channels in a product, counted from the end, and how many axes follow it in the
 #: weights.
 _CHANNELS = {
@@ -58,9 +60,12 @@ class FoldBatchNorm(PyExprMutator):
     def _scaled(self, x: relax.Expr, factor: relax.Expr) -> relax.Expr | None:
         """Return ``x * factor`` with the factor in the weights, if they can take it."""
         call = self._call(x)
+        if is_call(_ASTYPE, call) and _is_rounded(call.args[0], factor):
+            product = self._scaled(call.args[0], factor)
+            return None if product is None else relax.op.astype(product, factor.ty.dtype)
         if is_call(_ADD, call):
             for y, shift in _both_ways(call):
-                own = self.builder_.normalize(relax.op.multiply(shift, factor))
+                own = self.builder_.normalize(_times(shift, factor))
                 if self._is_weight(shift) and _size(own) == _size(shift):
                     product = self._scaled(y, factor)
                     if product is not None:
@@ -72,13 +77,13 @@ class FoldBatchNorm(PyExprMutator):
         shape = [_size(factor)] + [1] * after
         if (
             not self._is_weight(weight)
-            or weight.ty.dtype != factor.ty.dtype
+            or (weight.ty.dtype != factor.ty.dtype and not _is_rounded(weight, factor))
             or _axis(factor, axis) != _size(factor)
             or _axis(weight, -len(shape)) != _size(factor)
             or len(weight.ty.shape) == 1
         ):
             return None
-        weight = relax.op.multiply(weight, relax.op.reshape(factor, shape))
+        weight = _times(weight, self.builder_.normalize(relax.op.reshape(factor, shape)))
         return relax.Call(call.op, [call.args[0], weight], call.attrs)
 
     def _shifted(self, x: relax.Expr, shift: relax.Expr) -> relax.Expr | None:
@@ -109,6 +114,23 @@ class FoldBatchNorm(PyExprMutator):
             value = self.values[x] if x in self.values else self.lookup_binding(x)
             self.known[x] = self._is_weight(value)
         return self.known[x]
+
+
+def _is_rounded(x: relax.Expr, factor: relax.Expr) -> bool:
+    """Whether a tensor has a half type, its factor is of float32, and a library multiplies.
+
+    On a CPU the factor stays outside: the kernel of the product takes it in before it rounds.
+    """
+    dtypes = str(x.ty.dtype), str(factor.ty.dtype)
+    return is_for_gpu() and dtypes in (("float16", "float32"), ("bfloat16", "float32"))
+
+
+def _times(weight: relax.Expr, factor: relax.Expr) -> relax.Expr:
+    """Return the product in the type of the weight, rounded once."""
+    dtype, wide = weight.ty.dtype, factor.ty.dtype
+    if dtype == wide:
+        return relax.op.multiply(weight, factor)
+    return relax.op.astype(relax.op.multiply(relax.op.astype(weight, wide), factor), dtype)
 
 
 def _both_ways(call: relax.Call) -> tuple[tuple[relax.Expr, relax.Expr], ...]:

@@ -30,12 +30,24 @@ def merge_projections() -> tvm.transform.Pass:
     return relax.transform.CombineParallelMatmul(_shall_merge)
 
 
+def merge_for_attention() -> tvm.transform.Pass:
+    """Return the same pass, for projections that attention takes and no others."""
+    return relax.transform.CombineParallelMatmul(_lead_to_attention)
+
+
 def _shall_merge(
     x: relax.Var, weights: Sequence[Expr], _: object, bindings: Mapping[relax.Var, Expr]
 ) -> bool:
     if not all(_is_turned_parameter(weight, bindings) for weight in weights):
         return False
     return _are_narrow(x, weights) or _are_projections(x, weights, bindings)
+
+
+def _lead_to_attention(
+    x: relax.Var, weights: Sequence[Expr], _: object, bindings: Mapping[relax.Var, Expr]
+) -> bool:
+    turned = all(_is_turned_parameter(weight, bindings) for weight in weights)
+    return turned and _are_projections(x, weights, bindings)
 
 
 def _is_turned_parameter(weight: Expr, bindings: Mapping[relax.Var, Expr]) -> bool:
