@@ -229,14 +229,71 @@ def test_sizes_that_were_equal_by_chance_may_differ_later() -> None:
 
 
 def test_what_has_no_rule_for_any_sizes_stays_static_with_a_reason() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
-    fast = compiled(module)
+    module = nn.Upsample(scale_factor=2, mode="bicubic")
+    fast = compiled(module, dynamic=True)
     for size in (8, 9, 10):
         check(fast, module, drawn(1, 3, size, size))
     assert fast.cache_info().builds == 3
     assert fast.cache_info().eager == 0
     assert "for this shape alone: " in str(fast.explain())
+
+
+class Sides(nn.Module):
+    """Results of half and of a quarter of the rows, which are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.Conv2d(3, 16, 3, padding=1)
+        self.down = nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
+        self.deep = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.MaxPool2d(2))
+        self.point = nn.Conv2d(32, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = self.down(x)
+        deep = nn.functional.interpolate(self.deep(half), scale_factor=2.0, mode="nearest")
+        return self.point(torch.cat([half, deep], 1))
+
+
+class Segments(nn.Module):
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 3, 2, 1))
+        self.mode = mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(self.layers(x), size=x.shape[-2:], mode=self.mode)
+
+
+#: How a module is made, and what height and width are multiples of.
+IMAGES: dict[str, Any] = {
+    "skips": (Sides, 4),
+    "bilinear": (lambda: Segments("bilinear"), 1),
+    "means": (lambda: nn.AvgPool2d(3, 2, 1), 1),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_one_program_serves_images_of_any_size(name: str) -> None:
+    torch.manual_seed(0)
+    make, step = IMAGES[name]
+    module = make()
+    sides = {2: Dim.AUTO, 3: Dim.AUTO}
+    fast = compiled(module, dynamic_shapes=(sides,))
+    for height, width in ((9, 8), (8, 9), (7, 10), (15, 5), (16, 8), (17, 15)):
+        check(fast, module, drawn(1, 3, height * step, width * step))
+    info = fast.cache_info()
+    assert (info.builds, info.eager) == (1, 0)
+
+
+def test_images_of_a_few_sizes_have_programs_of_their_own() -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    fast = compiled(module)
+    for size in (17, 19, 18, 23):
+        check(fast, module, drawn(1, 3, size, size + 1))
+    assert fast.cache_info().builds == 4
+    for size in (20, 31, 33, 18, 40):
+        check(fast, module, drawn(1, 3, size, size + 1))
+    assert fast.cache_info().builds == 5
 
 
 def test_a_size_of_which_a_part_becomes_1_decides_for_itself_alone() -> None:

@@ -100,6 +100,16 @@ def symbol_names(program: ExportedProgram) -> dict[str, str]:
     return canonical_names({leaf: tuple(map(_size, shape)) for leaf, shape in leaves.items()})
 
 
+def equal_sizes(program: ExportedProgram) -> dict[sympy.Expr, sympy.Expr]:
+    """Return for sizes that a guard says are equal in all calls the simpler of both."""
+    environment = _environment(program)
+    if environment is None:
+        return {}
+    guards = (guard.expr.xreplace(environment.replacements) for guard in environment.guards)
+    pairs = (sorted(g.args, key=_complexity) for g in guards if isinstance(g, sympy.Eq))
+    return {other: simple for simple, other in pairs if not other.is_Integer}
+
+
 def size_of(value: int | torch.SymInt, names: Mapping[str, str]) -> Size:
     """Return a size, a stride or an offset of a tensor of a program.
 
@@ -113,7 +123,12 @@ def size_of(value: int | torch.SymInt, names: Mapping[str, str]) -> Size:
     UnsupportedOperator
         It cannot be said.
     """
-    return renamed(_size(identity_of(value)), names)
+    return size_of_expression(identity_of(value), names)
+
+
+def size_of_expression(expression: Any, names: Mapping[str, str]) -> Size:
+    """Return what an expression of torch's symbols is; as `size_of`."""
+    return renamed(_size(expression), names)
 
 
 def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:
@@ -196,6 +211,10 @@ def _largest(counts: Iterable[sympy.Expr]) -> list[sympy.Expr]:
             if j != i
         )
     ]
+
+
+def _complexity(expression: Any) -> tuple[int, str]:
+    return int(sympy.count_ops(expression)), str(expression)
 
 
 def _factors(count: sympy.Expr) -> tuple[int, dict[sympy.Expr, int]]:

@@ -7,6 +7,7 @@ compiling. Code that asks about either would take a different path than in eager
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch.nn.modules import activation
 from torch.utils._device import DeviceContext
 
+from tvmify.torch_compat.symbols import square_root
 from tvmify.torch_compat.tracing import traces_here
 
 #: Libraries that avoid what cannot be compiled while something compiles; the result is the same.
@@ -29,9 +31,11 @@ def answering_as_eager() -> Iterator[None]:
     """Answer the code that this thread records as eager PyTorch would."""
     compiler: Any = torch.compiler
     asked = (compiler.is_compiling, compiler.is_exporting)
+    own_square_root = math.sqrt
     before = [function.__code__ for function in asked]
     torch.overrides.has_torch_function = _overrides  # type: ignore[assignment]
     activation._is_make_fx_tracing = _is_traced
+    math.sqrt = square_root
     # Replace the code, not the name, since other modules may have imported the functions.
     for function, code in zip(asked, (_is_compiling.__code__, _is_exporting.__code__), strict=True):
         function.__code__ = code
@@ -40,6 +44,7 @@ def answering_as_eager() -> Iterator[None]:
     finally:
         for function, code in zip(asked, before, strict=True):
             function.__code__ = code
+        math.sqrt = own_square_root
         activation._is_make_fx_tracing = _is_make_fx_tracing
         torch.overrides.has_torch_function = _has_torch_function
 

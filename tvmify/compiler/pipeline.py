@@ -19,7 +19,7 @@ from tvmify.compiler.kernels.common.rule import Outcome, apply_in_turn
 from tvmify.compiler.kernels.conv.gate_convolutions import GateConvolutions
 from tvmify.compiler.kernels.conv.join_depthwise import JoinDepthwise
 from tvmify.compiler.kernels.conv.planar_images import PlanarImages
-from tvmify.compiler.kernels.conv.windows import refuse_unknown_images
+from tvmify.compiler.kernels.conv.windows import refuse_unknown_channels
 from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
 from tvmify.compiler.kernels.finish.join_sums import JoinSums
 from tvmify.compiler.kernels.matmul.call_libraries import CallLibraries
@@ -115,9 +115,9 @@ def lower(
     Raises
     ------
     UnsupportedOperator
-        A size of an image other than the batch is symbolic.
+        The number of channels of images is symbolic.
     """
-    refuse_unknown_images(ir_mod)
+    refuse_unknown_channels(ir_mod)
     backend = backend_of(target)
     passes = [
         AlignRanks(),

@@ -193,6 +193,11 @@ def proved(condition: Expr) -> bool:
     return bool(_analyzer([condition]).can_prove(condition))
 
 
+def holds(condition: bool | Expr) -> bool:
+    """Whether a comparison of sizes is true in all calls."""
+    return condition if isinstance(condition, bool) else proved(condition)
+
+
 def product(shape: Iterable[Any]) -> Size:
     """Return the number of elements of a shape."""
     result: Any = 1
@@ -201,6 +206,11 @@ def product(shape: Iterable[Any]) -> Size:
             continue
         result = size if is_static(result) and result == 1 else result * size
     return result
+
+
+def simplified(size: Any) -> Size:
+    """Return a size in the form that TVM gives it."""
+    return int(size) if is_static(size) else _analyzer([size]).simplify(size)
 
 
 def factor(size: Any) -> int:

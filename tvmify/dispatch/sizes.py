@@ -31,6 +31,9 @@ _LOG = logging.getLogger(__name__)
 
 #: A module whose calls need more programs than this is not compiled for ever.
 MOST_PROGRAMS = 8
+#: So many heights and widths of images have programs of their own before one serves any: that one
+#: lacks Winograd's algorithm.
+_IMAGE_SIZES = 4
 #: So many calls are compared to see which sizes are equal in all of them.
 _REMEMBERED = 8
 
@@ -254,11 +257,18 @@ def _tuned(varying: Varying, request: Request) -> Varying:
         for name, size in zip(names, sizes[leaf] or (), strict=True)
         if name is not None
     }
-    hints = hints_of_class({n: size for n, size in values.items() if n not in varying.typical})
+    open_ = {n: size for n, size in values.items() if n not in varying.typical}
+    hints = hints_of_class(open_, sides=_sides(varying.axes))
     hints |= varying.typical
     for name, (least, most) in varying.limits.items():
         hints[name] = min(max(hints[name], least), most)
     return replace(varying, hints=hints)
+
+
+def _sides(axes: _Symbols) -> frozenset[str]:
+    """Return the symbols that are height and width of images."""
+    pairs = (names[2:] for names in axes.values() if len(names) == 4)
+    return frozenset(name for pair in pairs if all(pair) for name in pair if name is not None)
 
 
 def _varying(seen: Sequence[_Sizes], request: Request, *, is_first: bool) -> Varying:
@@ -272,6 +282,13 @@ def _varying(seen: Sequence[_Sizes], request: Request, *, is_first: bool) -> Var
     said_of: dict[str, DeclaredSize] = {}
     values: dict[str, int] = {}
 
+    histories = {
+        leaf: tuple(zip(*(other[leaf] or () for other in seen), strict=True))
+        for leaf, shape in enumerate(sizes)
+        if shape is not None
+    }
+    images = _images(histories)
+
     def name_of(leaf: int, axis: int, size: int) -> str | None:
         said = declared[leaf][axis] if leaf in declared else None
         if (
@@ -280,10 +297,12 @@ def _varying(seen: Sequence[_Sizes], request: Request, *, is_first: bool) -> Var
             and values.setdefault(said.name, size) != size
         ):
             raise _Undeclared
-        history = tuple((other[leaf] or ())[axis] for other in seen)
+        history = histories[leaf][axis]
         varies = None if said is None else said.varies
         if varies is None:
-            varies = is_first or len(set(history)) > 1
+            is_channels = axis == 1 and len(histories[leaf]) == 4
+            is_side = axis >= 2 and len(images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
+            varies = (is_first and not is_channels) or (len(set(history)) > 1 and not is_side)
         if size < 2 or not varies:
             return None
         # Sizes of one call are often equal by chance.
@@ -310,6 +329,28 @@ def _varying(seen: Sequence[_Sizes], request: Request, *, is_first: bool) -> Var
         limits={name: (s.least, s.most) for name, s in said_of.items() if s.is_limited},
         typical={name: s.typical for name, s in said_of.items() if s.typical is not None},
     )
+
+
+def _images(
+    histories: Mapping[int, Sequence[tuple[int, ...]]],
+) -> dict[int, set[tuple[int, ...]]]:
+    """Return the heights and widths that were seen of tensors that are images.
+
+    A tensor of four axes is one unless others share one of its last two sizes, as of a mask.
+    """
+    others = {
+        history
+        for sizes in histories.values()
+        if len(sizes) != 4
+        for history in sizes
+        if len(set(history)) > 1
+    }
+    return {
+        leaf: set(zip(*sizes[2:], strict=True))
+        for leaf, sizes in histories.items()
+        if len(sizes) == 4
+        and all(len(set(history)) > 1 and history not in others for history in sizes[2:])
+    }
 
 
 class _Undeclared(Exception):

@@ -6,6 +6,7 @@ whole program. What only looks at sizes reads them with these functions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 #: What stands for a number that differs from call to call.
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_square_root = math.sqrt
 
 
 def hint_of(size: int | torch.SymInt) -> int:
@@ -37,3 +39,8 @@ def is_symbolic(*tensors: torch.Tensor) -> bool:
     """Whether sizes of tensors differ from call to call."""
     sizes = (size for tensor in tensors for size in tensor.shape)
     return any(isinstance(size, torch.SymInt) and not size.node.expr.is_Integer for size in sizes)
+
+
+def square_root(number: Any, /) -> Any:
+    """Return what ``math.sqrt`` does, which would make a number of a symbol."""
+    return torch.sym_sqrt(number) if isinstance(number, SYMBOLS) else _square_root(number)

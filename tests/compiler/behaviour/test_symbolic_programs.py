@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,18 @@ def _two(other: Callable[[int], int]) -> list[tuple[tuple[int, ...], ...]]:
             lambda x: torch.where(torch.arange(64) < x.size(0), 1.0, 0.5) * x.sum(),
             _rows(6),
             id="a limit",
+        ),
+        pytest.param(
+            lambda x: x * ((x.size(0) - 1) / 4 + x.size(0) ** -0.5), _rows(6), id="a fraction"
+        ),
+        pytest.param(lambda x: x / math.sqrt(x.size(0)), _rows(6), id="a root"),
+        pytest.param(
+            lambda x: x + torch.full((1,), x.size(0) / 3), _rows(6), id="a tensor of a fraction"
+        ),
+        pytest.param(
+            lambda x: (x * 2).repeat(x.size(0), 2) + x[:1].repeat(x.size(0) ** 2, 2),
+            _rows(3),
+            id="repeated",
         ),
         pytest.param(lambda x: x.var(0) + x.std(1).sum(), _rows(5), id="a variance"),
         pytest.param(
@@ -69,5 +82,20 @@ def test_one_program_serves_all_lengths(
     with torch.inference_mode():
         for call in shapes:
             given = tuple(torch.randn(shape, generator=generator) for shape in call)
+            assert_close_to_reference(compiled(*given), program, given)
+    assert "serves sizes with" in str(compiled.explain())
+
+
+def test_the_rows_of_slices_of_several_items_are_one_number() -> None:
+    weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x[:, 2:], weight.to(x.dtype))
+
+    # Strict sums have a kernel whose last tile is computed from the number of rows.
+    compiled = tvmify(program, target="llvm", accuracy="strict", strict=True, cache=False)
+    with torch.inference_mode():
+        for length in (5, 7, 17, 33):
+            given = (torch.randn(2, length, 8, generator=torch.Generator().manual_seed(length)),)
             assert_close_to_reference(compiled(*given), program, given)
     assert "serves sizes with" in str(compiled.explain())

@@ -21,6 +21,7 @@ from tvmify.errors import (
     UnsupportedOperator,
     described,
 )
+from tvmify.torch_compat.symbols import SYMBOLS
 
 #: In TorchScript, scalars have the types in the graph: 2 ** 3 is 8.0.
 _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int, "BoolType": bool}
@@ -125,7 +126,7 @@ class Interpreter:
         if callee is None:
             raise UnsupportedOperator([name], where(node))
         try:
-            meant = python_meaning(node) if self._is_python else torchscript_meaning(node)
+            meant = self._meaning(node, inputs)
             result = callee(inputs) if meant is None else meant(*inputs)
         except CaptureError as error:
             raise type(error)(f"{error.reason} ({where(node)})", error.next_step) from error
@@ -142,9 +143,16 @@ class Interpreter:
         if len(outputs) > 1:
             return list(result)
         convert = None if self._is_python else _SCALARS.get(outputs[0].type().kind())
-        if isinstance(result, torch.SymInt) and convert is not bool:
+        if isinstance(result, (torch.SymInt, torch.SymFloat)) and convert is not bool:
             return [torch.sym_float(result) if convert is float else result]  # still symbolic
         return [result if convert is None else convert(result)]
+
+    def _meaning(self, node: torch._C.Node, inputs: list[Any]) -> Callable[..., Any] | None:
+        if self._is_python:
+            return python_meaning(node)
+        if any(isinstance(value, SYMBOLS) for value in inputs):
+            return None  # TorchScript's own operators make numbers of symbols
+        return torchscript_meaning(node)
 
     def _attribute(self, node: torch._C.Node, inputs: list[Any]) -> Any:
         (owner,) = inputs

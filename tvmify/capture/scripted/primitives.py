@@ -15,7 +15,7 @@ import torch
 from tvmify.capture.nested import refuse_nested_tensor
 from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedOperator
-from tvmify.torch_compat.symbols import SYMBOLS
+from tvmify.torch_compat.symbols import SYMBOLS, square_root
 
 
 def _writes(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
         for name in (
             "acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp "
             "expm1 fabs factorial floor fmod frexp gamma gcd isfinite isinf isnan ldexp lgamma "
-            "log10 log1p modf radians sin sinh sqrt tan tanh"
+            "log10 log1p modf radians sin sinh tan tanh"
         ).split()
     },
     "aten::__and__": operator.and_,
@@ -136,6 +136,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "aten::remainder": operator.mod,
     "aten::mathremainder": math.remainder,
     "aten::log": _log,
+    "aten::sqrt": square_root,
     "aten::round": round,
     "aten::sum": sum,
     "aten::any": any,

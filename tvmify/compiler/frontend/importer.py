@@ -20,7 +20,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from tvm import relax, te, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from tvmify.artifact.recorded_shapes import symbol_names
+from tvmify.artifact.recorded_shapes import equal_sizes, symbol_names
 from tvmify.artifact.results import (
     Argument,
     Computed,
@@ -72,7 +72,7 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
         A tensor has a dtype that TVM cannot hold.
     """
     known = CONVERTERS.keys() | STOCK
-    symbols = Symbols(symbol_names(decomposed.program))
+    symbols = Symbols(symbol_names(decomposed.program), equal_sizes(decomposed.program))
     settle_sizes(decomposed.program.graph, symbols)
     refuse(
         node

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 STOCK = frozenset(
     """
-    flip.default pixel_shuffle.default repeat.default
+    flip.default pixel_shuffle.default
     roll.default stack.default transpose.int tril.default triu.default
     """.split()
 )

@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
+from torch.utils._sympy import functions
 from tvm import sym, tirx
+from tvm.ir import Expr
 
 from tvmify.artifact.expressions import Size as Recorded
 from tvmify.artifact.expressions import Term
-from tvmify.artifact.recorded_shapes import size_of
-from tvmify.compiler.sizes import Size, is_static
+from tvmify.artifact.recorded_shapes import size_of_expression
+from tvmify.compiler.sizes import Size, as_number, is_static
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import SYMBOLS
 
@@ -28,6 +31,20 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "max": tirx.max,
     "min": tirx.min,
 }
+#: And for numbers that are no integers, of operands in double precision, as Python has them.
+_OF_FLOATS: dict[type, Callable[..., Any]] = {
+    sympy.Add: lambda *terms: reduce(operator.add, terms),
+    sympy.Mul: lambda *factors: reduce(operator.mul, factors),
+    functions.Max: lambda *terms: reduce(tirx.max, terms),
+    functions.Min: lambda *terms: reduce(tirx.min, terms),
+    functions.IntTrueDiv: tirx.div,
+    functions.FloatTrueDiv: tirx.div,
+    functions.ToFloat: lambda number: number,
+    functions.FloatPow: tirx.pow,
+    functions.OpaqueUnaryFn_sqrt: tirx.sqrt,
+    functions.OpaqueUnaryFn_exp: tirx.exp,
+    functions.OpaqueUnaryFn_log: tirx.log,
+}
 
 
 class Symbols:
@@ -37,10 +54,16 @@ class Symbols:
     ----------
     names
         The canonical name of each of torch's symbols.
+    equal
+        What stands for a size in all calls that are served: TVM does not know that the results of
+        a skip connection and of what goes around it are of one size.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, names: Mapping[str, str], equal: Mapping[sympy.Expr, sympy.Expr] | None = None
+    ) -> None:
         self._names = names
+        self._equal = dict(equal or {})
         # One object for one expression: TVM compares by identity.
         self._sizes: dict[Recorded, Size] = {}
 
@@ -54,7 +77,32 @@ class Symbols:
         """
         if not isinstance(value, torch.SymInt):
             return int(value)
-        return self._translated(size_of(value, self._names))
+        return self._of(value.node.expr)
+
+    def _of(self, expression: Any) -> Size:
+        while (simpler := expression.xreplace(self._equal)) != expression:
+            expression = simpler
+        return self._translated(size_of_expression(expression, self._names))
+
+    def number(self, value: torch.SymFloat) -> Expr:
+        """Return a number that is computed from sizes as a TVM expression in double precision.
+
+        Raises
+        ------
+        UnsupportedOperator
+            It is computed in a way that has no translation.
+        """
+        return self._float(value.node.expr)
+
+    def _float(self, expression: sympy.Expr) -> Any:
+        if expression.is_number:
+            return tirx.const(float(expression), "float64")
+        if expression.is_integer:  # exact, and rounded once
+            return as_number(self._of(expression), "float64")
+        function = _OF_FLOATS.get(type(expression))
+        if function is None:
+            raise UnsupportedOperator(["aten.sym_size.int"], f"the number {expression}")
+        return function(*map(self._float, expression.args))
 
     def _translated(self, size: Recorded) -> Any:
         if isinstance(size, int):
@@ -77,13 +125,15 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
     Raises
     ------
     UnsupportedOperator
-        A number that is not an integer depends on sizes.
+        A condition depends on sizes, or a number in a way that has no translation.
     """
     values: dict[fx.Node, Any] = {}
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             values[node] = symbols.size(value)
+        elif isinstance(value, torch.SymFloat):
+            values[node] = symbols.number(value)
         elif isinstance(value, SYMBOLS):
             values[node] = None
         if node.op != "call_function" or not any(n in values for n in node.all_input_nodes):
@@ -91,7 +141,7 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
         if node in values or value is None:
             continue  # computes numbers, or checks one, which is a guard
         if any(values.get(source, 0) is None for source in node.all_input_nodes):
-            raise UnsupportedOperator([str(node.target)], "a number that depends on sizes")
+            raise UnsupportedOperator([str(node.target)], "a condition that depends on sizes")
         node.args, node.kwargs = fx.node.map_arg(
             (node.args, node.kwargs), lambda source: values.get(source, source)
         )

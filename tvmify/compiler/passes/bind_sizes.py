@@ -221,7 +221,15 @@ def _with_numbers(function: tirx.PrimFunc, numbers: list[tirx.Var], place: int) 
 
 
 def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
-    """Return an expression with a size, or a factor, replaced by its symbol."""
+    """Return an expression with a symbol in place of a size.
+
+    None if it is not that size, nor a multiple of it, nor that size and a number.
+    """
+    if isinstance(part, (tirx.Add, tirx.Sub)) and not isinstance(size, tirx.Var):
+        # TVM joins numbers: of `s0 * 2 - 4` rows, the last is `s0 * 2 - 5`.
+        more = sym.Analyzer().simplify(part - size)
+        if isinstance(more, tirx.IntImm):
+            return symbol + more if int(more) else symbol
     if not isinstance(size, tirx.Mul):
         return symbol if tvm_ffi.structural_equal(part, size) else None
     rest = _factors(part)

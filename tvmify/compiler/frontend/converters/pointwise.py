@@ -110,7 +110,9 @@ def _promoting(argument: Value) -> Any:
     """Return the arguments that decide which dtype to compute in."""
     if isinstance(argument, fx.Node):
         return argument.meta["val"]
-    return 1 if isinstance(argument, Expr) else argument  # a size is an int
+    if isinstance(argument, Expr):  # a size, or what is computed from sizes
+        return 1.0 if str(argument.ty.dtype).startswith("float") else 1
+    return argument
 
 
 def _pointwise(function: Callable[..., relax.Expr], kind: PROMOTION) -> Callable[..., relax.Expr]:

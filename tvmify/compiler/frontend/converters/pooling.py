@@ -10,10 +10,11 @@ from tvm import relax, te, tirx
 
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.frontend import places
+from tvmify.compiler.frontend.converters import resizing
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
-from tvmify.compiler.sizes import sizes_of
+from tvmify.compiler.sizes import is_static, sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -38,8 +39,11 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     # Padding up to the end of the last window is equal to torch's ceil_mode, whose last window need
     # only begin inside the image.
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
+    ceil_mode = bool(importer.argument(node, 5, "ceil_mode", False))
+    if ceil_mode and not is_static(*extents):
+        raise UnsupportedOperator([str(node.target)], "ceil_mode, of images of any size")
     after = [
-        max((out - 1) * s + d * (k - 1) + 1 - e - b, 0)
+        max((out - 1) * s + d * (k - 1) + 1 - e - b, 0) if is_static(out, e) else b
         for out, s, d, k, e, b in zip(
             extents, stride, dilation, size, shape[-rank:], before, strict=True
         )
@@ -125,9 +129,21 @@ def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("upsample_nearest2d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec")
 def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
-    shape, out = importer.shape(node.args[0]), node.meta["val"].shape
+    shape, out = importer.shape(node.args[0]), importer.shape(node)
     nearest = "nearest" in str(node.target)
     factors = importer.argument(node, 2 if nearest else 3, "scale_factors") or [None, None]
+    if not is_static(*shape[2:], *out[2:]):
+        if "bicubic" in str(node.target):
+            raise UnsupportedOperator([str(node.target)], "of images of any size")
+        aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
+        x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
+        turned = int(shape[1]) >= NEST.many_channels
+        if turned:  # as `_resample`
+            x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
+        for axis, factor in zip((2, 3), factors, strict=True):
+            at = axis - turned
+            x = resizing.resized(importer, x, at, out[axis], factor, nearest, aligned)
+        return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if turned else x
     corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
     resize = getattr(aten, str(node.target).split(".")[1])
 

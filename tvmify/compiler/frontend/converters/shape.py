@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 from tvm import relax, te, tirx
+from tvm.ir import Expr
 
 from tvmify.compiler.aten.operators import arguments
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
@@ -122,7 +123,22 @@ def fill(importer: Importer, node: fx.Node) -> relax.Expr:
     value = float("ones" in name) if position is None else node.args[position]
     if isinstance(value, fx.Node):
         raise UnsupportedOperator([str(node.target)], "the value is computed")
+    if isinstance(value, Expr):
+        return relax.op.broadcast_to(importer.number(value, dtype), list(importer.shape(node)))
     return relax.op.full(list(importer.shape(node)), relax.const(value, dtype), dtype)
+
+
+@converts("repeat.default")
+def repeat(importer: Importer, node: fx.Node) -> relax.Expr:
+    """All of a tensor, so many times along each axis."""
+    x, counts = importer.tensor(node.args[0]), list(node.args[1])  # type: ignore[arg-type]
+    shape = importer.shape(node.args[0])
+    shape = (*[1] * (len(counts) - len(shape)), *shape)
+    apart = [size for axis in shape for size in (1, axis)]
+    spread = [size for pair in zip(counts, shape, strict=True) for size in pair]
+    x = importer.emit(relax.op.reshape(x, apart))
+    x = importer.emit(relax.op.broadcast_to(x, spread))
+    return relax.op.reshape(x, list(importer.shape(node)))
 
 
 @converts("constant_pad_nd.default")

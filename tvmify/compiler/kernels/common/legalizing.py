@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
 
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.ir import Call, Expr, GlobalVar, Op
 
 from tvmify.compiler import sizes
@@ -152,3 +152,58 @@ def _all_weights(expression: Expr, known: set[relax.Var] | frozenset[relax.Var])
         return _all_weights(expression.tuple_value, known)
     # What is left takes no tensor: constants, shapes, attributes, names of functions.
     return not isinstance(expression, relax.Function) or isinstance(expression, GlobalVar)
+
+
+def call_template(
+    builder: relax.BlockBuilder,
+    template: Callable[..., te.Tensor],
+    arguments: Sequence[Expr],
+    out: Sequence[Size],
+    inside: Sequence[Size],
+    name: str,
+) -> Expr:
+    """Call a kernel that is described by a template, on tensors of which any size may be symbolic.
+
+    Parameters
+    ----------
+    template
+        Takes a TE tensor for each argument. Its sizes are numbers and plain variables: TVM joins
+        the terms of others, and no pass would know them again.
+    arguments
+        Relax tensors.
+    out
+        Shape of the result, as the caller has it.
+    inside
+        What its sizes are in the template: plain variables, and numbers.
+    name
+        Of the kernel.
+    """
+    own = sizes.Variables()
+    given = [te.placeholder(_typed(own.of(x.ty.shape)), str(x.ty.dtype)) for x in arguments]
+    result = template(*given)
+    shown = {v for x in given for size in x.shape for v in sizes.variables_of(size)}
+    # As TVM writes them where it fuses: it compares shapes by their text.
+    out = [sizes.simplified(size) for size in out]
+    hidden = {
+        variable: size
+        for variable, size in zip(inside, out, strict=True)
+        if isinstance(variable, tirx.Var) and variable not in shown
+    }
+    kernel = te.create_prim_func([*given, *hidden, result], "int64")
+    kernel = kernel.without_attr("global_symbol").with_attrs(FUSIBLE)
+    # What no argument shows is computed from numbers that are given, until `BindSizes` finds it.
+    numbers = {v for size in hidden.values() for v in sizes.variables_of(size)} - shown
+    numbers = sorted(numbers, key=lambda variable: variable.name)
+    kernel = kernel.specialize(
+        dict(zip(kernel.params[len(given) : -1], hidden.values(), strict=True))
+    )
+    parameters = [*kernel.params[: len(given)], *numbers, kernel.params[-1]]
+    kernel = tirx.PrimFunc(parameters, kernel.body, kernel.ret_type, kernel.attrs)
+    operands = relax.Tuple([*arguments, *numbers])
+    kind = relax.TensorType(out, str(result.dtype))
+    return relax.call_tir(builder.add_func(kernel, name), operands, kind)
+
+
+def _typed(shape: Iterable[Size]) -> list[Expr]:
+    """Return sizes of Relax's type: kernels that are fused must agree on what they share."""
+    return [tirx.const(size, "int64") if isinstance(size, int) else size for size in shape]

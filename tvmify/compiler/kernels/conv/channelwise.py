@@ -64,7 +64,8 @@ def choose(
     """Choose how the work is cut, with this many registers for results."""
     likely = f"{sizes.hints(image)} {sizes.hints(out)}"
     workload = f"{operator} {likely} {window} {dtype}"
-    return choice.choose(workload, cuts(*out[1:3], registers, bordered))
+    height, width = sizes.hints(out[1:3])
+    return choice.choose(workload, cuts(height, width, registers, bordered))
 
 
 def cuts(height: int, width: int, registers: int, bordered: bool = True) -> list[Cut]:
@@ -119,7 +120,7 @@ def slide(
     lanes = tiles.lanes_for(channels, machine, element_bits)
     blocks = -(-channels // lanes)
     across = cut.pixels
-    tiled = -(-width // across)
+    tiled = sizes.ceil_div(width, across)
     pixels = height, tiled * across
     if cut.rows:
         padded = pad(image, window, pixels, names[0], border, blocks * lanes)
@@ -140,7 +141,7 @@ def slide(
     def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
         return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
 
-    return te.compute((n, *out[1:]), store, name=names[2])
+    return te.compute((n, height, width, channels), store, name=names[2])
 
 
 class Channelwise(Rule):

@@ -18,8 +18,8 @@ class Convolution:
     Attributes
     ----------
     image, out
-        Shapes of the input and of the result, ``[n, height, width, channels]``; the number of
-        images alone may be symbolic.
+        Shapes of the input and of the result, ``[n, height, width, channels]``, of which the
+        channels alone are always known.
     kernel
         Shape of the weights, ``[channels, height, width, channels of a group of the input]``.
     planar
@@ -36,7 +36,7 @@ class Convolution:
 
     @property
     def likely(self) -> Convolution:
-        """With a number for that of images: estimates are made with it."""
+        """With a number for each size: estimates are made with it."""
         image, out = (tuple(sizes.hints(shape)) for shape in (self.image, self.out))
         return replace(self, image=image, out=out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -12,7 +13,7 @@ from tvm.ir import Call, Expr
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
-from tvmify.compiler.kernels.common.legalizing import accumulator, plain
+from tvmify.compiler.kernels.common.legalizing import accumulator, call_template, plain
 from tvmify.compiler.kernels.conv.channelwise import (
     Channelwise,
     Cut,
@@ -34,7 +35,7 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
     wide = accumulator(dtype)  # TVM has no isnan of bfloat16
 
     def describe(
-        window: Window, cut: Cut, machine: Microarchitecture
+        window: Window, cut: Cut, machine: Microarchitecture, out: tuple[Any, ...]
     ) -> Callable[[te.Tensor], te.Tensor]:
         greatest = te.comm_reducer(
             _greater, lambda kind: tirx.const(-math.inf, str(kind)), name="greatest"
@@ -42,7 +43,7 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
         return lambda image: slide(
             image,
             window,
-            _out(call),
+            out,
             _BLOCKS,
             machine,
             element_bits=bits_of(wide),
@@ -60,26 +61,26 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower ``relax.nn.avg_pool2d``."""
     dtype = str(call.ty.dtype)
     sums = accumulator(dtype)
-    (image, _) = shapes_of(call, call.args[0])
 
     def describe(
-        window: Window, cut: Cut, machine: Microarchitecture
+        window: Window, cut: Cut, machine: Microarchitecture, out: tuple[Any, ...]
     ) -> Callable[[te.Tensor], te.Tensor]:
-        def divide(result: Expr, y: tirx.Var, x: tirx.Var) -> Expr:
-            rows = _count(y, 0, window, image[1], bool(call.attrs.count_include_pad))
-            columns = _count(x, 1, window, image[2], bool(call.attrs.count_include_pad))
+        def divide(image: te.Tensor, result: Expr, y: tirx.Var, x: tirx.Var) -> Expr:
+            height, width = sizes.sizes_of(image.shape[1:3])
+            rows = _count(y, 0, window, height, bool(call.attrs.count_include_pad))
+            columns = _count(x, 1, window, width, bool(call.attrs.count_include_pad))
             return (result / (rows * columns).astype(sums)).astype(dtype)
 
         return lambda image: slide(
             image,
             window,
-            _out(call),
+            out,
             _BLOCKS,
             machine,
             element_bits=bits_of(sums),
             border=0.0,
             combine=lambda pixel, block, ry, rx, lane: te.sum(pixel.astype(sums), axis=[ry, rx]),
-            finish=divide,
+            finish=partial(divide, image),
             cut=cut,
         )
 
@@ -89,7 +90,7 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
 def _legalize(
     builder: relax.BlockBuilder,
     call: Call,
-    describe: Callable[[Window, Cut, Microarchitecture], Callable[[te.Tensor], te.Tensor]],
+    describe: Callable[..., Callable[[te.Tensor], te.Tensor]],
     hint: str,
     needs_no_border: Callable[[Window, Sequence[int], Sequence[int]], bool],
     most: int | None = None,
@@ -113,8 +114,12 @@ def _legalize(
     whole_vectors = shape[-1] % lanes == 0
     bordered = not (unrolled and whole_vectors and needs_no_border(window, shape, _out(call)))
     cut = choose(f"{hint}{whole}", shape, _out(call), window, dtype, registers, bordered)
+    inside = sizes.Variables().of(map(sizes.simplified, _out(call)))
+    template = describe(window, cut, machine, inside)
+    if not sizes.is_static(*_out(call)[1:]):
+        return call_template(builder, template, [image], _out(call), inside, hint)
     return builder.call_te(
-        describe(window, cut, machine),
+        template,
         image,
         primfunc_name_hint=hint,
         primfunc_attrs={"op_pattern": 4},

@@ -13,7 +13,7 @@ from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
-from tvmify.compiler.kernels.common.legalizing import plain
+from tvmify.compiler.kernels.common.legalizing import call_template, plain
 from tvmify.compiler.kernels.common.loops import (
     element_count,
     extent,
@@ -67,6 +67,8 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         return plain(builder, call)
     if planar:
         image = [image[axis] for axis in PLANAR]
+    inside = sizes.Variables().of(map(sizes.simplified, out))
+    of_any_size = not sizes.is_static(*out[1:])
     data, weight = call.args
     convolution = Convolution(
         tuple(image),
@@ -80,9 +82,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     window, dtype = convolution.window, convolution.dtype
     machine = Microarchitecture.current()
     if convolution.is_depthwise:
-        template, pack = depthwise.template(image, out, window, dtype, machine)
+        template, pack = depthwise.template(image, inside, window, dtype, machine)
         packs, hint = (pack,), "depthwise_conv2d"
-    elif convolution.is_product:
+    elif convolution.is_product and not of_any_size:
         pixels = [*out[:3], image[3]]
         # One channel by itself is no product where it is measured.
         several = kernel[0] > 1
@@ -97,12 +99,14 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     else:
         likely = convolution.likely
         chosen = choice.choose(likely.workload, algorithms(convolution, machine))
-        chosen = replace(chosen, image=convolution.image, out=out)
+        chosen = replace(chosen, image=convolution.image, out=inside)
         template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
     packed = [
         builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
         for pack in packs
     ]
+    if of_any_size:
+        return call_template(builder, template, [data, *packed], out, inside, hint)
     return builder.call_te(
         template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
     )
@@ -115,9 +119,10 @@ def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Dir
     seven tenths, and reads almost three times as many. With strict accuracy, only the direct kernel
     is allowed.
     """
-    first, *others = direct.candidates(convolution.likely, machine)
+    of_any_size = not sizes.is_static(*convolution.out[1:3])
+    first, *others = direct.candidates(convolution.likely, machine, of_any_size=of_any_size)
     found: list[Direct | Winograd] = [first]
-    if not choice.is_strict():
+    if not choice.is_strict() and not of_any_size:
         of_any_batch = not sizes.is_static(convolution.out[0])
         found += winograd.candidates(convolution.likely, machine, of_any_batch)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))

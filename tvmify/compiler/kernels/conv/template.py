@@ -30,8 +30,19 @@ ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
 DEPTH = "tvmify.depth"
 
 
-def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Direct]:
-    """Return the direct kernels worth trying, the one estimated fastest first."""
+def candidates(
+    convolution: Convolution, machine: Microarchitecture, *, of_any_size: bool = False
+) -> list[Direct]:
+    """Return the direct kernels worth trying, the one estimated fastest first.
+
+    Parameters
+    ----------
+    convolution
+        With numbers for all sizes.
+    of_any_size
+        Whether height or width are merely likely: then a tile is of one row, and all input
+        channels are one block.
+    """
     kernel, out, groups, bits = (
         convolution.kernel,
         convolution.out,
@@ -48,6 +59,8 @@ def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Dir
     if side > 1:  # LLVM keeps a vector of inputs for each pixel, beside the sums
         most = machine.accumulators // 4 * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
+    if of_any_size:
+        ranked = [tile for tile in ranked if tile.down == 1 and not tile.flat]
     channels = (groups // side, side, columns, kernel[3])
     uncut = Direct(
         convolution.image,
@@ -60,6 +73,9 @@ def candidates(convolution: Convolution, machine: Microarchitecture) -> list[Dir
         convolution.dtype,
         convolution.planar,
     )
+    if of_any_size:
+        rows_first = uncut.cut(ranked[0], machine).rows_first
+        return [replace(uncut, rows_first=rows_first or uncut.fits_cache(machine))]
     by_rows = [tile for tile in ranked if not tile.flat]
     if uncut.cut(by_rows[0], machine).rows_first:  # needs whole rows: each task pads its own
         ranked = by_rows
@@ -132,6 +148,11 @@ class Direct:
         worth = by_row < by_channel and self.out[0] * rows >= CONVOLUTION.many_rows
         by_rows = not tile.flat and (tasks == 1 or worth)
         return replace(tiled, block=block, rows_first=block == self.in_channels and by_rows)
+
+    def fits_cache(self, machine: Microarchitecture) -> bool:
+        """Whether all weights stay in L2 while one row of pixels after the other meets them."""
+        places = prod(self.window.size) * self.groups * self.out_channels * self.in_channels
+        return places * self.element <= machine.l2_bytes // 2
 
     def otherwise(self, machine: Microarchitecture) -> list[Direct]:
         """Return the same tiles in another order, or with another block."""
@@ -210,7 +231,9 @@ class Direct:
         n, (height, width) = sizes.number_or_expression(image.shape[0]), self.out[1:3]
         window, dtype = self.window, accumulator(self.dtype)
         down, across, channels, flat = self.tile
-        tiled = self.tile.counts(height, width)
+        tiled = sizes.ceil_div(height, down), sizes.ceil_div(width, across)
+        if flat:
+            tiled = self.tile.counts(height, width)
         pixels = (height, width) if flat else (tiled[0] * down, tiled[1] * across)
         padded = pad(image, window, pixels, PAD, planar=self.planar)
         ry = te.reduce_axis((0, window.size[0]), "ry")
@@ -274,7 +297,7 @@ class Direct:
             channel = (c // self.out_channels, c % self.out_channels) if grouped else (c,)
             return stored(b, *pixel, *channel)
 
-        return te.compute((n, *self.out[1:]), whole, name="conv_whole")
+        return te.compute((n, height, width, self.out[3]), whole, name="conv_whole")
 
 
 def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:

@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
+from tvmify.compiler.sizes import Size
 from tvmify.errors import UnsupportedOperator
 
 #: The axes of an NHWC image in NCHW order.
@@ -67,7 +68,7 @@ class Window:
         """Whether each result depends on one pixel of the image."""
         return self.size == (1, 1) and not any(self.padding)
 
-    def reach(self, pixels: tuple[int, int]) -> tuple[int, int]:
+    def reach(self, pixels: tuple[Size, Size]) -> tuple[Size, Size]:
         """How many rows and columns of input so many rows and columns of output see."""
         vertical, horizontal = (
             (count - 1) * stride + (size - 1) * dilation + 1
@@ -80,12 +81,13 @@ class Window:
     def stays_inside(self, image: Sequence[int], out: Sequence[int]) -> bool:
         """Whether no window leaves an image ``[n, height, width, channels]``."""
         reach = self.reach((out[1], out[2]))
-        return not any(self.padding[:2]) and reach[0] <= image[1] and reach[1] <= image[2]
+        fits = (sizes.holds(r <= size) for r, size in zip(reach, image[1:3], strict=True))
+        return not any(self.padding[:2]) and all(fits)
 
     def sees_nearest(self, image: Sequence[int], out: Sequence[int]) -> bool:
         """Whether a window that leaves an image sees the pixel nearest to where it does so, too."""
         starts = [
-            before < size and (count - 1) * stride - before < extent
+            before < size and sizes.holds((count - 1) * stride - before < extent)
             for before, size, count, stride, extent in zip(
                 self.padding[:2], self.size, out[1:3], self.strides, image[1:3], strict=True
             )
@@ -103,13 +105,13 @@ class Window:
 def shapes_of(call: Call, *operands: Expr) -> tuple[list[Any], ...]:
     """Return the shapes of some operands and of the result of an operator on images.
 
-    The number of images alone, which comes first, may be symbolic: see `refuse_unknown_images`.
+    Channels are never symbolic: see `refuse_unknown_channels`.
     """
     return tuple(sizes.sizes_of(x.ty.shape) for x in (*operands, call))
 
 
-def refuse_unknown_images(ir_mod: tvm.IRModule) -> None:
-    """Refuse a program that slides windows over images of symbolic height, width or channels.
+def refuse_unknown_channels(ir_mod: tvm.IRModule) -> None:
+    """Refuse a program that slides windows over images of a symbolic number of channels.
 
     Raises
     ------
@@ -125,16 +127,15 @@ def refuse_unknown_images(ir_mod: tvm.IRModule) -> None:
             if not name.startswith("relax.nn.") or not any(k in name for k in _SLIDING):
                 continue
             shapes = shapes_of(call, *call.args)
-            if not all(sizes.is_static(*shape[1:]) for shape in shapes):
-                raise UnsupportedOperator(
-                    [name], "height, width and channels of images must be static"
-                )
+            channels = [shape[1] for shape in shapes]
+            if not sizes.is_static(*channels):
+                raise UnsupportedOperator([name], "the channels of images have to be known")
 
 
 def pad(
     image: te.Tensor,
     window: Window,
-    pixels: tuple[int, int],
+    pixels: tuple[Size, Size],
     name: str,
     value: float = 0.0,
     channels: int | None = None,
@@ -163,8 +164,9 @@ def pad(
     channels = channels or own
     top, left = window.padding[:2]
     tall, wide = window.reach(pixels)
-    tall, wide = max(tall, height + top), max(wide, width + left)
-    if (tall, wide, channels) == (height, width, own):
+    if sizes.is_static(tall, wide):
+        tall, wide = max(tall, height + top), max(wide, width + left)
+    if sizes.same_shape((tall, wide, channels), (height, width, own)):
         return image
     border = tirx.const(value, str(image.dtype))
 
