@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -41,3 +42,19 @@ def test_minilm_with_its_real_weights(inference: None) -> None:
     fast: Any = tvmify(net, strict=True)
     assert_close_to_reference(fast(**tokens), net, (), tokens)
     assert "captured by: export" in str(fast.explain())
+
+
+def test_hidden_states_that_transformers_collects_by_hooks(inference: None) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 16, "embedding_size": 16, "intermediate_size": 16}
+    config = transformers.ElectraConfig(num_hidden_layers=2, num_attention_heads=2, **sizes)
+    torch.manual_seed(0)
+    net = transformers.ElectraModel(config).eval()
+    fast: Any = tvmify(copy.deepcopy(net), strict=True)
+    tokens = torch.randint(50, (1, 7))
+    for _ in range(2):  # the hooks are added by the first
+        found = fast(tokens, output_hidden_states=True)
+        expected = net(tokens, output_hidden_states=True)
+        assert len(found.hidden_states) == 3
+        for state, other in zip(found.hidden_states, expected.hidden_states, strict=True):
+            torch.testing.assert_close(state, other)

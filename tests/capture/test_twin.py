@@ -103,3 +103,20 @@ def test_hooks_that_hand_outputs_on_are_recorded() -> None:
     x = torch.rand(2, 3)
     for ours, eager in zip(program.export((x,), {}).module()(x), module(x), strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+class Named(nn.Module):
+    """Knows what to do by the name of its class, as transformers' models do."""
+
+    def forward(self, x: Tensor, *_: Tensor) -> Tensor:
+        return x * KNOWN.get(str(type(self)), 0)
+
+
+KNOWN = {str(Named): 3}
+
+
+def test_a_module_that_is_recorded_keeps_the_name_of_its_class() -> None:
+    x = torch.rand(2, 3)
+    program = capture(Named(), (x,), {})
+    assert program.method == "export"
+    assert torch.equal(program.export((x,), {}).module()(x), x * 3)

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
+from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import Varying, dynamic_shapes
 from tvmify.errors import (
     CaptureError,
@@ -186,7 +187,7 @@ def _gather_arguments(module: torch.nn.Module) -> None:
     def forward(self: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         return cls.forward(self, *args, **kwargs)
 
-    module.__class__ = type(cls.__name__, (cls,), {"forward": forward})
+    module.__class__ = with_forward(cls, forward)
 
 
 def examples(arguments: Any) -> Any:

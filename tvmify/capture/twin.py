@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,6 +52,14 @@ def _rebind(module: torch.nn.Module, copies: dict[int, torch.nn.Module]) -> None
     for key, value in attributes.items():
         if isinstance(value, types.MethodType) and id(value.__self__) in copies:
             attributes[key] = types.MethodType(value.__func__, copies[id(value.__self__)])
+
+
+def with_forward(cls: type[torch.nn.Module], forward: Callable[..., Any]) -> type[torch.nn.Module]:
+    """Return a subclass with another forward that is called as its base: libraries such as
+    transformers look up what they know of a class by its name.
+    """
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls.__name__, (cls,), {"forward": forward} | named)
 
 
 def make_buffers(module: torch.nn.Module) -> None:

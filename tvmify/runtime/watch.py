@@ -284,8 +284,15 @@ class _Watching:
     def _add_hooks(self, name: str, hooks: dict[Any, Any], place: str) -> None:
         self._sizes.append((hooks, len(hooks)))
         self._state.append((name, len(hooks)))
-        if self._hooked is None and hooks:
+        if self._hooked is None and not all(map(_is_recorded, hooks.values())):
             self._hooked = place
+
+
+def _is_recorded(hook: Any) -> bool:
+    """Whether a hook needs no eager call: transformers adds one to each layer when a forward first
+    asks for hidden states. They collect these for that forward alone, which a program records.
+    """
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
 
 
 def _parted(

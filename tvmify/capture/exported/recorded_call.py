@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact.objects import is_size
 from tvmify.capture.exported.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
+from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import Varying, check_sizes
 from tvmify.errors import CaptureError, NumberNeeded
 from tvmify.signature import NumberArgument
@@ -80,7 +81,7 @@ class RecordedCall:
             finally:
                 is_running = False
 
-        module.__class__ = type(cls.__name__, (cls,), {"forward": forward})
+        module.__class__ = with_forward(cls, forward)
 
     def _run(
         self,
