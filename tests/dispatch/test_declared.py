@@ -160,7 +160,7 @@ def test_functions_and_torchscript() -> None:
     ("shapes", "message"),
     [
         (7, "a dict by argument name"),
-        ({"x": {0: "n"}}, "'n' says nothing of a size"),
+        ({"x": {0: "n"}}, "'n' is not a size"),
         ({"x": {0: 2 * Dim("n")}}, r"2\*n is computed from another Dim"),
         ({"z": {0: Dim("n")}}, "'z', and the arguments are 'x', 'y', 'scale'"),
     ],
@@ -247,8 +247,7 @@ def test_sizes_with_a_typical_value_have_one_program_for_all_classes() -> None:
 
 
 def test_what_cannot_vary_has_a_program_for_each_shape_and_a_reason() -> None:
-    torch.manual_seed(0)
-    module = nn.Conv2d(3, 4, 3)
+    module = nn.AdaptiveAvgPool2d(2)
     fast = compiled(module, ({2: Dim("height")},))
     for height in (6, 7):
         check(fast, module, drawn(1, 3, height, 6))

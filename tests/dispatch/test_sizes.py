@@ -396,8 +396,7 @@ def test_dims_may_stand_for_any_size_of_any_argument() -> None:
 
 
 def test_what_cannot_be_made_for_all_sizes_is_made_for_one_with_a_warning() -> None:
-    torch.manual_seed(0)
-    fast = compiled(nn.Conv2d(3, 4, 3))
+    fast = compiled(nn.AdaptiveAvgPool2d(2))
     with pytest.warns(TvmifyWarning, match="no program for all sizes of"):
         info = fast.warmup([(1, 3, Dim("height"), 8)])
     assert info.builds == 1

@@ -100,7 +100,7 @@ def symbol_names(program: ExportedProgram) -> dict[str, str]:
     return canonical_names({leaf: tuple(map(_size, shape)) for leaf, shape in leaves.items()})
 
 
-def equal_sizes(program: ExportedProgram) -> dict[sympy.Expr, sympy.Expr]:
+def equal_sizes(program: ExportedProgram) -> dict[sympy.Basic, sympy.Basic]:
     """Return for sizes that a guard says are equal in all calls the simpler of both."""
     environment = _environment(program)
     if environment is None:

@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
@@ -296,6 +297,11 @@ def with_weights(program: ExportedProgram, weights: Mapping[str, torch.Tensor]) 
     program._state_dict = dict(weights)
     program._example_inputs = None
     return program
+
+
+def has_symbols(program: ExportedProgram) -> bool:
+    """Whether a size of an argument is a symbol, after all that the code asks of its sizes."""
+    return bool(symbol_names(program))
 
 
 def name_attributes(

@@ -36,6 +36,8 @@ class Program(abc.ABC):
         Whether it may draw random numbers; true if in doubt.
     asks_for_layout
         Whether it asks for strides, so that it is valid for contiguous arguments only.
+    is_general
+        Whether it was recorded with symbols for sizes, and some remain.
     asks_for_identity
         Whether it may ask if two arguments are the same tensor, so that it matters which are.
     """
@@ -48,6 +50,7 @@ class Program(abc.ABC):
     may_draw: bool = False
     asks_for_layout: bool = False
     asks_for_identity: bool = False
+    is_general: bool = False
     _owner: Any
 
     def of(self, owner: Any) -> Self:

@@ -215,7 +215,7 @@ class Miss:
             program = capture(owner, args, kwargs, self._request.varying)
         if program.method == "torchscript":
             state.scripted = program.of(None)  # it serves every signature
-        elif on_miss.in_background(options) or self._request.varying is not None:
+        elif on_miss.in_background(options) or program.is_general:
             recorded.store(place, program.of(None))
         self._module.hold_constants(program)
         return program

@@ -19,6 +19,7 @@ from tvmify.capture.exporting import (
     NoRealWrites,
     TensorIdentity,
     export,
+    has_symbols,
     name_attributes,
     tensor_identity,
     with_weights,
@@ -99,6 +100,7 @@ class TracedProgram(Program):
         self.fingerprint = fingerprint(exported, self.weights)
         self._names = tuple(exported.state_dict)
         self._recorded = with_weights(exported, {})
+        self.is_general = has_symbols(exported)
         self.may_draw = may_draw(callable_, self.fingerprint)
         self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
 

@@ -271,15 +271,18 @@ class ScriptedProgram(Program):
         """
         if varying is None:
             return self._record(args, kwargs, None)
-        from tvmify.capture.exporting import with_weights
+        from tvmify.capture.exporting import has_symbols, with_weights
 
         leaves, structure = pytree.tree_flatten((args, kwargs))
         repeated = repetitions((args, kwargs))
         call = structure, shapes_of(leaves, varying), str(repeated), varying.recorded()
-        if call not in self._recorded:
+        if (recorded := self._recorded.get(call)) is None:
+            exported = self._record(args, kwargs, varying)
+            if not has_symbols(exported):
+                return exported
             self._recorded.clear()
-            self._recorded[call] = with_weights(self._record(args, kwargs, varying), {})
-        return with_weights(self._recorded[call], self._tensors())
+            recorded = self._recorded[call] = with_weights(exported, {})
+        return with_weights(recorded, self._tensors())
 
     def _record(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None

@@ -109,9 +109,10 @@ class Decomposed:
         """Return a program with its own graph, since the translation changes it."""
         program = copy.copy(self.program)
         graph_module = program.graph_module
-        program._graph_module = torch.fx.GraphModule(
-            graph_module, copy.deepcopy(graph_module.graph)
-        )
+        graph = copy.deepcopy(graph_module.graph)
+        for node, original in zip(graph.nodes, graph_module.graph.nodes, strict=True):
+            node.name = original.name  # even one that Python has for something else, as "input"
+        program._graph_module = torch.fx.GraphModule(graph_module, graph)
         return Decomposed(program, self.shared)
 
 
