@@ -104,6 +104,8 @@ def compare(case: Varied, sizes: tuple[int, ...], rounds: int) -> dict[int, floa
             f"{ratios[size]:6.3f}",
             flush=True,
         )
+    if "for this shape alone" in one.explain():
+        raise SystemExit(f"no program for any size:\n{one.explain()}")
     worst = max(ratios, key=ratios.__getitem__)
     print(
         f"{case.model}: geometric mean {geometric_mean(list(ratios.values())):.3f}, worst "

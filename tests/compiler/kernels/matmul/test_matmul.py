@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax, tirx
 
+from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import (
     AVX2,
     AVX512,
@@ -204,6 +205,21 @@ def test_weights_are_fetched_ahead():
     # A single tile finds a few weights in L2, and prefetches many.
     assert _prefetches(of(1, 512)) == 0
     assert _prefetches(of(1, 8192)) > 0
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512])
+def test_few_of_any_number_of_rows_fetch_all_of_a_panel(target):
+    weights = [random(512, 128, seed=1), random(512, seed=2)]
+    static = build(_linear, [random(12, 128)], weights, target)  # two tiles
+    program = symbolic.build(_linear, [(("n", 128), "float32")], weights, target=target)
+    assert program.ir_mod.script().count("T.prefetch(") >= _prefetches(static) > 0
+
+
+def test_tiles_suit_all_numbers_of_rows_of_a_class():
+    work = plans.Workload(1, 48, 384, 384, "float32", True)
+    for target in (AVX2, AVX512):
+        plan = plans.choose_for_any_rows(work, 1, Microarchitecture.of(target), 32)
+        assert -(-17 // plan.rows) * plan.rows == 18
 
 
 @pytest.mark.parametrize(("target", "lines"), [(AVX2, 2), (AVX512, 1)])

@@ -13,7 +13,9 @@ and the cores of a virtual machine may be far apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from math import prod
+from operator import mul
 from typing import NamedTuple
 
 from tvm import s_tir, sym, tirx
@@ -28,7 +30,8 @@ from tvmify.compiler.kernels.common.rewriting import rewrite_body, uses
 from tvmify.compiler.microarchitecture import bits_of
 
 #: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
-#: block meets, how many iteration variables number them, these, and those of the rows to fetch.
+#: block meets, and meets at least, how many iteration variables number them, these, and those
+#: of the rows to fetch.
 _PREFETCH = "tvmify.prefetch"
 #: Attribute of a function that has such loops.
 FETCHES = "tvmify.fetches_ahead"
@@ -47,6 +50,7 @@ def fetch_ahead(
     numbers: Sequence[str],
     nearby: bool = False,
     rows: Sequence[str] = (),
+    fewest: int | None = None,
 ) -> None:
     """Mark a loop for `insert_prefetches`.
 
@@ -68,14 +72,17 @@ def fetch_ahead(
         core reads of an activation for the first time, another core wrote, unless both kernels
         share out the same rows; it costs 0.16 ns a byte, a third of the time of small products (the
         14 × 14 images of MobileNetV2, measured).
+    fewest
+        How many tiles there are at least, if there are fewer in some calls.
     """
-    if tiles > 1 or not nearby:
+    fewest = tiles if fewest is None else fewest
+    if fewest > 1 or not nearby:
         cache = _FIRST_CACHE if nearby else _SECOND_CACHE
         if tiles == 1:
             rows = ()
         axes = Axes.of(sch.get(block))
         positions = [axes.position(name) for name in (*numbers, *rows)]
-        sch.annotate(loop, _PREFETCH, [cache, tiles, len(numbers), *positions])
+        sch.annotate(loop, _PREFETCH, [cache, tiles, fewest, len(numbers), *positions])
 
 
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -107,14 +114,14 @@ def prefetches(
 
 def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     marks = loop.annotations[_PREFETCH]
-    cache, tiles, count, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
+    cache, tiles, fewest, count, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
     numbers, following = numbers[:count], numbers[count:]
     tile = _Tile.in_loop(loop)
     if following:
         yield from _next_rows(tile, following)
     panel, start = tile.panel.source, tile.start(tile.panel)
     columns, step = int(panel.shape[-1]), tile.step
-    if tiles == 1:
+    if fewest == 1:
         ahead = [_FIRST_CACHE, _SECOND_CACHE] if _is_compact(tile.panel) else [cache]
         for times, into in enumerate(ahead, 1):
             distance = step * columns + times * PREFETCH.distance // _bytes(panel)
@@ -124,11 +131,24 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     if cache != _FIRST_CACHE and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
         ahead = [_FIRST_CACHE, cache]
     # Every step asks for its share of the next block; with many tiles, a part of a line.
-    share = -(-columns // tiles)
-    number = _flat([tile.variables[i] for i in numbers]) % tiles
+    position = _flat([tile.variables[i] for i in numbers])
+    number, share = position % tiles, -(-columns // tiles)
+    if fewest == tiles:
+        for blocks, into in enumerate(ahead, 1):
+            distance = tile.steps * (blocks * columns + number * share) + step * share
+            yield from prefetches(panel, _after(start, distance), share * tile.taken, into)
+        return
+    # The last block has fewer tiles, which share the lines among them. There are as many prefetches
+    # as the fewest need; several of more tiles are of one line.
+    total = reduce(mul, (tile.variables[i][0].dom.extent for i in numbers))
+    present = tirx.min(total - (position - number), tiles)
+    own = tirx.truncdiv(present + (columns - 1), present)
+    count = -(-columns // fewest) * tile.taken * _bytes(panel) // _LINE
     for blocks, into in enumerate(ahead, 1):
-        distance = tile.steps * (blocks * columns + number * share) + step * share
-        yield from prefetches(panel, _after(start, distance), share * tile.taken, into)
+        distance = tile.steps * (blocks * columns + number * own) + step * own
+        for i in range(count):
+            between = i * own * tile.taken // count
+            yield from prefetches(panel, _after(start, distance + between), 1, into)
 
 
 def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:

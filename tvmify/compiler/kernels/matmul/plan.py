@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _LONGEST_SUM, _SHORTEST_STRICT_SUM = 1024, 16
 #: Where the number of rows is a symbol, panels are as wide as they are for so many.
 _COMMON_ROWS = 128
+#: The plan is then the best on average for these multiples of the likely number. For the likely
+#: number alone, tiles would divide it, and the last tile of most others would be nearly empty.
+_LIKELY = (0.36, 0.48, 0.6, 0.73, 0.85, 0.98, 1.1, 1.3)
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,32 @@ def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture,
         A factor of the number of rows. If tiles divide it, TVM simplifies their number so far that
         it can no longer prove that they cover all rows.
     """
-    width = candidates(replace(work, rows=_COMMON_ROWS), machine, bits)[0].columns
-    ranked = tiles.ranked(work.rows, work.columns, machine, bits)
-    alike = [tile for tile in ranked if tile.columns == width]
+    common = candidates(replace(work, rows=_COMMON_ROWS), machine, bits)[0]
+    most = min(work.rows, common.rows)
+    within = (t for t in tiles.candidates(machine, bits, work.columns) if t.rows <= most)
+    alike = [tile for tile in within if tile.columns == common.columns]
     alike = [tile for tile in alike if factor == 1 or factor % tile.rows] or alike
-    return _by_cost(work, alike[: MATMUL.tiles], machine, bits)[0]
+    likely = [replace(work, rows=max(round(work.rows * part), 1)) for part in _LIKELY]
+
+    def cost(plan: Plan) -> float:
+        """Return the time for a row, on average."""
+        return sum(
+            _on_all_cores(each, _within(plan, each.rows), machine, bits) / each.rows
+            for each in likely
+        )
+
+    return min((p for tile in alike for p in _plans(work, tile, machine, bits)), key=cost)
+
+
+def _within(plan: Plan, rows: int) -> Plan:
+    """Return the plan with as many tiles in a block as blocks of so few rows have on average."""
+    row_tiles = -(-rows // plan.rows)
+    return replace(plan, block=-(-row_tiles // -(-row_tiles // plan.block)))
+
+
+def fewest(block: int) -> int:
+    """Return how many of the tiles of a block there are for the fewest symbolic rows."""
+    return max(int(block * _LIKELY[0]), 1)
 
 
 def single_tile(work: Workload, columns: int) -> Plan:
@@ -136,9 +160,13 @@ def _by_cost(
     plans = [plan for tile in considered for plan in _plans(work, tile, machine, bits)]
 
     def cost(plan: Plan) -> float:
-        return sum(n * nanoseconds(work, plan, machine, bits, n) for n in MATMUL.cores)
+        return _on_all_cores(work, plan, machine, bits)
 
     return sorted(dict.fromkeys(plans), key=cost)
+
+
+def _on_all_cores(work: Workload, plan: Plan, machine: Microarchitecture, bits: int) -> float:
+    return sum(n * nanoseconds(work, plan, machine, bits, n) for n in MATMUL.cores)
 
 
 def _plans(

@@ -33,7 +33,7 @@ from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.kernels.matmul import compact, pairs
+from tvmify.compiler.kernels.matmul import compact, pairs, plan
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     BLOCK,
@@ -116,6 +116,7 @@ class Matmul(Rule):
             sch.reverse_compute_inline(store)
             store = sch.get_sblock(ROWS)
         *around, row, column = sch.get_loops(store)
+        fewest = plan.fewest(together) if is_symbolic(sch, row) else together
         row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
         column_tile, column = sch.split(column, [None, columns])
         rows_first = bool(block.annotations[ROWS_FIRST])
@@ -155,6 +156,7 @@ class Matmul(Rule):
                 together,
                 ["row_tile"],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
+                fewest=fewest,
                 rows=["row_tile"]
                 * (gated is None and column_tiles * columns <= MATMUL.wide * row_tiles * rows),
             )
