@@ -76,11 +76,40 @@ def test_a_call_leaves_in_the_cache_what_eager_does(transformers: Any) -> None:
     torch.testing.assert_close(layers[1].values, layers[0].values)
 
 
+def test_generation_with_a_sliding_window(transformers: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "sliding_window": 8}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    config = transformers.MistralConfig(**sizes, **heads, **tokens)
+    network = transformers.MistralForCausalLM(config).eval()
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
+    for length in (5, 4, 6):
+        given = prompts(length) | {"max_new_tokens": 7, "do_sample": False}
+        assert torch.equal(fast.generate(**given), network.generate(**given))
+    # The first prompt and prompts of any length; steps until the window is full, two programs for
+    # the step that fills it, and steps after it.
+    assert fast.cache_info().builds == 6
+    assert fast.cache_info().eager == 0
+
+
+def test_numbers_of_tokens_are_counted_on(transformers: Any) -> None:
+    layers = transformers.cache_utils
+    cache = layers.DynamicCache()
+    cache.layers.append(layers.DynamicSlidingWindowLayer(sliding_window=4))
+    states = torch.zeros(1, 2, 3, 8)
+    for length in (3, 6):
+        cache.update(states, states, 0)
+        opened = take_apart(cache)
+        assert opened is not None
+        assert [tensor.shape for tensor in opened.tensors if tensor.dim() == 1] == [(length,)]
+        assert cache.get_seq_length() == length
+
+
 def test_what_cannot_be_taken_apart_is_left_alone(transformers: Any) -> None:
     layers = transformers.cache_utils
-    sliding = layers.DynamicCache()
-    sliding.layers.append(layers.DynamicSlidingWindowLayer(sliding_window=4))
-    assert take_apart(sliding) is None
     plain = layers.DynamicCache()
     assert GrowingCache.among({"past_key_values": plain, "other": plain}) is None
     assert GrowingCache.among({"x": 1}) is None

@@ -11,6 +11,7 @@ import ast
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Declared
-from tvmify.torch_compat.declared_sizes import DeclaredShape, DeclaredSize
+from tvmify.torch_compat.declared_sizes import STATIC, DeclaredShape, DeclaredSize
 
 _MODULE = "transformers.cache_utils"
 #: Stands for the cache in the result of a program.
@@ -28,8 +29,9 @@ _MASKS = ("attention_mask", "decoder_attention_mask")
 #: What programs are tuned for, whatever the lengths of calls: the tokens of a prompt, and those in
 #: the cache. More programs would gain little: docs/measurements/shapes.md.
 _TYPICAL_PROMPT, _TYPICAL_CACHE = 48, 256
-#: Of a layer, counted in Python: each of its values would need a program.
-_COUNTED = "cumulative_length"
+#: Numbers of tokens that layers with a sliding window count in Python. Each value would need a
+#: program, so that the size of a tensor stands for it.
+_COUNTED = ("cumulative_length", "cumulative_length_int")
 
 
 class Opened(NamedTuple):
@@ -110,46 +112,66 @@ def with_tensors(forward: Callable[..., Any]) -> Callable[..., Any]:
 def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
     """Say of a call of `with_tensors` which sizes are lengths, and what to tune for."""
     _, description, tensors, *_ = args
-    growing = [t for t, grows in zip(tensors, _growing(description), strict=True) if grows]
     leaves = pytree.tree_leaves((args, kwargs))
-    if not growing:
-        tensors = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+    parts = list(zip(tensors, _roles(description), strict=True))
+    counts = {tensor.numel() for tensor, role in parts if role is _Role.COUNT}
+    growing = {id(tensor): 2 for tensor, role in parts if role is _Role.GROWS}
+    # Until the window is full.
+    windows = [tensor for tensor, role in parts if role is _Role.WINDOW]
+    growing |= {id(tensor): 2 for tensor in windows if tensor.shape[2] in counts}
+    if not growing and not windows:
+        found = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
         size = DeclaredSize(varies=None, typical=_TYPICAL_PROMPT)
-        return {i: (None, *[size] * (t.dim() - 1))[: t.dim()] for i, t in tensors.items()}
+        return {i: (None, *[size] * (t.dim() - 1))[: t.dim()] for i, t in found.items()}
     masks = pytree.tree_leaves([kwargs.get(name) for name in _MASKS])
-    masks = [mask for mask in masks if isinstance(mask, torch.Tensor)]
-    axes = {id(t): 2 for t in growing} | {id(mask): mask.dim() - 1 for mask in masks}
+    growing |= {id(mask): mask.dim() - 1 for mask in masks if isinstance(mask, torch.Tensor)}
+    growing |= {id(tensor): 0 for tensor, role in parts if role is _Role.COUNT}
+    full = {id(tensor) for tensor in windows if id(tensor) not in growing}
     # Layers whose lengths are equal in one call share a symbol.
     names: dict[int, str] = {}
     said: dict[int, DeclaredShape] = {}
     for number, leaf in enumerate(leaves):
-        if (axis := axes.get(id(leaf))) is not None:
+        if (axis := growing.get(id(leaf))) is not None:
             name = names.setdefault(leaf.shape[axis], f"length {len(names)}")
             size = DeclaredSize(varies=True, name=name, typical=_TYPICAL_CACHE)
             said[number] = tuple(size if i == axis else None for i in range(leaf.dim()))
+        elif id(leaf) in full:
+            said[number] = (None, None, STATIC, None)
     return said
 
 
-@functools.cache
-def _growing(description: str) -> tuple[bool, ...]:
-    """Return for each tensor of a description whether its axis 2 is longer after the call."""
-    found: list[bool] = []
-    layer = sys.modules[_MODULE].DynamicLayer
+class _Role(Enum):
+    """What a tensor of a description is."""
 
-    def visit(node: ast.AST, *, grows: bool) -> None:
+    GROWS = auto()  # its axis 2 is longer after each call
+    WINDOW = auto()  # so it is, until there are as many tokens as the window has
+    COUNT = auto()  # its size is the number of tokens so far
+    OTHER = auto()
+
+
+@functools.cache
+def _roles(description: str) -> tuple[_Role, ...]:
+    found: list[_Role] = []
+    classes = sys.modules[_MODULE]
+
+    def visit(node: ast.AST, role: _Role) -> None:
         match node:
             case ast.Name("tensor"):
-                found.append(grows)
+                found.append(role)
+            case ast.Name("count"):
+                found.append(_Role.COUNT)
             case ast.Call(ast.Name(name), [], attributes):
-                cls = getattr(sys.modules[_MODULE], name)
+                cls, role = getattr(classes, name), _Role.OTHER
+                if issubclass(cls, classes.DynamicLayer):
+                    role = _Role.WINDOW if cls.is_sliding else _Role.GROWS
                 for attribute in attributes:
-                    holds = issubclass(cls, layer) and attribute.arg in ("keys", "values")
-                    visit(attribute.value, grows=holds)
+                    is_state = attribute.arg in ("keys", "values")
+                    visit(attribute.value, role if is_state else _Role.OTHER)
             case _:
                 for child in ast.iter_child_nodes(node):
-                    visit(child, grows=grows)
+                    visit(child, role)
 
-    visit(_parsed(description), grows=False)
+    visit(_parsed(description), _Role.OTHER)
     return tuple(found)
 
 
@@ -181,9 +203,15 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> str:
             pairs = (f"{key}: {_described(item, tensors)}" for key, item in value.items())
             return f"{{{', '.join(pairs)}}}"
     cls = type(value)
-    if cls.__module__ != _MODULE or isinstance(vars(value).get(_COUNTED), int):
+    if cls.__module__ != _MODULE:
         raise TypeError(f"{cls.__qualname__} is more than tensors and settings")
-    attributes = (f"{name}={_described(part, tensors)}" for name, part in vars(value).items())
+    attributes: list[str] = []
+    for name, part in vars(value).items():
+        if name in _COUNTED and isinstance(part, (int, torch.SymInt)):
+            tensors.append(torch.zeros(part, dtype=torch.int8))
+            attributes.append(f"{name}=count")
+        else:
+            attributes.append(f"{name}={_described(part, tensors)}")
     return f"{cls.__name__}({', '.join(attributes)})"
 
 
@@ -198,6 +226,8 @@ def _made(opened: Opened, old: Any) -> Any:
         match node:
             case ast.Name("tensor"):
                 return next(tensors)
+            case ast.Name("count"):
+                return next(tensors).shape[0]
             case ast.Attribute(ast.Name("torch"), name):
                 return getattr(torch, name)
             case ast.Call(ast.Name("device"), [ast.Name(kind), index]):

@@ -198,12 +198,12 @@ def _symbolic_slice(
     step = 1 if step is None else step
     first = 0 if start is None else start
     size = number_or_expression(x.ty.shape.values[axis])
+    if step == 1 and same(size, out[axis]):  # all of it, wherever it starts
+        return x
     is_from_end = is_static(first) and first < 0
     # According to the ranges, the start must not depend on which is larger.
     if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
         raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
-    if is_static(first) and first == 0 and step == 1 and same(size, out[axis]):
-        return x
 
     def sliced(x: te.Tensor, first: Any) -> te.Tensor:
         begin = x.shape[axis] + first if is_from_end else first
