@@ -123,8 +123,10 @@ def _within(plan: Plan, rows: int) -> Plan:
 
 
 def fewest(block: int) -> int:
-    """Return how many of the tiles of a block there are for the fewest symbolic rows."""
-    return max(int(block * _LIKELY[0]), 1)
+    """Return how many of the tiles of a block there are for the fewest symbolic rows. It is not one
+    of several: each tile would fetch the panel for itself, as a single one does.
+    """
+    return max(int(block * _LIKELY[0]), min(block, 2))
 
 
 def single_tile(work: Workload, columns: int) -> Plan:
