@@ -11,36 +11,33 @@ there are a few programs, one for each class of sizes, of the same recording.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-import torch
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
 from tvmify.dispatch.hints import hints_of_class
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
+from tvmify.dispatch.symbols import (
+    Symbols,
+    TensorSizes,
+    from_two,
+    may_vary,
+    sizes_of,
+    varying_of,
+)
 from tvmify.errors import NotCompiled
 from tvmify.runtime import ShapeGuard
 from tvmify.signature import TensorSpec
-from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 _LOG = logging.getLogger(__name__)
 
 #: A module whose calls need more programs than this is not compiled for ever.
 MOST_PROGRAMS = 8
-#: So many heights and widths of images have programs of their own before one serves any: that one
-#: lacks Winograd's algorithm.
-_IMAGE_SIZES = 4
 #: So many calls are compared to see which sizes are equal in all of them.
 _REMEMBERED = 8
-
-#: For each axis of tensors among the leaves of a call the name of a symbol, or None.
-_Symbols = Mapping[int, tuple[str | None, ...]]
-#: The sizes of each tensor among the leaves of a call, None for other leaves.
-_Sizes = tuple[tuple[int, ...] | None, ...]
 
 
 class _Rest(NamedTuple):
@@ -109,7 +106,7 @@ class AnySizes:
             It was recorded for a call of which its guards say another thing.
         """
         shapes = artifact.shapes
-        why = "it names none" if shapes is None else shapes.why_not(_sizes(request.leaves))
+        why = "it names none" if shapes is None else shapes.why_not(sizes_of(request.leaves))
         if why is not None:
             raise Unserved(f"the program for any sizes does not serve this call: {why}", "Nothing.")
 
@@ -138,11 +135,11 @@ class Sizes:
 
     keeps_exact = True
 
-    def __init__(self, dynamic: bool | None, known: _Symbols | None = None) -> None:
+    def __init__(self, dynamic: bool | None, known: Symbols | None = None) -> None:
         self._dynamic = dynamic
         self._known = known
         # Of the calls that share all but their sizes.
-        self._seen: dict[Hashable, list[_Sizes]] = {}
+        self._seen: dict[Hashable, list[TensorSizes]] = {}
         self._programs: dict[SizesOpen, ShapeGuard] = {}
         # What is compiled for one shape each: its sizes decide on more than shapes.
         self._static: dict[tuple[Hashable, Hashable], NotCompiled] = {}
@@ -162,11 +159,11 @@ class Sizes:
             return None
         # Another class serves all the same, where no more programs are to be made.
         serving = (s for s, guard in known.items() if guard.serves(request.leaves))
-        return next((s for s in serving if _may_vary(s.varying, request)), None)
+        return next((s for s in serving if may_vary(s.varying, request)), None)
 
     def general(self, request: Request) -> AnySizes | None:
         """Leave open the sizes that were seen to vary, or of which that is said."""
-        sizes, rest = _sizes(request.leaves), _rest(request)
+        sizes, rest = sizes_of(request.leaves), _rest(request)
         if self._known is not None and not self._known:
             return None
         if (rest, _said(request)) in self._static or _is_on_gpu(request):
@@ -180,9 +177,9 @@ class Sizes:
         if self._are_enough():
             return None
         if self._known is not None:
-            varying = Varying(_from_two(self._known, sizes))
+            varying = Varying(from_two(self._known, sizes))
         else:
-            varying = _varying(seen, request, is_first=self._dynamic is True)
+            varying = varying_of(seen, request, is_first=self._dynamic is True)
         return self._any(request, rest, varying) if varying.axes else None
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
@@ -238,7 +235,7 @@ class Sizes:
     @staticmethod
     def _suits(signature: SizesOpen, guard: ShapeGuard, request: Request) -> bool:
         """Whether a program serves a call, and is of its class of sizes."""
-        if not _may_vary(signature.varying, request):
+        if not may_vary(signature.varying, request):
             return False
         return guard.serves(request.leaves) and _tuned(signature.varying, request) == (
             signature.varying
@@ -250,7 +247,7 @@ class Sizes:
 
 def _tuned(varying: Varying, request: Request) -> Varying:
     """Return it with the hints of the class that a call is of."""
-    sizes = _sizes(request.leaves)
+    sizes = sizes_of(request.leaves)
     values = {
         name: size
         for leaf, names in varying.axes.items()
@@ -265,125 +262,14 @@ def _tuned(varying: Varying, request: Request) -> Varying:
     return replace(varying, hints=hints)
 
 
-def _sides(axes: _Symbols) -> frozenset[str]:
+def _sides(axes: Symbols) -> frozenset[str]:
     """Return the symbols that are height and width of images."""
     pairs = (names[2:] for names in axes.values() if len(names) == 4)
     return frozenset(name for pair in pairs if all(pair) for name in pair if name is not None)
 
 
-def _varying(seen: Sequence[_Sizes], request: Request, *, is_first: bool) -> Varying:
-    """Return a name for each size that varies, and what was said of these.
-
-    Sizes that were equal in all calls share a name. There is none where a size is not what was
-    said of it.
-    """
-    sizes, declared = _sizes(request.leaves), request.declared
-    names: dict[Hashable, str] = {}
-    said_of: dict[str, DeclaredSize] = {}
-    values: dict[str, int] = {}
-
-    histories = {
-        leaf: tuple(zip(*(other[leaf] or () for other in seen), strict=True))
-        for leaf, shape in enumerate(sizes)
-        if shape is not None
-    }
-    images = _images(histories)
-
-    def name_of(leaf: int, axis: int, size: int) -> str | None:
-        said = declared[leaf][axis] if leaf in declared else None
-        if (
-            said is not None
-            and said.name is not None
-            and values.setdefault(said.name, size) != size
-        ):
-            raise _Undeclared
-        history = histories[leaf][axis]
-        varies = None if said is None else said.varies
-        if varies is None:
-            is_channels = axis == 1 and len(histories[leaf]) == 4
-            is_side = axis >= 2 and len(images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
-            varies = (is_first and not is_channels) or (len(set(history)) > 1 and not is_side)
-        if size < 2 or not varies:
-            return None
-        # Sizes of one call are often equal by chance.
-        same: Hashable = history if len(seen) > 1 else (leaf, axis)
-        if said is not None and said.name is not None:
-            same = said.name
-        name = names.setdefault(same, f"s{len(names)}")
-        if said is not None:
-            said_of[name] = said.within(said_of.get(name, said))
-            if not said_of[name].least <= size <= said_of[name].most:
-                raise _Undeclared
-        return name
-
-    try:
-        found = {
-            leaf: tuple(name_of(leaf, axis, size) for axis, size in enumerate(shape))
-            for leaf, shape in enumerate(sizes)
-            if shape is not None
-        }
-    except _Undeclared:
-        return Varying({})
-    return Varying(
-        {leaf: shape for leaf, shape in found.items() if any(shape)},
-        limits={name: (s.least, s.most) for name, s in said_of.items() if s.is_limited},
-        typical={name: s.typical for name, s in said_of.items() if s.typical is not None},
-    )
-
-
-def _images(
-    histories: Mapping[int, Sequence[tuple[int, ...]]],
-) -> dict[int, set[tuple[int, ...]]]:
-    """Return the heights and widths that were seen of tensors that are images.
-
-    A tensor of four axes is one unless others share one of its last two sizes, as of a mask.
-    """
-    others = {
-        history
-        for sizes in histories.values()
-        if len(sizes) != 4
-        for history in sizes
-        if len(set(history)) > 1
-    }
-    return {
-        leaf: set(zip(*sizes[2:], strict=True))
-        for leaf, sizes in histories.items()
-        if len(sizes) == 4
-        and all(len(set(history)) > 1 and history not in others for history in sizes[2:])
-    }
-
-
-class _Undeclared(Exception):
-    """A size is not what was said of it."""
-
-
 def _said(request: Request) -> Hashable:
     return tuple(sorted(request.declared.items(), key=lambda item: item[0]))
-
-
-def _may_vary(varying: Varying, request: Request) -> bool:
-    """Whether no symbol stands for a size that is said to be none."""
-    return not any(
-        name is not None and said is not None and said.varies is False
-        for leaf, names in varying.axes.items()
-        for name, said in zip(names, request.declared.get(leaf, ()), strict=False)
-    )
-
-
-def _from_two(known: _Symbols, sizes: _Sizes) -> _Symbols:
-    """Return the known symbols, without those whose sizes are numbers in every program."""
-    small = {
-        name
-        for leaf, names in known.items()
-        for name, size in zip(names, sizes[leaf] or (), strict=True)
-        if size < 2
-    }
-    found = {leaf: tuple(None if n in small else n for n in names) for leaf, names in known.items()}
-    return {leaf: names for leaf, names in found.items() if any(names)}
-
-
-def _sizes(leaves: Sequence[Any]) -> _Sizes:
-    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
 
 
 def _rest(request: Request) -> _Rest:

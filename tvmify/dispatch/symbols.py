@@ -1,0 +1,133 @@
+"""Which sizes of calls become symbols: those that were seen to vary, or of which that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tvmify.capture import Varying
+from tvmify.dispatch.request import Request
+from tvmify.torch_compat.declared_sizes import DeclaredSize
+
+#: So many heights and widths of images have programs of their own before one serves any: that one
+#: lacks Winograd's algorithm.
+_IMAGE_SIZES = 4
+
+#: For each axis of tensors among the leaves of a call the name of a symbol, or None.
+Symbols = Mapping[int, tuple[str | None, ...]]
+#: The sizes of each tensor among the leaves of a call, None for other leaves.
+TensorSizes = tuple[tuple[int, ...] | None, ...]
+
+
+def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool) -> Varying:
+    """Return a name for each size that varies, and what was said of these.
+
+    Sizes that were equal in all calls share a name. There is none where a size is not what was
+    said of it.
+    """
+    sizes, declared = sizes_of(request.leaves), request.declared
+    names: dict[Hashable, str] = {}
+    said_of: dict[str, DeclaredSize] = {}
+    values: dict[str, int] = {}
+
+    histories = {
+        leaf: tuple(zip(*(other[leaf] or () for other in seen), strict=True))
+        for leaf, shape in enumerate(sizes)
+        if shape is not None
+    }
+    images = _images(histories)
+
+    def name_of(leaf: int, axis: int, size: int) -> str | None:
+        said = declared[leaf][axis] if leaf in declared else None
+        if (
+            said is not None
+            and said.name is not None
+            and values.setdefault(said.name, size) != size
+        ):
+            raise _Undeclared
+        history = histories[leaf][axis]
+        varies = None if said is None else said.varies
+        if varies is None:
+            is_channels = axis == 1 and len(histories[leaf]) == 4
+            is_side = axis >= 2 and len(images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
+            varies = (is_first and not is_channels) or (len(set(history)) > 1 and not is_side)
+        if size < 2 or not varies:
+            return None
+        # Sizes of one call are often equal by chance.
+        same: Hashable = history if len(seen) > 1 else (leaf, axis)
+        if said is not None and said.name is not None:
+            same = said.name
+        name = names.setdefault(same, f"s{len(names)}")
+        if said is not None:
+            said_of[name] = said.within(said_of.get(name, said))
+            if not said_of[name].least <= size <= said_of[name].most:
+                raise _Undeclared
+        return name
+
+    try:
+        found = {
+            leaf: tuple(name_of(leaf, axis, size) for axis, size in enumerate(shape))
+            for leaf, shape in enumerate(sizes)
+            if shape is not None
+        }
+    except _Undeclared:
+        return Varying({})
+    return Varying(
+        {leaf: shape for leaf, shape in found.items() if any(shape)},
+        limits={name: (s.least, s.most) for name, s in said_of.items() if s.is_limited},
+        typical={name: s.typical for name, s in said_of.items() if s.typical is not None},
+    )
+
+
+def _images(
+    histories: Mapping[int, Sequence[tuple[int, ...]]],
+) -> dict[int, set[tuple[int, ...]]]:
+    """Return the heights and widths that were seen of tensors that are images.
+
+    A tensor of four axes is one unless others share one of its last two sizes, as of a mask.
+    """
+    others = {
+        history
+        for sizes in histories.values()
+        if len(sizes) != 4
+        for history in sizes
+        if len(set(history)) > 1
+    }
+    return {
+        leaf: set(zip(*sizes[2:], strict=True))
+        for leaf, sizes in histories.items()
+        if len(sizes) == 4
+        and all(len(set(history)) > 1 and history not in others for history in sizes[2:])
+    }
+
+
+class _Undeclared(Exception):
+    """A size is not what was said of it."""
+
+
+def may_vary(varying: Varying, request: Request) -> bool:
+    """Whether no symbol stands for a size that is said to be none."""
+    return not any(
+        name is not None and said is not None and said.varies is False
+        for leaf, names in varying.axes.items()
+        for name, said in zip(names, request.declared.get(leaf, ()), strict=False)
+    )
+
+
+def from_two(known: Symbols, sizes: TensorSizes) -> Symbols:
+    """Return the known symbols, without those whose sizes are numbers in every program."""
+    small = {
+        name
+        for leaf, names in known.items()
+        for name, size in zip(names, sizes[leaf] or (), strict=True)
+        if size < 2
+    }
+    found = {leaf: tuple(None if n in small else n for n in names) for leaf, names in known.items()}
+    return {leaf: names for leaf, names in found.items() if any(names)}
+
+
+def sizes_of(leaves: Sequence[Any]) -> TensorSizes:
+    """Return the sizes of each tensor among the leaves of a call."""
+    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
