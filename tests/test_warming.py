@@ -44,10 +44,10 @@ class Sized(nn.Module):
 class Window(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv1d(1, 2, 3)
+        self.pool = nn.AdaptiveAvgPool1d(2)
 
     def forward(self, x):
-        return self.conv(x)
+        return self.pool(x)
 
 class Flow(nn.Module):
     def __init__(self):

@@ -66,7 +66,7 @@ def test_what_is_decorated() -> None:
     ],
 )
 def test_a_path_in_place_of_a_module(function: Any, path: Any) -> None:
-    with pytest.raises(OptionError, match=r"no module.* torch\.jit\.load\('net\.pt'\)"):
+    with pytest.raises(OptionError, match=r"not a module.* torch\.jit\.load\('net\.pt'\)"):
         function(path)
 
 

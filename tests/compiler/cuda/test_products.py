@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.compiler.gpu_programs import (
     ALWAYS_A_KERNEL,
-    architectures,
+    code_of,
     exported,
     gpu,
     needs_nvcc,
@@ -65,7 +65,7 @@ def forms(artifact: Artifact) -> tuple[int, int]:
 def test_kernels_compile_and_take_in_what_follows(arch: str, dtype: torch.dtype):
     program = exported(mlp(dtype), torch.randn(1, 160).to(dtype))
     artifact = compile(program, gpu(arch), tuning=ALWAYS_A_KERNEL)
-    assert architectures(artifact.library) == [int(arch.strip("sm_a"))]
+    assert {generation for _, generation in code_of(artifact.library)} == {int(arch.strip("sm_a"))}
     assert forms(artifact) == (2, 0)
     assert any("row_product" in name and "relu" in name for name in artifact.report["kernels"])
 

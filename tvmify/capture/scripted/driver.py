@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.questions import ASKING
@@ -39,6 +40,10 @@ class RegionProgram(ScriptedProgram):
         for name, tensor in self._state.tensors.items():
             carrier.carry(name, tensor)
         self._keep_only(carrier)
+
+    def of(self, owner: Any) -> Self:
+        """Return it as it is: its carrier has the weights, and lives as long as the driver."""
+        return self
 
 
 @dataclass
