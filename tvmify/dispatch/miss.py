@@ -169,13 +169,11 @@ class Miss:
         repeated = request.repeated
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}
-        hints, varying = None, request.varying
-        if varying is not None:
-            hints, varying = tuple(sorted(varying.hints.items())), varying.recorded()
         modes = *request.modes, str(repeated)
-        described = request.signature, varying, *modes, str(request.target)
-        recorded_at = module.current.number, *described
-        place = recorded_at, hints
+        described = module.current.number, request.signature, *modes, str(request.target)
+        varying = request.varying
+        place = *described, varying
+        recorded_at = *described, varying and varying.recorded()
         made = programs.made.peek(place)
         if isinstance(made, NotCompiled):
             raise made
