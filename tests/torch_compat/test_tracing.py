@@ -2,7 +2,8 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,26 +67,35 @@ def flags() -> Iterator[None]:
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = False
 
 
-@torch.inference_mode()
-def test_threads_that_compile_different_modules_all_do() -> None:
-    nets = [compiled(kind(), dynamic=False) for kind in (Exported, Scripted, Exported)]
+def together(calls: list[Callable[[], None]]) -> None:
+    """Make each call in a thread of its own; none fails, and no flag of torch is left set."""
     errors: list[BaseException] = []
 
-    def serve(net: nn.Module, first: int) -> None:
+    def run(call: Callable[[], None]) -> None:
         try:
             with torch.inference_mode():
-                for rows in range(first, first + 9, 3):
-                    net(torch.ones(rows, 4))
+                call()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=serve, args=(net, i + 1)) for i, net in enumerate(nets)]
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not errors
     assert not torch.compiler.is_compiling()
+
+
+@torch.inference_mode()
+def test_threads_that_compile_different_modules_all_do() -> None:
+    nets = [compiled(kind(), dynamic=False) for kind in (Exported, Scripted, Exported)]
+
+    def serve(net: nn.Module, first: int) -> None:
+        for rows in range(first, first + 9, 3):
+            net(torch.ones(rows, 4))
+
+    together([partial(serve, net, i + 1) for i, net in enumerate(nets)])
     assert [net.cache_info().builds for net in nets] == [3, 3, 3]
 
 
@@ -94,30 +104,19 @@ def test_threads_that_share_modules_run_compiled_once_all_is_built_in_the_backgr
     options = {"dynamic": False, "strict": False, "on_miss": "background"}
     nets: list[Any] = [compiled(kind(), **options) for kind in (Exported, Scripted)]
     sizes = (1, 2)
-    errors: list[BaseException] = []
 
     def call_all() -> None:
         for net, rows in itertools.product(nets, sizes):
             net(torch.ones(rows, 4))
 
     def serve() -> None:
-        try:
-            with torch.inference_mode():
-                end = time.monotonic() + 300
-                while any(net.cache_info().builds < len(sizes) for net in nets):
-                    call_all()
-                    assert time.monotonic() < end, [str(net.explain()) for net in nets]
-                    time.sleep(0.05)
-        except BaseException as error:
-            errors.append(error)
+        end = time.monotonic() + 300
+        while any(net.cache_info().builds < len(sizes) for net in nets):
+            call_all()
+            assert time.monotonic() < end, [str(net.explain()) for net in nets]
+            time.sleep(0.05)
 
-    threads = [threading.Thread(target=serve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert not torch.compiler.is_compiling()
+    together([serve] * 4)
     before = [net.cache_info() for net in nets]
     call_all()
     after = [net.cache_info() for net in nets]
