@@ -13,9 +13,7 @@ and the cores of a virtual machine may be far apart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from math import prod
-from operator import mul
 from typing import NamedTuple
 
 from tvm import s_tir, sym, tirx
@@ -140,7 +138,7 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
         return
     # The last block has fewer tiles, which share the lines among them. There are as many prefetches
     # as the fewest need; several of more tiles are of one line.
-    total = reduce(mul, (tile.variables[i][0].dom.extent for i in numbers))
+    total = prod(tile.variables[i][0].dom.extent for i in numbers)
     present = tirx.min(total - (position - number), tiles)
     own = tirx.truncdiv(present + (columns - 1), present)
     count = -(-columns // fewest) * tile.taken * _bytes(panel) // _LINE
