@@ -86,4 +86,4 @@ def test_key_texts_name_symbols_and_limits() -> None:
     static, symbolic = signature.with_symbols(varying.axes).leaves
     assert str(static) == "float32[3, 4] cpu"
     assert str(symbolic) == "float32[s0, 4] cpu"
-    assert varying.key_text() == "2 <= s0 <= 64\nvariant 0"
+    assert varying.key_text() == "2 <= s0 <= 64, variant 0"

@@ -45,7 +45,7 @@ class Varying:
             f"{least} <= {name} <= {most}" for name, (least, most) in sorted(self.limits.items())
         )
         hints = (f"{name} is about {hint}" for name, hint in sorted(self.hints.items()))
-        return "\n".join([*limits, *hints, f"variant {self.variant}"])
+        return ", ".join([*limits, *hints, f"variant {self.variant}"])
 
     def hints_by_place(self) -> dict[tuple[int, int], int]:
         """Return the hints by tensor and axis."""
