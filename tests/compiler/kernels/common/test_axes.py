@@ -8,7 +8,15 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 
 from tests.compiler.kernels.kernels import build, random
-from tvmify.compiler.kernels.common.axes import Axes, AxisError, forget_axes, named, own_loops
+from tvmify.compiler.kernels.common.axes import (
+    Axes,
+    AxisError,
+    forget_axes,
+    loops_along,
+    named,
+    own_loops,
+)
+from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue
 
 
 def _sums(*names: str) -> tirx.PrimFunc:
@@ -65,3 +73,33 @@ def test_loops_are_found_by_the_names_of_axes():
     loops = own_loops(sch, sch.get_sblock("sums"))
     extents = {name: int(sch.get(loop).extent) for name, loop in loops.items()}
     assert extents == {"row": 3, "lane": 5, "k": 7}
+
+
+def test_loops_are_found_in_any_order():
+    sch = s_tir.Schedule(_sums("row", "lane", "k"))
+    found = loops_along(sch, sch.get_sblock("sums"), "k", "row")
+    assert [int(sch.get(loop).extent) for loop in found] == [7, 3]
+    with pytest.raises(AxisError, match="no axis 'block'"):
+        loops_along(sch, sch.get_sblock("sums"), "block")
+
+
+@pytest.mark.parametrize("last", ["same", "reshaped"])
+def test_an_epilogue_keeps_the_names_of_what_it_is_fused_into(last: str):
+    x = te.placeholder((3, 5, 7), name="x")
+    k = te.reduce_axis((0, 7), "k")
+    total = te.compute((3, 5), lambda i, j: te.sum(x[i, j, k], k), name="sums")
+    stored = te.compute(
+        (3, 5), lambda i, j: total[i, j], name="store", attrs=named("row", "column")
+    )
+    out = (
+        te.compute((3, 5), lambda i, j: stored[i, j] + 1.0, name="last")
+        if last == "same"
+        else te.compute((15,), lambda i: stored[i // 5, i % 5] + 1.0, name="last")
+    )
+    function = te.create_prim_func([x, out])
+    assert isinstance(function, tirx.PrimFunc)
+    sch = s_tir.Schedule(function)
+    block, rest = fuse_epilogue(sch, "store")
+    assert not rest
+    extents = {name: int(sch.get(loop).extent) for name, loop in own_loops(sch, block).items()}
+    assert extents == {"row": 3, "column": 5}

@@ -17,6 +17,8 @@ from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, with
 _AXES = "tvmify.axes"
 #: The names of the rows of every tile of sums, and of its columns, which are vector lanes.
 ROW, LANE = "row", "lane"
+#: The names of the axes of an NHWC image, in order.
+PIXEL = "image", "y", "x", "channel"
 
 
 class AxisError(LookupError):
@@ -94,6 +96,23 @@ def own_loops(sch: s_tir.Schedule, block: SBlockRV) -> dict[str, LoopRV]:
     """
     names = Axes.of(sch.get(block)).variables
     return dict(zip(names, sch.get_loops(block)[-len(names) :], strict=True))
+
+
+def loops_along(sch: s_tir.Schedule, block: SBlockRV, *names: str) -> list[LoopRV]:
+    """Return those of `own_loops` that run along the axes of these names, in the order of these.
+
+    Raises
+    ------
+    AxisError
+        The block has no axis of one of the names.
+    """
+    axes, loops = Axes.of(sch.get(block)), list(own_loops(sch, block).values())
+    return [loops[axes.position(name)] for name in names]
+
+
+def name_as(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> None:
+    """Give the axes of one block the names of another one's, which has as many."""
+    sch.annotate(block, _AXES, list(Axes.of(sch.get(other)).variables))
 
 
 def named(*names: str) -> dict[str, list[str]]:

@@ -13,10 +13,12 @@ from tvm.ir import Expr
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, Axes, loops_along, named
 from tvmify.compiler.kernels.common.loops import (
     extent,
     find,
     fuse,
+    iterations,
     keep_in_registers,
     output_bits,
     parallel_if_worth,
@@ -31,6 +33,8 @@ from tvmify.compiler.sizes import Size
 
 #: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
 WINDOW, ROWS = "tvmify.window", "tvmify.rows"
+#: The axes of the tile that say which pixel of the window it reads.
+_PLACE = ("window_y", "window_x")
 
 
 @dataclass(frozen=True)
@@ -136,12 +140,13 @@ def slide(
 
     shape = (n, height, blocks, tiled, across, lanes)
     attributes = {WINDOW: window.numbers, ROWS: cut.rows}
-    results = te.compute(shape, tile, name=names[1], attrs=attributes)
+    axes = named("image", "y", "block", "row_tile", ROW, LANE, *_PLACE)
+    results = te.compute(shape, tile, name=names[1], attrs=attributes | axes)
 
     def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
         return finish(results[b, y, c // lanes, x // across, x % across, c % lanes], y, x)
 
-    return te.compute((n, height, width, channels), store, name=names[2])
+    return te.compute((n, height, width, channels), store, name=names[2], attrs=named(*PIXEL))
 
 
 class Channelwise(Rule):
@@ -159,10 +164,10 @@ class Channelwise(Rule):
         inline_producers(sch, anchor_name, keep=(pad_name,))
         store, rest = fuse_epilogue(sch, store_name)
         anchor = sch.get_sblock(anchor_name)
-        extents = sizes.hints(variable.dom.extent for variable in sch.get(anchor).iter_vars)
-        across, lanes, rows = extents[4], extents[5], int(sch.get(anchor).annotations[ROWS])
-        work = float(prod(extents))
-        b, y, x, c = sch.get_loops(store)
+        axes = Axes.of(sch.get(anchor))
+        across, lanes = axes.extents(ROW, LANE)
+        rows, work = int(sch.get(anchor).annotations[ROWS]), float(iterations(sch, anchor))
+        b, y, x, c = loops_along(sch, store, *PIXEL)
         xo, xi = sch.split(x, [None, across])
         co, ci = sch.split(c, [None, lanes])
         if rows:
@@ -175,8 +180,8 @@ class Channelwise(Rule):
             outermost = fuse(sch, [b, *row])
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, xo if rows else co, preserve_unit_loops=True)
-        if extents[6] * extents[7] <= CONVOLUTION.unrolled_window:
-            for loop in sch.get_loops(anchor)[-2:]:
+        if prod(axes.extents(*_PLACE)) <= CONVOLUTION.unrolled_window:
+            for loop in loops_along(sch, anchor, *_PLACE):
                 sch.unroll(loop)
         keep_in_registers(sch, anchor, store, machine, reductions=2)
         padding = find(sch, pad_name)

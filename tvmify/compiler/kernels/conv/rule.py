@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
+from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, Axes, loops_along, own_loops
 from tvmify.compiler.kernels.common.legalizing import call_template, plain
 from tvmify.compiler.kernels.common.loops import (
     element_count,
@@ -146,30 +146,21 @@ class Conv2d(Rule):
         rows_first, side = bool(annotations[ROWS_FIRST]), int(annotations[SIDE_BY_SIDE])
         bits, depth = bits_of(str(sch.get(anchor).writes[0].source.dtype)), int(annotations[DEPTH])
 
-        b, y, x, *group, c = sch.get_loops(store)
-        together = extent(sch, c) // side  # channels of one group
-        yo, yi = sch.split(y, [None, down])
-        xo, xi = sch.split(x, [None, across])
-        co, ci = sch.split(c, [None, channels])
-        outer = [b, *group]
-        if rows_first:
-            sch.reorder(*outer, yo, co, xo, yi, xi, ci)
-            outermost = fuse(sch, [*outer, yo])
-        else:
-            sch.reorder(*outer, co, yo, xo, yi, xi, ci)
-            row = [yo, xo] if extent(sch, yo) == 1 else [yo]  # a single row is shared out itself
-            outermost = fuse(sch, [*outer, co, *(row if blocks == 1 else [])])
-        parallel_if_worth(sch, outermost, machine, work)
-        target, at, block = store, sch.get_loops(store)[-4], None
+        grouped = "group" in own_loops(sch, store)
+        (channel,) = loops_along(sch, store, "channel")
+        together = extent(sch, channel) // side  # channels of one group
+        tasks, at = _cut(sch, store, (down, across, channels), rows_first, blocks == 1)
+        parallel_if_worth(sch, tasks, machine, work)
+        target, block = store, None
         if blocks > 1:
             target = sch.get_sblock(SUMS)
-            at, block = _block_by_block(sch, target, outermost)
+            at, block = _block_by_block(sch, target, tasks)
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
         # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
         most = lanes if side > 1 else CONVOLUTION.few_channels
         if depth % inputs == 0 and inputs <= most:
-            sch.unroll(sch.get_loops(anchor)[-1])
+            sch.unroll(*loops_along(sch, anchor, "input"))
         whole = depth, "block"
         along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
         if block is not None:
@@ -178,17 +169,46 @@ class Conv2d(Rule):
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
-        near = rows_first and not group
+        near = rows_first and not grouped
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
             crosses = 0 not in (channels % together, together % channels)
             near = inputs >= CONVOLUTION.few_channels and not crosses
         if find(sch, PAD) is not None and near:
-            _pad_nearby(sch, outermost, machine)
+            _pad_nearby(sch, tasks, machine)
         elif find(sch, PAD) is not None:
             rest = [PAD, *rest]
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _cut(
+    sch: s_tir.Schedule,
+    store: SBlockRV,
+    tile: tuple[int, int, int],
+    rows_first: bool,
+    whole: bool,
+) -> tuple[LoopRV, LoopRV]:
+    """Cut the store into tasks, and these into tiles of rows × columns × channels.
+
+    Returns the loops over tasks and, for sums of the `whole` reduction, over tiles.
+    """
+    b, y, x, c = loops_along(sch, store, *PIXEL)
+    group = [loop for name, loop in own_loops(sch, store).items() if name not in PIXEL]
+    (yo, yi), (xo, xi), (co, ci) = (
+        sch.split(loop, [None, size]) for loop, size in zip((y, x, c), tile, strict=True)
+    )
+    outer = [b, *group]
+    if rows_first:
+        sch.reorder(*outer, yo, co, xo, yi, xi, ci)
+        return fuse(sch, [*outer, yo]), xo
+    sch.reorder(*outer, co, yo, xo, yi, xi, ci)
+    if not whole:
+        return fuse(sch, [*outer, co]), xo
+    if extent(sch, yo) > 1:
+        return fuse(sch, [*outer, co, yo]), xo
+    tasks = fuse(sch, [*outer, co, yo, xo])  # a single row is divided itself
+    return tasks, tasks
 
 
 def _pad_nearby(sch: s_tir.Schedule, rows: LoopRV, machine: Microarchitecture) -> None:
@@ -206,7 +226,7 @@ def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tu
     Returns the loop that holds a tile of pixels, and the loop over blocks.
     """
     sch.compute_at(sums, channels, preserve_unit_loops=True)
-    loops = own_loops(sch, sums)
-    order = ("block", "y_tile", "x_tile", "y", ROW, LANE)
-    sch.reorder(*(loops[name] for name in order))
-    return loops["x_tile"], loops["block"]
+    nest = loops_along(sch, sums, "block", "y_tile", "x_tile", "y", ROW, LANE)
+    sch.reorder(*nest)
+    block, _, tile, *_ = nest
+    return tile, block

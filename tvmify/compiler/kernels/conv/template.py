@@ -288,7 +288,8 @@ class Direct:
         # TVM's schedules do not see that a quotient of merged loops is one of them.
         lines = (1, height * width) if flat else (height, width)
         channel = (self.groups, self.out_channels) if grouped else (self.out_channels,)
-        stored = te.compute((n, *lines, *channel), store, name=STORE)
+        names = named("image", "y", "x", *["group"] * grouped, "channel")
+        stored = te.compute((n, *lines, *channel), store, name=STORE, attrs=names)
         if not flat and not grouped:
             return stored
 

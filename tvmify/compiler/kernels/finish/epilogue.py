@@ -6,6 +6,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.axes import name_as
 from tvmify.compiler.kernels.common.inlining import nests_too_deep
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
 from tvmify.compiler.sizes import Size
@@ -34,8 +35,9 @@ def inline_chain(sch: s_tir.Schedule, first: str) -> None:
 def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]:
     """Fuse the epilogue of a kernel into the block that stores its result.
 
-    The loops stay those of `store`, so its tiles remain the kernel's: a chain that ends in a
-    permutation or a reshape writes to permuted places instead of being a pass of its own.
+    The loops and the names of their axes stay those of `store`, so its tiles remain the kernel's: a
+    chain that ends in a permutation or a reshape writes to permuted places instead of being a pass
+    of its own.
 
     Parameters
     ----------
@@ -59,8 +61,10 @@ def fuse_epilogue(sch: s_tir.Schedule, store: str) -> tuple[SBlockRV, list[str]]
             sch.reverse_compute_inline(sch.get_sblock(near[0]))
         except s_tir.ScheduleError:
             if rest == near and _same_loops(sch, store, near[0]):
+                last = sch.get_sblock(near[0])
+                name_as(sch, last, sch.get_sblock(store))
                 sch.compute_inline(sch.get_sblock(store))
-                return sch.get_sblock(near[0]), []
+                return last, []
         else:
             rest.remove(near[0])
     return sch.get_sblock(store), rest

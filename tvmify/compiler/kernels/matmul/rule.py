@@ -16,7 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
 from tvmify.compiler.kernels.common.legalizing import is_weight, plain
 from tvmify.compiler.kernels.common.loops import (
     element_count,
@@ -115,7 +115,8 @@ class Matmul(Rule):
         if find(sch, ROWS) is not None:
             sch.reverse_compute_inline(store)
             store = sch.get_sblock(ROWS)
-        *around, row, column = sch.get_loops(store)
+        loops = own_loops(sch, store)
+        row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
         fewest = plan.fewest(together) if is_symbolic(sch, row) else together
         row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
         column_tile, column = sch.split(column, [None, columns])

@@ -241,26 +241,42 @@ class Product:
                 attrs=attrs | named(*nest, "block"),
             )
 
-        def store(*index: tirx.Var) -> Expr:
-            *batch, row, column = index
-            at = (row // rows, column // width, row % rows, column % width)
-            return sums(*batch, *at).astype(self.dtype)
+        return self._stored(sums, axes, through)
 
-        if len(through) == 1:
-            return te.compute(self.out, store, name=STORE)
-        if is_symbolic and len(own := _not_one(through, heights)) == 1:
+    def _stored(self, sums: te.Tensor, axes: list[int], through: list[int]) -> te.Tensor:
+        """Return the result: `axes` are its leading axes along which there are several right-hand
+        sides, and `through` the others, whose rows are numbered through.
+        """
+        rows, width = self.plan.rows, self.plan.columns
+        heights = [self.out[axis] for axis in through]
+
+        def store(*index: tirx.Var) -> Expr:
+            *outer, row, column = index
+            at = (row // rows, column // width, row % rows, column % width)
+            return sums(*outer, *at).astype(self.dtype)
+
+        own = through if sizes.is_static(self.rows) else _not_one(through, heights) or through
+        if len(own) == 1:
+            index = *axes, *own, -1
+            names = ["row" if [axis] == own else f"axis{axis}" for axis in range(len(self.out) - 1)]
             return te.compute(
-                self.out, lambda *i: store(*(i[axis] for axis in (*axes, *own)), i[-1]), name=STORE
+                self.out,
+                lambda *i: store(*(i[axis] for axis in index)),
+                name=STORE,
+                attrs=named(*names, "column"),
             )
         # Rows are numbered through: only on one loop does TVM see tiles across leading axes. The
         # rule merges the two stages, with what follows, into the first.
-        numbered = te.compute((*self.batch, self.rows, self.columns), store, name=ROWS)
+        outer = [f"axis{axis}" for axis in axes]
+        shape = *self.batch, self.rows, self.columns
+        numbered = te.compute(shape, store, name=ROWS, attrs=named(*outer, "row", "column"))
 
         def place(*index: tirx.Var) -> Expr:
             row = flatten([index[axis] for axis in through], heights)
             return numbered(*(index[axis] for axis in axes), row, index[-1])
 
-        return te.compute(self.out, place, name=STORE)
+        names = [f"axis{axis}" for axis in range(len(self.out) - 1)]
+        return te.compute(self.out, place, name=STORE, attrs=named(*names, "column"))
 
     def _row_tiles(self) -> Size:
         """Return how many tiles of rows there are: whole blocks of them, if that is a number."""

@@ -25,7 +25,7 @@ from math import prod
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
+from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, Axes, loops_along, own_loops
 from tvmify.compiler.kernels.common.guards import redo_if
 from tvmify.compiler.kernels.common.loops import (
     extent,
@@ -125,7 +125,7 @@ def _cut(
     one tile.
     """
     height, width, down, across, shared, lanes = plan
-    b, y, x, c = sch.get_loops(store)
+    b, y, x, c = loops_along(sch, store, *PIXEL)
     yo, yi = sch.split(y, [None, height])
     xo, xi = sch.split(x, [None, width])
     sch.reorder(b, yo, xo, yi, xi)
@@ -167,7 +167,7 @@ def _schedule_sums(
     loops = own_loops(sch, sums)
     groups = extent(sch, loops["group"])
     if several:
-        sch.reorder(*(loops[name] for name in ("point", "block", "group", ROW, LANE)))
+        sch.reorder(*loops_along(sch, sums, "point", "block", "group", ROW, LANE))
     sch.compute_at(partial, loops["group"], preserve_unit_loops=True)
     along = keep_in_registers(sch, partial, sums, machine)
     read = _READ if shared else ()
@@ -207,30 +207,29 @@ def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
     """Transform vectors of tiles, for which pixels that are some apart are brought together."""
     data, split = sch.get_sblock(DATA), sch.get_sblock(SPLIT)
     sch.compute_at(data, chunk, preserve_unit_loops=True)
-    loops = own_loops(sch, data)
-    sch.reorder(*(loops[name] for name in ("line", "vector", "point", LANE)))
-    sch.unroll(loops["point"])
-    sch.vectorize(loops[LANE])
-    sch.compute_at(split, loops["line"], preserve_unit_loops=True)
-    pixels = own_loops(sch, split)
-    sch.unroll(pixels["phase"])
-    vectorize(sch, pixels["x"], lanes)
+    line, vector, point, lane = loops_along(sch, data, "line", "vector", "point", LANE)
+    sch.reorder(line, vector, point, lane)
+    sch.unroll(point)
+    sch.vectorize(lane)
+    sch.compute_at(split, line, preserve_unit_loops=True)
+    phase, x = loops_along(sch, split, "phase", "x")
+    sch.unroll(phase)
+    vectorize(sch, x, lanes)
 
 
 def _schedule_exact(sch: s_tir.Schedule) -> None:
     """Keep the tile in registers here too: an input may be NaN from end to end."""
     exact = sch.get_sblock(EXACT)
-    loops = own_loops(sch, exact)
-    sch.reorder(*(loops[name] for name in ("window_y", "window_x", "input", "y", "x", LANE)))
+    nest = loops_along(sch, exact, "window_y", "window_x", "input", "y", "x", LANE)
+    sch.reorder(*nest)
     _in_registers(sch, exact)
-    _in_registers(sch, sch.decompose_reduction(exact, loops["window_y"]))
+    _in_registers(sch, sch.decompose_reduction(exact, nest[0]))
 
 
 def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
     pack, half = sch.get_sblock(PACK), find(sch, PACK_DOWN)
     inline_producers(sch, PACK if half is None else PACK_DOWN)
-    loops = own_loops(sch, pack)
-    tile, point, depth, lane = (loops[name] for name in ("channel_tile", "point", "k", LANE))
+    tile, point, depth, lane = loops_along(sch, pack, "channel_tile", "point", "k", LANE)
     work = float(prod(int(v.dom.extent) for v in sch.get(pack).iter_vars))
     outer, inner = sch.split(lane, [None, min(machine.lanes(), extent(sch, lane))])
     sch.reorder(tile, depth, outer, point, inner)

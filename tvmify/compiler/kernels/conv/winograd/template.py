@@ -15,7 +15,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.axes import LANE, ROW, named
+from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, named
 from tvmify.compiler.kernels.common.legalizing import or_zero
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.windows import NCHW, pad
@@ -199,7 +199,7 @@ class Winograd(Cut):
             flag = spoilt(*tile, lane // self.lanes)
             return tirx.Select(flag == 0, result(*place), direct(*place))
 
-        return te.compute(self.out, store, name=STORE)
+        return te.compute(self.out, store, name=STORE, attrs=named(*PIXEL))
 
     def _data(self, pixel: Callable[..., Expr]) -> te.Tensor:
         """Inputs of every tile, transformed: ``[chunk, group, point, tile, channel]``.
