@@ -93,6 +93,18 @@ def added(shape: Shape = (4, 16), dtype: str = "float32") -> Artifact:
 
 
 @cache
+def each_added() -> Artifact:
+    """x + x for each of four tensors, of which the second has integers."""
+    floats, integers = ((4, 16), "float32"), ((3,), "int64")
+
+    def body(*tensors: Any) -> Any:
+        return relax.Tuple([R.add(x, x) for x in tensors])
+
+    parameters = [floats, integers, floats, floats]
+    return artifact(library({"main": (parameters, body)}), 4, [0] * 4)
+
+
+@cache
 def squared(shape: Shape = (4, 16)) -> Artifact:
     """x * x."""
     return artifact(library({"main": ([(shape, "float32")], lambda x: R.multiply(x, x))}))

@@ -1,8 +1,8 @@
 """Calls as CUDA graphs: one launch for all kernels of a program, with ``cuda_graph=True``.
 
 A graph replays kernels with the addresses that were captured. So inputs are copied into the graph's
-buffers, results are cloned before the next call can overwrite them, and the graph keeps the packed
-weights that it reads alive.
+buffers, no call overwrites results that are still alive, and the graph keeps the packed weights
+that it reads alive.
 """
 
 from __future__ import annotations
@@ -72,8 +72,56 @@ def obstacle(artifact: Artifact) -> str:
     return ""
 
 
+class _Recording:
+    """A CUDA graph with the tensors that each replay writes its results to.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    results
+        What it computes, in its memory. Nobody else holds them yet.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, results: Tensors) -> None:
+        self.results = results
+        self._graph = graph
+        self._reader: torch.cuda.Stream | None = None
+        self._storages = [result.untyped_storage() for result in results]
+        self._unshared = self._uses()
+
+    def _uses(self) -> list[tuple[int, int]]:
+        # The address, too: whoever resizes a result gives its storage other memory.
+        return [
+            (torch._C._storage_Use_Count(storage._cdata), storage.data_ptr())
+            for storage in self._storages
+        ]
+
+    def is_free(self) -> bool:
+        """Whether all that `lend` returned is gone, with all views of it."""
+        return self._uses() == self._unshared
+
+    def lend(self, stream: torch.cuda.Stream) -> Tensors:
+        """Replay it on a stream, and return the results where they are."""
+        if self._reader not in (None, stream):
+            stream.wait_stream(self._reader)  # it may still read what was lent before
+        self._reader = stream
+        self._graph.replay()
+        return [result.data for result in self.results]
+
+    def copied(self) -> Tensors:
+        """Replay it, and return copies of the results."""
+        self._graph.replay()
+        copies = [torch.empty_like(result) for result in self.results]
+        _copy(copies, self.results)
+        return copies
+
+
 class Captured:
     """A captured graph, and the tensors that it reads and writes.
+
+    Results stay where the graph wrote them as long as anybody holds them. Calls meanwhile replay a
+    twin of the graph, in the same memory but for its results, and copy these.
 
     Parameters
     ----------
@@ -95,30 +143,33 @@ class Captured:
         self._device = inputs[0].device
         self._streams: set[torch.cuda.Stream] = set()
         self._using = forks.Lock()
-        with torch.inference_mode(False):  # otherwise calls outside of it cannot copy into them
+        # In inference mode, calls outside of it could not copy into the inputs, and would return
+        # tensors that autograd refuses.
+        with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self._device):
             self._inputs = tuple(
                 torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in inputs
             )
-        with torch.cuda.device(self._device):
-            self._graph = torch.cuda.CUDAGraph()
             self._stream = torch.cuda.current_stream()
             # Restores the thread's stream even if the capture fails.
             with torch.cuda.stream(torch.cuda.Stream()):
                 self._follow(torch.cuda.current_stream())
-                self._copy(inputs)
+                _copy(self._inputs, inputs)
                 run(self._inputs)  # libraries do their one-time setup here
-                self._results = self._capture(run)
+                pool = torch.cuda.graph_pool_handle()
+                self._lending, self._spare = (self._record(run, pool) for _ in range(2))
 
-    def _capture(self, run: Callable[[Sequence[Any]], Tensors]) -> Tensors:
-        pool = torch.cuda.graph_pool_handle()
-        # cuBLAS workspaces belong to a stream, and streams are reused: clearing them gives the
-        # graph a private workspace in its own pool (as in torch's cudagraph_trees).
-        torch._C._cuda_clearCublasWorkspaces()
+    def _record(self, run: Callable[[Sequence[Any]], Tensors], pool: Any) -> _Recording:
+        graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may keep allocating.
             mode = {"stream": self._stream, "capture_error_mode": "thread_local"}
-            with torch.cuda.graph(self._graph, pool, **mode):
-                return run(self._inputs)
+            with torch.cuda.graph(graph, pool, **mode):
+                # cuBLAS workspaces belong to a stream, and streams are reused: clearing them gives
+                # the graph a private workspace in its own pool (as in torch's cudagraph_trees).
+                # Only here: PyTorch empties its cache where a capture begins, and another thread
+                # may be about to launch a product with a workspace that would be unmapped then.
+                torch._C._cuda_clearCublasWorkspaces()
+                results = run(self._inputs)
         except BaseException:
             # A failed capture may leave the allocator in capture mode; it raises if it did not.
             with contextlib.suppress(RuntimeError):
@@ -126,14 +177,17 @@ class Captured:
             raise
         finally:
             torch._C._cuda_clearCublasWorkspaces()
+        return _Recording(graph, results)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """Replay the graph on PyTorch's current stream, and return copies of its results."""
-        with self._using, torch.cuda.device(self._device):
-            self._follow(torch.cuda.current_stream())
-            self._copy(inputs)
-            self._graph.replay()
-            return [result.clone() for result in self._results]
+        """Replay on PyTorch's current stream, and return results that no later call changes."""
+        with self._using, torch.no_grad(), torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream()
+            self._follow(stream)
+            _copy(self._inputs, inputs)
+            if self._lending.is_free():
+                return self._lending.lend(stream)
+            return self._spare.copied()
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
         """Switch to a stream, after making it wait for the previous one."""
@@ -147,10 +201,16 @@ class Captured:
                 tensor.record_stream(stream)
             self._streams.add(stream)
 
-    def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for buffer, given in zip(self._inputs, inputs, strict=True):
-                buffer.copy_(given)
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensors with one launch for those of each dtype, as PyTorch can."""
+    by_dtype: dict[torch.dtype, tuple[Tensors, Tensors]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        into, given = by_dtype.setdefault(target.dtype, ([], []))
+        into.append(target)
+        given.append(source)
+    for into, given in by_dtype.values():
+        torch._foreach_copy_(into, given)
 
 
 class Graphs:
