@@ -1,4 +1,4 @@
-// CUDA C++ as TVM writes it for float32, run by one thread of a CPU: each thread of a block is a
+// CUDA C++ as TVM writes it for float32 and float16, run by one thread of a CPU: each thread of a block is a
 // coroutine, and blocks run one after the other, so that shared memory can be static.
 #include <ucontext.h>
 
@@ -20,14 +20,18 @@
 
 using std::max;
 using std::min;
+using half = _Float16;
 using uchar = unsigned char;
+using uint = unsigned;
 
 template <typename T>
 struct Four {
   T x, y, z, w;
 };
 using float4 = Four<float>;
+using half4 = Four<half>;
 using int4 = Four<int>;
+using uint4 = Four<uint>;
 using ushort4 = Four<unsigned short>;
 
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }

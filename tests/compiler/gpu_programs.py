@@ -35,7 +35,7 @@ class _Prefers:
         self.form = form
 
     def best(self, workload: str, candidates: Sequence[str]) -> str:
-        assert candidates == ["library", "kernel"]
+        assert sorted(candidates) == ["kernel", "library"]
         return self.form
 
     def record(self, workload: str, seconds: Mapping[str, float]) -> None:

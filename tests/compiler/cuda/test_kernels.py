@@ -7,6 +7,7 @@ kernel, it gets TVM's CUDA C++ as the C++ compiler of this machine understands i
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,19 @@ def test_nan_stays(check: Check):
     check(lambda x: F.max_pool2d(x[None, None], 3, 2, 1), x)
 
 
-@pytest.mark.parametrize("shape", [(1, 128), (1, 1, 200), (1, 13001)], ids=str)
-def test_rows_times_weights(check: Check, shape: tuple[int, ...]):
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 128), torch.float32),
+        ((1, 1, 2304), torch.float32),
+        ((1, 1, 200), torch.float32),
+        ((1, 13001), torch.float32),
+        ((1, 768), torch.float16),
+        ((1, 1, 3072), torch.float16),
+    ],
+    ids=str,
+)
+def test_rows_times_weights(check: Check, shape: tuple[int, ...], dtype: torch.dtype):
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,6 +178,65 @@ def test_rows_times_weights(check: Check, shape: tuple[int, ...]):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(self.layers(x) @ self.turned + x[..., :1])
 
-    rules = check(Net().eval(), torch.randn(*shape), tuning=ALWAYS_A_KERNEL)
-    assert list(rules.values()).count("row product") == 3
+    rules = check(Net().eval().to(dtype), torch.randn(*shape, dtype=dtype), tuning=ALWAYS_A_KERNEL)
+    found = Counter(rules.values())
+    assert found["row product"] + found["uneven row product"] == 3
+    assert found["row product"] == (shape[-1] % 128 == 0)
     assert any("gelu" in name and "row_product" in name for name in rules)
+
+
+@pytest.mark.parametrize("rows", [264, 266, 267, 40])
+def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(check: Check, rows: int):
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(512, rows)
+
+        def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+            return residual + F.relu(self.layer(x))
+
+    for dtype in (torch.float32, torch.float16):
+        row, residual = torch.randn(1, 512, dtype=dtype), torch.randn(1, rows, dtype=dtype)
+        rules = check(Net().eval().to(dtype), row, residual)
+        assert Counter(rules.values())["row product"] == 1  # of itself, and all else is in it
+        assert len([name for name in rules if "relu" in name]) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_decoding_step_copies_nothing_and_adds_where_it_multiplies(
+    check: Check, dtype: torch.dtype
+):
+    class Step(nn.Module):
+        """One layer of a decoder that keeps keys and values, spelt as GPT-2's."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(256)
+            self.weights = nn.ParameterList(
+                torch.randn(*shape) / 16 for shape in ((256, 768), (256, 256), (256, 512))
+            )
+            self.biases = nn.ParameterList(torch.randn(width) for width in (768, 256, 512))
+            self.narrow = nn.Linear(512, 256)
+
+        def project(self, x: torch.Tensor, number: int) -> torch.Tensor:
+            weight, bias = self.weights[number], self.biases[number]
+            return torch.addmm(bias, x.view(-1, 256), weight).view(1, 1, -1)
+
+        def forward(
+            self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+        ) -> list[torch.Tensor]:
+            projected = self.project(self.norm(x), 0).split(256, -1)
+            query, key, value = (one.view(1, 1, 4, 64).transpose(1, 2) for one in projected)
+            keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+            seen = F.scaled_dot_product_attention(query, keys, values)
+            x = x + self.project(seen.transpose(1, 2).reshape(1, 1, 256), 1)
+            x = x + self.narrow(F.gelu(self.project(self.norm(x), 2), approximate="tanh"))
+            return [x, keys, values]
+
+    past = [torch.randn(1, 4, 5, 64, dtype=dtype) for _ in range(2)]
+    rules = check(Step().eval().to(dtype), torch.randn(1, 1, 256, dtype=dtype), *past)
+    called = [name for name in rules if "row_product" in name or "concatenate" in name]
+    assert sum("row_product" in name for name in called) == 4
+    # Others pack weights, or are views.
+    others = [name for name in rules if name not in called]
+    assert not any("add" in name or "fused_reshape" in name for name in others), others

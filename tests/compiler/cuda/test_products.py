@@ -1,4 +1,4 @@
-"""Products of one row: a library's or a kernel of ours, as it was measured."""
+"""Products of one row: a kernel of ours, or a library's where that was measured faster."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.compiler.gpu_programs import (
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
 from tvmify.compiler import Tuning, compile
+from tvmify.compiler.cuda.row_products import Shape
 
 KERNEL, LIBRARY = b"row_product", b"aten::linear"
 
 
 class Clock:
-    """Says how long the forms of each product take: first the library's, then the kernel's."""
+    """Says how long the forms of each product take: first the kernel's, then the library's."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -44,12 +45,12 @@ class Clock:
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
     """Return two layers, of which the second has no bias."""
-    layers = nn.Linear(160, 128), nn.ReLU(), nn.Linear(128, 144, bias=False)
+    layers = nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 144, bias=False)
     return nn.Sequential(*layers).eval().to(dtype)
 
 
 def built(rows: int = 1, dtype: torch.dtype = torch.float32, **options: Any) -> Artifact:
-    return compile(exported(mlp(dtype), torch.randn(rows, 160).to(dtype)), gpu(), **options)
+    return compile(exported(mlp(dtype), torch.randn(rows, 256).to(dtype)), gpu(), **options)
 
 
 def forms(artifact: Artifact) -> tuple[int, int]:
@@ -63,7 +64,7 @@ def forms(artifact: Artifact) -> tuple[int, int]:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_kernels_compile_and_take_in_what_follows(arch: str, dtype: torch.dtype):
-    program = exported(mlp(dtype), torch.randn(1, 160).to(dtype))
+    program = exported(mlp(dtype), torch.randn(1, 256).to(dtype))
     artifact = compile(program, gpu(arch), tuning=ALWAYS_A_KERNEL)
     assert {generation for _, generation in code_of(artifact.library)} == {int(arch.strip("sm_a"))}
     assert forms(artifact) == (2, 0)
@@ -71,7 +72,7 @@ def test_kernels_compile_and_take_in_what_follows(arch: str, dtype: torch.dtype)
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("seconds", "expected"), [((1, 2), (0, 2)), ((2, 1), (2, 0))])
+@pytest.mark.parametrize(("seconds", "expected"), [((1, 2), (2, 0)), ((2, 1), (0, 2))])
 def test_the_faster_form_is_taken_and_remembered(
     seconds: tuple[float, float], expected: tuple[int, int]
 ):
@@ -79,8 +80,8 @@ def test_the_faster_form_is_taken_and_remembered(
     artifact = built(tuning=Tuning(clock, database))
     assert forms(artifact) == expected
     assert artifact.report["tuning"]["measured"] == 2
-    assert sorted(clock.shapes) == [[(1, 128), (144, 128)], [(1, 160), (128, 160), (128,)]]
-    for library, kernel in clock.measured:
+    assert sorted(clock.shapes) == [[(1, 256), (512, 256), (512,)], [(1, 512), (144, 512)]]
+    for kernel, library in clock.measured:
         assert forms(library) == (0, 1) and forms(kernel) == (1, 0)
         assert library.target == kernel.target == '{"arch": "sm_80", "kind": "cuda"}'
     again = built(tuning=Tuning(Clock(), database))
@@ -88,8 +89,16 @@ def test_the_faster_form_is_taken_and_remembered(
 
 
 @needs_nvcc
-def test_without_a_measurement_it_is_the_library_s():
-    assert forms(built()) == (0, 2)
+def test_without_a_measurement_it_is_a_kernel():
+    assert forms(built()) == (2, 0)
+
+
+@needs_nvcc
+def test_without_a_measurement_rows_that_threads_cannot_share_are_the_library_s():
+    assert forms(compile(exported(nn.Linear(200, 128).eval(), torch.randn(1, 200)), gpu())) == (
+        0,
+        1,
+    )
 
 
 @needs_nvcc
@@ -112,3 +121,17 @@ def test_a_product_of_two_arguments_is_the_library_s():
     program = exported(torch.matmul, torch.randn(1, 160), torch.randn(160, 128))
     artifact = compile(program, gpu(), tuning=Tuning(Clock(), Measurements(None, "gpu")))
     assert forms(artifact) == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [(768, 768), (2304, 768), (768, 3072), (4096, 11008), (132, 1024), (7, 4096)],
+)
+def test_shapes_of_kernels(rows: int, length: int, dtype: str):
+    shape = Shape.of(rows, length, dtype)
+    assert shape is not None
+    assert shape.lanes * (4 if dtype == "float32" else 2) == 16  # bytes of a load
+    assert length % (shape.lanes * shape.threads) == rows % shape.rows == 0
+    assert rows // shape.rows >= min(rows, 132)
+    assert 32 <= shape.threads <= 256 and shape.rows * shape.threads <= 256

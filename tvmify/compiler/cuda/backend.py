@@ -10,6 +10,7 @@ from tvmify.compiler.cuda.attention import CallAttention
 from tvmify.compiler.cuda.fuse_convolutions import FuseConvolutions
 from tvmify.compiler.cuda.libraries import CallLibraries
 from tvmify.compiler.cuda.products import ReshapeRows
+from tvmify.compiler.cuda.reshape_transposes import ReshapeTransposes
 from tvmify.compiler.cuda.rules import RULES
 from tvmify.compiler.kernels.attention.merge_projections import merge_for_attention
 from tvmify.compiler.kernels.elementwise import reshape
@@ -21,6 +22,7 @@ CUDA = Backend(
     described=(merge_for_attention(), CancelTransposes(), CallAttention()),
     before_legalizing=tvm.transform.Sequential(
         [
+            ReshapeTransposes(),
             ReshapeRows(),
             # One is a view, two would be fused into a kernel that copies.
             relax.transform.RemoveRedundantReshape(),

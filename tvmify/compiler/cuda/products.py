@@ -1,7 +1,8 @@
 """Products of one row with a weight, as of decoders: cuBLAS's, or a kernel of TVM's.
 
 They only read the weight, once: no library is faster than memory, and a kernel takes in the bias,
-the activation and what else follows. Which is faster is measured, where that is asked for.
+the activation and what else follows. So it is the kernel's, unless the library was measured to be
+faster, or rows are of a length that threads cannot share evenly.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.cuda.row_products import ROW_PRODUCT, Shape
 from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import accumulator, is_weight
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
-#: The candidates: the first is taken where nothing was measured.
+#: The candidates.
 _LIBRARY, _KERNEL = "library", "kernel"
 _DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: Elements of a weight below which either form takes as long as it takes to begin, and of a row
 #: below which it is no sum to speak of: TVM's last rule is wrong for sums of one element.
 _FEWEST, _SHORTEST = 1 << 14, 32
-#: Name of the block in such kernels.
-ROW_PRODUCT = "row_product"
 #: TVM's name of functions that take in what follows.
 _FUSES = {"op_pattern": 4}
-_ADD, _MATMUL, _RESHAPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "matmul", "reshape"))
+_ADD, _ASTYPE, _MATMUL, _RESHAPE = (
+    tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul", "reshape")
+)
 
 
 @compiler_pass
@@ -46,7 +48,10 @@ class ReshapeRows(PyExprMutator):
         """Reshape the factors of a product instead of its result."""
         call = super().visit_call_(op)
         product = self.only_read_here(op.args[0]) if is_call(_RESHAPE, op) else None
-        bias = []
+        casts, bias = [], []
+        while is_call(_ASTYPE, product):
+            casts.append(product.ty.dtype)
+            product = self.only_read_here(product.args[0])
         if is_call(_ADD, product):
             variable, *bias = product.args
             product = self.only_read_here(variable)
@@ -65,6 +70,8 @@ class ReshapeRows(PyExprMutator):
         result = relax.Call(_MATMUL, [row, weight], product.attrs)
         for shift in shifts:
             result = relax.op.add(self.builder_.emit(result), shift)
+        for dtype in reversed(casts):
+            result = relax.op.astype(self.builder_.emit(result), dtype)
         return result
 
     def only_read_here(self, variable: Expr) -> Expr | None:
@@ -114,7 +121,9 @@ def by_kernel(
         weights = (False, *(True for _ in operands[1:]))
         return Sample(types, weights, functools.partial(_spelt, is_turned))
 
-    if choose(workload, (_LIBRARY, _KERNEL), sample) == _LIBRARY:
+    is_even = Shape.of(shape[-1], _shape(left)[-1], dtype) is not None
+    candidates = (_KERNEL, _LIBRARY) if is_even else (_LIBRARY, _KERNEL)
+    if choose(workload, candidates, sample) == _LIBRARY:
         return None
     if not is_turned:
         right = builder.emit(relax.op.permute_dims(right))  # packed so

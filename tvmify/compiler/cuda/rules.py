@@ -10,7 +10,7 @@ from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
-from tvmify.compiler.cuda.products import ROW_PRODUCT
+from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.kernels.common.rewriting import uses
 
@@ -67,8 +67,8 @@ def _calls(block: s_tir.SBlock) -> set[str]:
     return found
 
 
-class RowProduct(ScheduleRule):
-    """TVM's own, of which a sum of another kind is none."""
+class UnevenRowProduct(ScheduleRule):
+    """TVM's own for products of a row that `RowProduct` leaves; a sum of another kind is none."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule what `tvmify.compiler.cuda.products` makes, and what was fused with it."""
@@ -101,6 +101,7 @@ class OneKernel(ScheduleRule):
 RULES: dict[str, ScheduleRule] = {
     "elementwise": OneKernel(Elementwise()),
     "row product": OneKernel(RowProduct()),
+    "uneven row product": OneKernel(UnevenRowProduct()),
     "reduction": OneKernel(gpu.Reduction()),
     "general reduction": OneKernel(gpu.GeneralReduction()),
     "fallback": OneKernel(gpu.Fallback()),

@@ -1,0 +1,104 @@
+"""How a product of one row with a weight is computed: a few threads for each row of the weight.
+
+Nothing but the weight's way from memory takes time. So each thread loads 16 bytes of it at once,
+next to its neighbours', several times before it needs the first; and there are blocks for all
+multiprocessors. Sums of a row's threads go through registers, then what follows the product joins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from tvmify.compiler.kernels.common.loops import find
+
+#: Name of the block in such kernels.
+ROW_PRODUCT = "row_product"
+#: What a thread loads at once.
+_LOAD_BYTES = 16
+_WARP = 32
+#: Threads of a block, and the most that add up one row.
+_BLOCK, _MOST_THREADS = 128, 256
+#: Loads that a thread has under way; with fewer, memory waits for it, with more, for registers.
+_LOADS = 4
+#: Multiprocessors of the largest GPU: fewer blocks leave some of them idle.
+_BLOCKS = 132
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the threads of a kernel share a weight.
+
+    Attributes
+    ----------
+    rows
+        Of a block.
+    threads
+        Of a row.
+    lanes
+        Elements that a thread loads at once.
+    """
+
+    rows: int
+    threads: int
+    lanes: int
+
+    @classmethod
+    def of(cls, rows: int, length: int, dtype: str) -> Shape | None:
+        """Return the shape for a weight of so many rows; None where loads would be narrower."""
+        lanes = _LOAD_BYTES * 8 // tvm.DataType(dtype).bits
+        loads, rest = divmod(length, lanes * _WARP)
+        if rest:
+            return None
+        threads = _WARP
+        while loads % 2 == 0 and threads < _MOST_THREADS:
+            if loads <= _LOADS and rows * threads >= _BLOCKS * _BLOCK:
+                break
+            threads, loads = 2 * threads, loads // 2
+        # Blocks for all multiprocessors, if there are as many rows.
+        several = range(_BLOCK // threads, 1, -1)
+        fits = (n for n in several if rows % n == 0 and rows // n >= _BLOCKS)
+        return cls(next(fits, 1), threads, lanes)
+
+
+class RowProduct(ScheduleRule):
+    """Of what `tvmify.compiler.cuda.products` makes, and what was fused with it."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule a product whose rows threads can share evenly."""
+        del target, tunable
+        sch = s_tir.Schedule(func)
+        product = find(sch, ROW_PRODUCT)
+        if product is None:
+            return None
+        *ones, across, along = sch.get_loops(product)
+        weight = sch.get(product).reads[1].source
+        rows, length = int(sch.get(across).extent), int(sch.get(along).extent)
+        shape = Shape.of(rows, length, str(weight.dtype))
+        if shape is None:
+            return None
+        *before, last = sch.get_child_blocks(sch.get_sblock("root"))
+        for block in before:
+            if not sch.get(block).same_as(sch.get(product)):
+                sch.compute_inline(block)
+        blocks, of_block = sch.split(sch.fuse(*ones, across), [None, shape.rows])
+        steps, threads, lanes = sch.split(along, [None, shape.threads, shape.lanes])
+        sch.reorder(threads, steps, lanes)
+        sch.bind(blocks, "blockIdx.x")
+        sch.bind(of_block, "threadIdx.y")
+        sch.bind(threads, "threadIdx.x")
+        for index in range(2):
+            loaded = sch.cache_read(product, index, "local")
+            sch.compute_at(loaded, steps)
+            sch.vectorize(sch.get_loops(loaded)[-1])
+        if not sch.get(last).same_as(sch.get(product)):
+            sch.set_scope(product, 0, "local")
+            sch.reverse_compute_at(last, of_block)
+        for loop in (steps, lanes):
+            sch.annotate(loop, "pragma_auto_unroll_max_step", 1024)
+            sch.annotate(loop, "pragma_unroll_explicit", 0)
+        return sch
