@@ -14,7 +14,10 @@ from tvmify.runtime import cpu_features
 
 _AVX2 = ["avx", "avx2", "f16c", "fma"]
 _AVX512 = [*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]
-ROWS = {"AVX2": _AVX2, "AVX-512": _AVX512, "AVX-512 BF16": [*_AVX512, "avx512bf16"]}
+_BF16 = [*_AVX512, "avx512bf16"]
+ROWS = {"AVX2": _AVX2, "AVX-512": _AVX512, "AVX-512 BF16": _BF16, "AMX": [*_BF16, "amx-bf16"]}
+#: What libraries do without where the processor lacks it; our own code has none of it.
+OPTIONAL = {"amx-bf16"}
 
 
 class Net(nn.Module):
@@ -33,8 +36,12 @@ class Net(nn.Module):
         return y.softmax(-1), self.narrow(y.to(self.narrow.weight.dtype))
 
 
+def runs(row: str) -> bool:
+    return set(ROWS[row]) - OPTIONAL <= set(cpu_features())
+
+
 def target_of(row: str) -> dict[str, object]:
-    if not set(ROWS[row]) <= set(cpu_features()):
+    if not runs(row):
         pytest.skip(f"this processor has no {row}")
     mattr = [f"+{feature}" for feature in ROWS[row]]
     return {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64", "mattr": mattr}
@@ -54,7 +61,7 @@ def test_a_program_for_a_row_computes_what_eager_does(row: str) -> None:
 def test_a_file_for_all_rows_runs_by_the_first_that_fits(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(4, 3, 8, 8)
-    wanted = [row for row in reversed(ROWS) if set(ROWS[row]) <= set(cpu_features())]
+    wanted = [row for row in reversed(ROWS) if runs(row)]
     absent = {"kind": "llvm", "mattr": ["+avx512f", "+amx-tile"]}
     file = tmp_path / "net.pt"
     tvmify.save(net, file, example_inputs=x, targets=[absent, *map(target_of, wanted)])
@@ -63,3 +70,12 @@ def test_a_file_for_all_rows_runs_by_the_first_that_fits(tmp_path: Path) -> None
         assert_close_to_reference(loaded(x), net, (x,))
     used = ["not used" not in line for line in loaded._tvmify.explain()]
     assert used[0] is False and used[1] is True and len(used) == 1 + len(wanted)
+
+
+def test_a_program_for_amx_leaves_products_of_bfloat16_to_a_library() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Linear(768, 768).bfloat16().eval(), torch.randn(64, 768).bfloat16()
+    fast = tvmify.tvmify(net, target=target_of("AMX"), strict=True, compare=False)
+    with torch.inference_mode():
+        assert_close_to_reference(fast(x), net, (x,))
+    assert "by a library" in fast.explain()

@@ -75,6 +75,27 @@ def test_units_of_models(mcpu, units):
     assert arithmetic == pytest.approx(1e9 / (3 * units))
 
 
+@pytest.mark.parametrize(
+    ("named", "l1", "l2", "units"),
+    [
+        ({"mcpu": "generic"}, 32, 512, 2),
+        ({"mcpu": "neoverse-n1"}, 64, 1024, 2),
+        ({"mcpu": "neoverse-v1"}, 64, 1024, 4),
+        ({"mcpu": "apple-m1"}, 128, 2048, 4),
+        # What code for a machine says of it: Neoverse N1, V1, N2 and A64FX.
+        ({"mattr": ["+dotprod", "+neon"]}, 64, 512, 2),
+        ({"mattr": ["+bf16", "+i8mm", "+sve"]}, 64, 1024, 4),
+        ({"mattr": ["+bf16", "+i8mm", "+sve", "+sve2"]}, 64, 1024, 2),
+        ({"mattr": ["+sve"]}, 64, 1024, 2),
+    ],
+)
+def test_caches_and_units_of_aarch64(named, l1, l2, units):
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", **named})
+    machine = Microarchitecture.of(target)
+    assert (machine.l1_bytes >> 10, machine.l2_bytes >> 10, machine.units) == (l1, l2, units)
+    assert (machine.vector_bits, machine.vector_registers) == (128, 32)
+
+
 @pytest.mark.parametrize(("target", "lanes", "registers"), MACHINES)
 @pytest.mark.parametrize("rows", [1, 2, 7, 128, 1000])
 @pytest.mark.parametrize("columns", [2, 17, 48, 1000])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tvmify.compiler.costs import CORE
@@ -55,7 +56,7 @@ class Microarchitecture:
         features = {str(name) for name in attributes.get("mattr", ())}
         cpu = str(attributes.get("mcpu", ""))
         if str(attributes.get("mtriple", "")).startswith(("aarch64", "arm64")):
-            return cls(128, 32, 32 << 10, 512 << 10, memory_operands=False)
+            return cls._of_aarch64(cpu, features)
         avx512 = cpu == "x86-64-v4" or cpu in _AVX512_MODELS
         if "-avx512f" not in features and ("+avx512f" in features or avx512):
             halves = "+avx512fp16" in features or cpu in _FP16_MODELS
@@ -75,6 +76,23 @@ class Microarchitecture:
         if "+avx2" in features or avx2:
             return cls(256, 16, 32 << 10, 256 << 10, memory_operands=True)
         return cls(128, 16, 32 << 10, 256 << 10, memory_operands=True)
+
+    @classmethod
+    def _of_aarch64(cls, cpu: str, features: set[str]) -> Microarchitecture:
+        """Describe a processor by Arm's manuals. Vectors are NEON's: SVE's have the same registers,
+        and code for them would need a length that the target does not tell.
+        """
+        describe = partial(cls, 128, 32, memory_operands=False)
+        if cpu.startswith("apple-m"):
+            return describe(l1_bytes=128 << 10, l2_bytes=2 << 20, units=4)
+        # Neoverse V1 has these features and V2 more; those of A64FX, with SVE as well, are fewer.
+        v1 = features >= _V1 and "+sve2" not in features
+        if v1 or "+sve" in features or cpu in _NEOVERSE_MODELS:
+            wide = v1 or cpu in _FOUR_UNITS
+            return describe(l1_bytes=64 << 10, l2_bytes=1 << 20, units=4 if wide else 2)
+        # Among cores with out-of-order execution, those since Cortex-A76, on which N1 is based.
+        recent = "+dotprod" in features
+        return describe(l1_bytes=(64 if recent else 32) << 10, l2_bytes=512 << 10)
 
     @classmethod
     def current(cls) -> Microarchitecture:
@@ -131,6 +149,9 @@ _AVX512_MODELS = _BF16_MODELS | frozenset(
     "skylake-avx512 cascadelake cannonlake icelake-client icelake-server tigerlake "
     "rocketlake".split()
 )
+_V1 = {"+bf16", "+i8mm", "+sve"}
+_FOUR_UNITS = frozenset("neoverse-v1 neoverse-v2".split())
+_NEOVERSE_MODELS = _FOUR_UNITS | frozenset("neoverse-n1 neoverse-n2".split())
 _AVX2_MODELS = frozenset(
     "haswell broadwell skylake alderlake raptorlake znver1 znver2 znver3 core-avx2".split()
 )

@@ -30,26 +30,29 @@ _AVX512 = ["+avx512f", "+avx512bw", "+avx512cd", "+avx512dq", "+avx512vl"]
 
 AVX512 = tvm.target.Target({**_X86, "mattr": _AVX2 + _AVX512})
 AVX2 = tvm.target.Target({**_X86, "mattr": _AVX2})
-NEON = tvm.target.Target(
-    {"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic", "mattr": ["+neon"]}
-)
+_AARCH64 = {"kind": "llvm", "mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic"}
+_SVE = ["+bf16", "+dotprod", "+fullfp16", "+i8mm", "+neon", "+sve"]
+NEON = tvm.target.Target({**_AARCH64, "mattr": ["+neon"]})
+SVE = tvm.target.Target({**_AARCH64, "mattr": _SVE})
 
 
 def runnable(*features: str) -> bool:
     """Whether this machine has such instructions."""
-    return platform.machine() == "x86_64" and set(features) <= set(cpu_features())
+    return set(features) <= set(cpu_features())
+
+
+def _param(target: tvm.target.Target, name: str, *features: str) -> Any:
+    lacking = pytest.mark.skipif(not runnable(*features), reason=f"no {name}")
+    return pytest.param(target, id=name, marks=lacking)
 
 
 #: Targets to run on, each skipped where the processor lacks it.
-TARGETS = [
-    pytest.param(
-        AVX512, id="avx512", marks=pytest.mark.skipif(not runnable("avx512f"), reason="no AVX-512")
-    ),
-    pytest.param(
-        AVX2, id="avx2", marks=pytest.mark.skipif(not runnable("avx2", "fma"), reason="no AVX2")
-    ),
-]
-NATIVE = AVX512 if runnable("avx512f") else AVX2
+if platform.machine() == "aarch64":
+    TARGETS = [_param(NEON, "neon", "neon"), _param(SVE, "sve", *(name[1:] for name in _SVE))]
+    NATIVE = SVE if runnable(*(name[1:] for name in _SVE)) else NEON
+else:
+    TARGETS = [_param(AVX512, "avx512", "avx512f"), _param(AVX2, "avx2", "avx2", "fma")]
+    NATIVE = AVX512 if runnable("avx512f") else AVX2
 
 Describe = Callable[..., relax.Expr]
 

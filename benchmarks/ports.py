@@ -1,0 +1,162 @@
+"""How busy the inner loops of AArch64 kernels keep the multiply-add units, by llvm-mca's models.
+
+    python -m benchmarks.ports [--mca llvm-mca-19] [--only PATTERN] [--assembly]
+
+Nothing runs on such a processor: kernels are built here, and llvm-mca computes how many cycles the
+loop with the most multiply-adds takes if every operand is in the first cache. LLVM 19 is the first
+with models of both cores. ``--assembly`` prints the loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.shapes import Shape
+
+#: By the name that LLVM knows it by: how many multiply-adds of 128 bits a core starts per cycle.
+UNITS = {"neoverse-n1": 2, "neoverse-v1": 4}
+#: What most of these kernels' rules are for, from few rows to many, and from the stem of a network
+#: to its last layer.
+SHAPES = (
+    "matmul 16x768 768x768",
+    "matmul 128x768 768x3072",
+    "matmul 512x512 512x512",
+    "conv2d 1x28x28x128 to 512 window 1 stride 1 padding 0",
+    "conv2d 1x56x56x128 to 128 window 3 stride 2 padding 1",
+    "conv2d 1x14x14x512 to 512 window 3 stride 2 padding 1",
+    "conv2d 1x224x224x3 to 64 window 3 stride 1 padding 1",
+    "conv2d 1x56x56x64 to 64 window 3 stride 1 padding 1",
+    "conv2d 1x28x28x128 to 128 window 3 stride 1 padding 1",
+    "conv2d 1x14x14x256 to 256 window 3 stride 1 padding 1",
+)
+_MULTIPLY_ADD = re.compile(r"^\tfmla\tv(\d+)\.4s", re.MULTILINE)
+#: Other instructions that write a vector register, or two of them.
+_WRITE = re.compile(r"^\t(?!fmla|st)\w+\t(?:\{ )?[qvsdhb](\d+)(?:\S*, [qsd](\d+))?", re.MULTILINE)
+_LABEL = re.compile(r"^(\.LBB\w+):", re.MULTILINE)
+_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The loop of a kernel with the most multiply-adds.
+
+    Attributes
+    ----------
+    rule
+        The schedule rule that made the kernel.
+    text
+        Its instructions.
+    """
+
+    rule: str
+    text: str
+
+    @property
+    def multiply_adds(self) -> int:
+        """How many instructions add products of four floats to sums that the loop carries on. Those
+        that transform tiles of Winograd's begin with something else.
+        """
+        written = {register for pair in _WRITE.findall(self.text) for register in pair}
+        return sum(register not in written for register in _MULTIPLY_ADD.findall(self.text))
+
+
+def busiest(assembly: str, rule: str) -> Loop:
+    """Return the loop with the most multiply-adds of those that contain no other.
+
+    Raises
+    ------
+    ValueError
+        No loop has any.
+    """
+    loops: list[Loop] = []
+    labels = list(_LABEL.finditer(assembly))
+    ends = [*(label.start() for label in labels[1:]), len(assembly)]
+    for label, end in zip(labels, ends, strict=True):
+        body = assembly[label.end() : end]
+        # Up to the branch back to where it begins; what follows is another block.
+        back = re.search(rf"^\t(?:b\.\w+|cbn?z|tbn?z)\t.*{re.escape(label[1])}$", body, re.M)
+        if back is not None:
+            loops.append(Loop(rule, f"{label[0]}{body[: back.end()]}\n"))
+    most = max(loops, key=lambda loop: loop.multiply_adds, default=None)
+    if most is None or not most.multiply_adds:
+        raise ValueError(f"no loop of {rule} adds products of vectors of four floats")
+    return most
+
+
+def loop_of(shape: Shape, cpu: str) -> Loop:
+    """Build the kernel of a layer for a processor, and return its busiest loop."""
+    import tvm
+    from tvm.tirx.build import codegen_build
+
+    from tvmify.compiler import pipeline
+    from tvmify.compiler.codegen.lowering import lower
+    from tvmify.target import Target
+
+    attributes: dict[str, Any] = {"mtriple": "aarch64-unknown-linux-gnu", "mcpu": cpu}
+    target = pipeline.tvm_target(Target("llvm", {**attributes, "mattr": ["+neon"]}))
+    fused = pipeline.fuse(pipeline.lower(shape.sample().ir_mod(), target), target)
+    scheduled, outcomes = pipeline.schedule(fused, target)
+    loops: list[Loop] = []
+    for variable, function in scheduled.functions_items():
+        name = variable.name_hint
+        if name not in outcomes or "pack" in name:
+            continue
+        ir_mod = tvm.IRModule({name: function.with_attr("global_symbol", name)})
+        with ThreadPoolExecutor(1) as pool:
+            lowered, _ = lower(ir_mod, target, pool)
+        assembly = codegen_build(lowered, target).inspect_source("s")
+        loops.append(busiest(assembly, str(outcomes[name])))
+    return max(loops, key=lambda loop: loop.multiply_adds)
+
+
+def cycles(loop: Loop, cpu: str, mca: str) -> float:
+    """Return the cycles of one iteration."""
+    options = ["-mtriple=aarch64-linux-gnu", f"-mcpu={cpu}", f"-iterations={_ITERATIONS}"]
+    done = subprocess.run(
+        [mca, *options, "-instruction-info=0", "-resource-pressure=0"],
+        input=loop.text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    total = re.search(r"^Total Cycles:\s+(\d+)", done.stdout, re.MULTILINE)
+    if done.returncode or total is None:
+        raise SystemExit(f"{mca} fails for {cpu}: {done.stderr.strip()}")
+    return int(total[1]) / _ITERATIONS
+
+
+def rows(only: str, mca: str, assembly: bool) -> Iterator[str]:
+    """Measure the shapes that match, and return the lines of a table."""
+    yield "| processor | layer | rule | multiply-adds | cycles | units busy |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for cpu, units in UNITS.items():
+        for text in fnmatch.filter(SHAPES, only):
+            loop = loop_of(Shape.parse(text), cpu)
+            taken = cycles(loop, cpu, mca)
+            busy = loop.multiply_adds / (units * taken)
+            cells = (cpu, text, loop.rule, loop.multiply_adds, f"{taken:.1f}", f"{busy:.0%}")
+            yield f"| {' | '.join(map(str, cells))} |"
+            if assembly:
+                yield loop.text
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mca", default="llvm-mca-19", help="the program to ask")
+    parser.add_argument("--only", default="*", help="a pattern of layers")
+    parser.add_argument("--assembly", action="store_true", help="print the loops as well")
+    args = parser.parse_args()
+    for line in rows(args.only, args.mca, args.assembly):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
