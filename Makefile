@@ -2,6 +2,7 @@
 # make test             the tests
 # make smoke            the tests of tests/smoke.txt, which touch every native entry point
 # make matrix           those with each supported PyTorch and Python (FULL=1: all tests), an hour and more
+# make aarch64          every kernel and the smoke tests in an emulator of AArch64 (hours); CPUS, TESTS
 # make sanitize         tests/runtime with address and undefined-behaviour sanitizers in the native part
 # make tsan             tests that share modules between threads, with the thread sanitizer
 # make fuzz             damaged and forged saved files and shapes, MUTANTS=100000 of them
@@ -78,7 +79,7 @@ ROWS ?=
 BEFORE ?= build/structure/before.json
 QUICK ?=
 
-.PHONY: demo install test smoke matrix sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
+.PHONY: demo install test smoke matrix aarch64 sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
 	bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check gpu-bundle \
 	docs wheel wheels clean
 
@@ -95,6 +96,9 @@ smoke: install
 # ROWS="torch-2.11 python-3.13" names some. Each makes an environment and a native part of its own.
 matrix:
 	FULL=$(FULL) JOBS=$(JOBS) PYTHON_FOR_TORCH=$(PYTHON) .ci/matrix $(ROWS)
+
+aarch64: install
+	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/aarch64 $(TESTS)
 
 sanitize: install
 	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/sanitize address,undefined $(or $(TESTS),tests/runtime)

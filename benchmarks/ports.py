@@ -149,7 +149,7 @@ def rows(only: str, mca: str, assembly: bool) -> Iterator[str]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mca", default="llvm-mca-19", help="the program to ask")
     parser.add_argument("--only", default="*", help="a pattern of layers")
     parser.add_argument("--assembly", action="store_true", help="print the loops as well")
