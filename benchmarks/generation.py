@@ -1,8 +1,9 @@
 """Text generation with models of transformers: prompts of several lengths, greedy, with a cache.
 
-    python -m benchmarks.generation [--models gpt2,llama] [--tokens 32] [--rounds 3]
+    python -m benchmarks.generation [--models gpt2,llama_static] [--tokens 32] [--rounds 3]
 
-Weights are random. Each contender generates the same tokens in a process of its own. Times are CPU
+Models whose names end in ``_static`` have a `StaticCache`, others a `DynamicCache`. Weights are
+random. Each contender generates the same tokens in a process of its own. Times are CPU
 seconds, as in ``benchmarks.requests``; divide the tokens that are printed by them.
 """
 
@@ -13,7 +14,8 @@ from typing import Any
 from benchmarks import passes
 from benchmarks.passes import Pass
 
-MODELS = ("gpt2", "llama")
+MODELS = ("gpt2", "llama", "gpt2_static", "llama_static")
+_STATIC = "_static"
 CONTENDERS = ("eager", "inductor", "tvmify")
 PROMPTS = (17, 33, 45)
 SEED = 1
@@ -39,7 +41,10 @@ def _pass(name: str, model: str, count: int) -> Pass:
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    network, programs = _model(model), None
+    network, programs = _model(model.removesuffix(_STATIC)), None
+    cache = "static" if model.endswith(_STATIC) else None
+    # transformers' own compilation, which is for GPUs, stays out of it.
+    options = {"cache_implementation": cache, "disable_compile": True, "do_sample": False}
     if name == "inductor":
         network.forward = torch.compile(network.forward, dynamic=True)
     elif name == "tvmify":
@@ -53,7 +58,7 @@ def _pass(name: str, model: str, count: int) -> Pass:
     def run() -> None:
         for prompt in prompts:
             mask = torch.ones_like(prompt)
-            network.generate(prompt, attention_mask=mask, max_new_tokens=count, do_sample=False)
+            network.generate(prompt, attention_mask=mask, max_new_tokens=count, **options)
 
     return Pass(run, lambda: None if programs is None else programs().builds)
 

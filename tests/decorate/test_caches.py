@@ -48,6 +48,53 @@ def test_generation_runs_compiled_and_gives_the_tokens_of_eager(transformers: An
     assert fast.cache_info().eager == 0
 
 
+def tiny(transformers: Any, name: str) -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    config = getattr(transformers, f"{name}Config")(**sizes, **heads, **tokens)
+    config.sliding_window = None
+    network = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return network
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+def test_one_program_for_static_caches_of_any_size(transformers: Any, name: str) -> None:
+    network = tiny(transformers, name)
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
+    for length, more in ((7, 4), (9, 5), (20, 3)):
+        given = prompts(length) | {"max_new_tokens": more, "do_sample": False}
+        given |= {"cache_implementation": "static"}
+        assert torch.equal(fast.generate(**given), network.generate(**given))
+    # The first prompt, prompts of any length, and a step with a cache of any size.
+    assert fast.cache_info().builds == 3
+    assert fast.cache_info().eager == 0
+
+
+def test_a_static_cache_is_written_where_it_is(transformers: Any) -> None:
+    network = tiny(transformers, "Llama")
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
+    layers, tokens = [], torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        for run in (network, fast):
+            cache = transformers.StaticCache(config=network.config, max_cache_len=16)
+            run(tokens, past_key_values=cache)
+            (layer,) = cache.layers
+            before = [part.data_ptr() for part in (layer.keys, layer.values)]
+            for place in (3, 4):
+                at = {"position_ids": torch.tensor([[place]])}
+                run(tokens[:, :1], past_key_values=cache, **at)
+            assert [part.data_ptr() for part in (layer.keys, layer.values)] == before
+            layers.append(layer)
+    assert layers[1].max_cache_len == 16
+    assert layers[1].cumulative_length == layers[0].cumulative_length == 5
+    torch.testing.assert_close(layers[1].keys, layers[0].keys)
+    torch.testing.assert_close(layers[1].values, layers[0].values)
+
+
 def test_a_look_at_the_counts_changes_nothing_of_the_module(transformers: Any) -> None:
     fast = decorate(small(transformers), cache=False, compare=False, dynamic=False)
     with torch.no_grad():

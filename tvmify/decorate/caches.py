@@ -32,6 +32,8 @@ _TYPICAL_PROMPT, _TYPICAL_CACHE = 48, 256
 #: Numbers of tokens that layers with a sliding window count in Python. Each value would need a
 #: program, so that the size of a tensor stands for it.
 _COUNTED = ("cumulative_length", "cumulative_length_int")
+#: How many tokens a static layer has room for. The size of its tensors says it, once it has some.
+_ROOM = "max_cache_len"
 
 
 class Opened(NamedTuple):
@@ -119,11 +121,9 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
     # Until the window is full.
     windows = [tensor for tensor, role in parts if role is _Role.WINDOW]
     growing |= {id(tensor): 2 for tensor in windows if tensor.shape[2] in counts}
-    if not growing and not windows:
-        found = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-        size = DeclaredSize(varies=None, typical=_TYPICAL_PROMPT)
-        return {i: (None, *[size] * (t.dim() - 1))[: t.dim()] for i, t in found.items()}
     masks = pytree.tree_leaves([kwargs.get(name) for name in _MASKS])
+    if not growing and not windows:
+        return _lengths_of_prompt(leaves, {t.numel() for t, role in parts if role is _Role.ROOM})
     growing |= {id(mask): mask.dim() - 1 for mask in masks if isinstance(mask, torch.Tensor)}
     growing |= {id(tensor): 0 for tensor, role in parts if role is _Role.COUNT}
     full = {id(tensor) for tensor in windows if id(tensor) not in growing}
@@ -140,12 +140,26 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
     return said
 
 
+def _lengths_of_prompt(leaves: Sequence[Any], rooms: set[int]) -> Declared:
+    """Say what to tune the first call for, given the sizes of caches that it makes."""
+    prompt = DeclaredSize(varies=None, typical=_TYPICAL_PROMPT)
+    cache = DeclaredSize(varies=None, typical=_TYPICAL_CACHE)
+    said: dict[int, DeclaredShape] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            batch = (None,) * (leaf.dim() > 1)
+            sizes = leaf.shape[len(batch) :]
+            said[number] = (*batch, *(cache if size in rooms else prompt for size in sizes))
+    return said
+
+
 class _Role(Enum):
     """What a tensor of a description is."""
 
-    GROWS = auto()  # its axis 2 is longer after each call
+    GROWS = auto()  # its axis 2 differs from call to call
     WINDOW = auto()  # so it is, until there are as many tokens as the window has
     COUNT = auto()  # its size is the number of tokens so far
+    ROOM = auto()  # its size is the number of tokens that a layer without tensors is to hold
     OTHER = auto()
 
 
@@ -160,9 +174,11 @@ def _roles(description: str) -> tuple[_Role, ...]:
                 found.append(role)
             case ast.Name("count"):
                 found.append(_Role.COUNT)
+            case ast.Name("room"):
+                found.append(_Role.ROOM)
             case ast.Call(ast.Name(name), [], attributes):
                 cls, role = getattr(classes, name), _Role.OTHER
-                if issubclass(cls, classes.DynamicLayer):
+                if issubclass(cls, (classes.DynamicLayer, classes.StaticLayer)):
                     role = _Role.WINDOW if cls.is_sliding else _Role.GROWS
                 for attribute in attributes:
                     is_state = attribute.arg in ("keys", "values")
@@ -207,12 +223,21 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> str:
         raise TypeError(f"{cls.__qualname__} is more than tensors and settings")
     attributes: list[str] = []
     for name, part in vars(value).items():
-        if name in _COUNTED and isinstance(part, (int, torch.SymInt)):
+        if name == _ROOM and getattr(value, "is_sliding", True) is False:
+            attributes.append(f"{name}={_described_room(value, part, tensors)}")
+        elif name in _COUNTED and isinstance(part, (int, torch.SymInt)):
             tensors.append(torch.zeros(part, dtype=torch.int8))
             attributes.append(f"{name}=count")
         else:
             attributes.append(f"{name}={_described(part, tensors)}")
     return f"{cls.__name__}({', '.join(attributes)})"
+
+
+def _described_room(layer: Any, room: int, tensors: list[torch.Tensor]) -> str:
+    if layer.keys is None:
+        tensors.append(torch.zeros(room, dtype=torch.int8))
+        return "room"
+    return "filled" if layer.keys.shape[2] == room else repr(room)
 
 
 _parsed = functools.lru_cache(ast.parse)
@@ -226,7 +251,7 @@ def _made(opened: Opened, old: Any) -> Any:
         match node:
             case ast.Name("tensor"):
                 return next(tensors)
-            case ast.Name("count"):
+            case ast.Name("count" | "room"):
                 return next(tensors).shape[0]
             case ast.Attribute(ast.Name("torch"), name):
                 return getattr(torch, name)
@@ -251,7 +276,11 @@ def _made(opened: Opened, old: Any) -> Any:
                 cls = getattr(sys.modules[_MODULE], name)
                 whole = old if type(old) is cls else cls.__new__(cls)
                 for attribute in attributes:
-                    value = made(attribute.value, vars(whole).get(str(attribute.arg)))
+                    match attribute.value:
+                        case ast.Name("filled"):
+                            value = whole.keys.shape[2]
+                        case description:
+                            value = made(description, vars(whole).get(str(attribute.arg)))
                     setattr(whole, str(attribute.arg), value)
                 return whole
         return ast.literal_eval(node)

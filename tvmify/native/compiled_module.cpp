@@ -267,10 +267,12 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
     const c10::Device device = device_of(inputs, weights.get());
     std::optional<cuda::OnDevice> on_device;
     if (device.is_cuda()) on_device.emplace(device);
+    std::vector<at::Tensor> read;  // the inputs, or copies that kernels can read
     TvmTensors held;
     Arguments arguments(inputs.size() + weights->tensors().size());
     for (const at::Tensor& input : inputs) {
-      held.push_back(to_tvm(readable(input, device)));
+      read.push_back(readable(input, device));
+      held.push_back(to_tvm(read.back()));
       arguments.add(held.back());
     }
     for (const ffi::Tensor& weight : weights->tensors()) arguments.add(weight);
@@ -287,8 +289,8 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
         return tensor.same_as(output);
       });
       if (same != held.end()) {
-        // Even if the kernels read a copy, the program returns the argument itself.
-        outputs.push_back(inputs[static_cast<size_t>(same - held.begin())]);
+        // A program returns an argument that it has written to: itself, or the copy.
+        outputs.push_back(read[static_cast<size_t>(same - held.begin())]);
       } else if (const at::Tensor* owner = owner_of(shown, inputs)) {
         outputs.push_back(shown_by(shown, *owner));
       } else if (const at::Tensor* earlier = owner_of(shown, outputs)) {

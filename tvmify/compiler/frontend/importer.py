@@ -46,6 +46,7 @@ from tvmify.compiler.frontend.refusals import refuse
 from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, Writable, written_bases
 from tvmify.compiler.frontend.stock import STOCK
 from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
+from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
 from tvmify.errors import NothingToCompute, UnsupportedOperator
@@ -90,6 +91,8 @@ class Importer(ExportedProgramImporter):
     env
         The Relax value of every node translated so far (a tuple for operators with several
         results).
+    in_place
+        Operators that may write to the caller's tensor itself.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class Importer(ExportedProgramImporter):
         self.program = program
         self.shared = shared
         self.written = written_bases(program)
+        self.in_place = writes_in_place(self.written.values(), self._owned())
         lost = shared.written - self.written.keys()
         if lost:
             raise UnsupportedOperator(
@@ -209,10 +213,7 @@ class Importer(ExportedProgramImporter):
     def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var], dict[str, relax.Var]]:
         """Make a variable for each parameter of ``main``: by leaf, and by name."""
         # Another tensor takes the elements of these.
-        copied = set(self.written.values())
-        for (_, node), place in zip(self._returned(), self.shared.places, strict=True):
-            if place is None and isinstance(node, fx.Node):
-                copied.add(node)
+        copied = {*self.written.values(), *self._owned()}
         inputs: dict[int, relax.Var] = {}
         state: dict[str, relax.Var | None] = dict.fromkeys(self.state)
         weights: dict[str, relax.Var] = {}
@@ -366,6 +367,11 @@ class Importer(ExportedProgramImporter):
         specs = self.program.graph_signature.output_specs
         pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
         return [(spec.arg, node) for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
+
+    def _owned(self) -> set[fx.Node]:
+        """Return the results with memory of their own."""
+        pairs = zip(self._returned(), self.shared.places, strict=True)
+        return {node for (_, node), place in pairs if place is None and isinstance(node, fx.Node)}
 
     def _found(self, base: Writable) -> Argument | StateTensor:
         if isinstance(base, ModuleTensor):

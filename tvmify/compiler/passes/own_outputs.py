@@ -12,6 +12,8 @@ from tvm.ir.expr import GenericConst
 from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
+_IN_PLACE = tvm.ir.Op.get("relax.call_tir_inplace")
+
 
 @compiler_pass
 class OwnOutputs:
@@ -24,9 +26,14 @@ class OwnOutputs:
         outputs = values[main.body.body].fields
         seen: set[relax.Expr] = set()
         copied = []
+        # What is written in place comes last; it is the caller's own tensor, and no other result.
+        written = {x: i for i, x in enumerate(outputs) if _is_in_place(values.get(x))}
         for position, x in enumerate(outputs):
             root = _root(x, values)
-            if _has_memory(root) and (not _is_computed(root) or root in seen):
+            if written.get(x) == position:
+                continue
+            is_shared = not _is_computed(root) or _is_in_place(root) or root in seen
+            if _has_memory(root) and is_shared:
                 copied.append(position)
             seen.add(root)
         if not copied:
@@ -65,6 +72,10 @@ def _root(expr: relax.Expr, values: dict[relax.Var, relax.Expr]) -> relax.Expr:
             expr = value
         else:
             return expr
+
+
+def _is_in_place(value: relax.Expr | None) -> bool:
+    return isinstance(value, relax.Call) and value.op == _IN_PLACE
 
 
 def _has_memory(root: relax.Expr) -> bool:

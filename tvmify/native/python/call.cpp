@@ -196,7 +196,7 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
     try {
       tensors = call.compiled->forward(inputs);
     } catch (const std::exception&) {
-      // Nothing is written yet, and only eager raises exactly the right exception.
+      // What is written yet, eager writes again, and it alone raises exactly the right exception.
     }
     for (const auto& [target, source] : targets) {
       if (!tensors) break;

@@ -162,3 +162,30 @@ def test_few_queries_that_share_heads():
             for i, (count, n) in enumerate(((HEADS, queries), (1, keys), (1, keys)))
         ]
         check(program, arrays, expected(*arrays))
+
+
+@pytest.mark.parametrize("repeated", [("key", "value"), ("key",)])
+def test_heads_that_a_model_repeats_are_read_where_they_lie(repeated: tuple[str, ...]):
+    """As `repeat_kv` of transformers does; if it is done to the keys alone, as it says."""
+
+    def repeat(builder: Any, x: Expr) -> Expr:
+        batch, few, length, size = x.ty.shape.values
+        narrow = builder.emit(op.reshape(x, [batch, few, 1, length, size]))
+        wide = builder.emit(op.broadcast_to(narrow, [batch, few, 2, length, size]))
+        return builder.emit(op.reshape(wide, [batch, few * 2, length, size]))
+
+    def program(builder: Any, q: Expr, k: Expr, v: Expr) -> Expr:
+        k, v = (
+            repeat(builder, x) if role in repeated else x for role, x in (("key", k), ("value", v))
+        )
+        return described(q, k, v)
+
+    both = len(repeated) == 2
+    values = HEADS // 2 if both else HEADS
+    shapes = [(2, HEADS, 1), (2, HEADS // 2, "s0"), (2, values, "s0")]
+    built = build(program, [heads(*shape, SIZE) for shape in shapes], hint=32)
+    assert any("broadcast_to" in name for name in built.report) == (not both)
+    for length in (5, 33):
+        counts = zip((HEADS, HEADS // 2, values), (1, length, length), strict=True)
+        q, k, v = (random(2, count, n, SIZE, seed=i) for i, (count, n) in enumerate(counts))
+        check(built, [q, k, v], expected(q, k if both else k.repeat(2, 1), v))

@@ -221,6 +221,8 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
         )
     shape, dtype = importer.shape(source), node.meta["val"].dtype
     chosen = [indices[axis] for axis in indexed]  # type: ignore[index]
+    if not add and len(chosen) == 1 and len(importer.shape(chosen[0])) == 1:
+        return _write_rows(importer, node, first, chosen[0], values)
     at = [positions(importer, indices[a], source, a, wrap=True) for a in indexed]  # type: ignore[index]
     common = list(torch.broadcast_shapes(*(importer.shape(index) for index in chosen)))
 
@@ -235,6 +237,26 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
     part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
     inner = product(shape[last:])
     return _write(importer, source, importer.emit_te(offsets, *at), part, inner, add)
+
+
+def _write_rows(
+    importer: Importer, node: fx.Node, axis: int, index: fx.Node, values: Any
+) -> relax.Expr:
+    """Write at some indices of one axis: in the caller's memory, if all that is allowed."""
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    at = positions(importer, index, source, axis, wrap=True)
+    shape, (count,) = importer.shape(source), importer.shape(index)
+    x = importer.tensor(source)
+    if is_static(product(shape) * count) and product(shape) * count == 0:
+        return x
+    part = importer.tensor(values, node.meta["val"].dtype)
+    written = [*shape[:axis], count, *shape[axis + 1 :]]
+    part = importer.emit(relax.op.broadcast_to(part, written))
+    in_place = node in importer.in_place
+    dtypes = dtype_of(x), dtype_of(at)
+    function = loops.write_rows(shape, axis, count, dtypes, in_place=in_place)
+    return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=in_place)
 
 
 @converts("select_scatter.default", "slice_scatter.default")

@@ -13,8 +13,12 @@ from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as emit
 
+from tvmify.compiler.kernels.common.emission import anchor, argument
 from tvmify.compiler.kernels.common.legalizing import OPAQUE
+from tvmify.compiler.sizes import Size, Variables
 
 
 @functools.cache
@@ -119,3 +123,48 @@ def write_runs(
                     result[offsets[i] * inner + j] = values[i * inner + j]
 
     return write
+
+
+def write_rows(
+    shape: Sequence[Size],
+    axis: int,
+    count: Size,
+    dtypes: tuple[str, str],
+    *,
+    in_place: bool,
+) -> tirx.PrimFunc:
+    """Write values to some indices of an axis; of equal indices, the last one wins.
+
+    The function takes a tensor, the indices, the values, and the result; or, in place, a tensor
+    that is the result, the indices and the values.
+
+    Parameters
+    ----------
+    shape
+        Of the tensor.
+    count
+        How many indices there are.
+    dtypes
+        Those of the tensor and of the indices.
+    """
+    dtype, index_dtype = dtypes
+    variables = Variables()
+    shape, count = variables.of(shape), variables(count)
+    written = (*shape[:axis], count, *shape[axis + 1 :])
+    with IRBuilder() as builder, emit.prim_func(is_private=True, s_tir=True):
+        emit.func_attr(OPAQUE)
+        source = None if in_place else argument("source", shape, dtype)
+        result = argument("result", shape, dtype) if in_place else None
+        index = argument("index", (count,), index_dtype)
+        values = argument("values", written, dtype)
+        if result is None:
+            result = argument("result", shape, dtype)
+        read = [index, values] if source is None else [source, index, values]
+        with anchor("scatter", read, result):
+            if source is not None:
+                with emit.grid(*shape) as at:
+                    emit.buffer_store(result, source[tuple(at)], at)
+            with emit.grid(*written) as at:
+                place = [*at[:axis], index[at[axis]], *at[axis + 1 :]]
+                emit.buffer_store(result, values[tuple(at)], place)
+    return builder.get()  # type: ignore[return-value]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax, tirx
 
 from tvmify.compiler.backend import is_for_gpu
+from tvmify.compiler.sizes import Size
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -58,13 +59,23 @@ def call_loop(
     function: tirx.PrimFunc,
     name: str,
     arguments: list[relax.Expr],
-    size: int,
+    shape: Size | Sequence[Size],
+    *,
+    in_place: bool = False,
 ) -> relax.Var:
-    """Bind a call of one of `converters.loops` on flat tensors.
+    """Bind a call of one of `converters.loops`.
 
-    The result is flat, has `size` elements and the dtype of the first argument.
+    The result has the dtype of the first argument; in place, it is the first argument.
+
+    Parameters
+    ----------
+    shape
+        Of the result; a number of elements, if it is flat.
     """
     refuse_on_gpu(name)
     variable = importer.block_builder.add_func(function, name)
-    result = relax.TensorType([size], str(arguments[0].ty.dtype))
+    sizes = list(shape) if isinstance(shape, Sequence) else [shape]
+    result = relax.TensorType(sizes, str(arguments[0].ty.dtype))
+    if in_place:
+        return importer.emit(relax.op.call_tir_inplace(variable, arguments, 0, result))
     return importer.emit(relax.call_tir(variable, arguments, result))

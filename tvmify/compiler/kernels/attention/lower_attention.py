@@ -88,6 +88,7 @@ class AttentionLowering(PyExprMutator):
             return call
         scale, causal, empty, fill = (constant.value.numpy().item() for constant in call.args[1:5])
         query, key, value, *masks = call.args[5:]
+        key, value = self.before_repeating(key, value)
         batch, heads, _, size = shape_of(query)
         tensors, operands = zip(*(self.operand(x) for x in (query, key, value)), strict=True)
         about = Attention(
@@ -123,6 +124,36 @@ class AttentionLowering(PyExprMutator):
             With four axes, each of which may be 1.
         """
         raise NotImplementedError
+
+    def before_repeating(self, key: Expr, value: Expr) -> tuple[Expr, Expr]:
+        """Return keys and values without the copies of heads that several heads of queries share.
+
+        Models that write `repeat_kv` themselves would otherwise copy a whole cache at each step.
+        """
+        few = [self._before_repeating(x) for x in (key, value)]
+        if None in few or not sizes.same(*(shape_of(x)[1] for x in few if x is not None)):
+            return key, value
+        return few[0], few[1]  # type: ignore[return-value]
+
+    def _before_repeating(self, x: Expr) -> Expr | None:
+        joined = self.value(x)
+        wide = self.value(joined.args[0]) if _calls(joined, "relax.reshape") else None
+        if not _calls(wide, "relax.broadcast_to"):
+            return None
+        narrow = wide.args[0]
+        source = self.value(narrow)
+        if not (_calls(source, "relax.reshape") or _calls(source, "relax.expand_dims")):
+            return None
+        if (len(shape_of(source.args[0])), len(shape_of(wide))) != (4, 5):
+            return None
+        batch, heads, *rest = shape_of(source.args[0])
+        copies = shape_of(wide)[2]
+        known = (
+            (shape_of(narrow), (batch, heads, 1, *rest)),
+            (shape_of(wide), (batch, heads, copies, *rest)),
+            (shape_of(x), (batch, heads * copies, *rest)),
+        )
+        return source.args[0] if all(sizes.same_shape(*pair) for pair in known) else None
 
     def narrowest(self, mask: Expr) -> Expr:
         """Return what a mask with four axes was made of by broadcasting."""

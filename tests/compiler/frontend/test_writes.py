@@ -1,0 +1,143 @@
+"""Writes to rows of an argument: in its own memory where nothing else reads the old elements."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.compiler.programs import scheduled
+from tvmify import tvmify as decorate
+from tvmify.compiler.frontend.decompositions import decompose
+from tvmify.compiler.frontend.sharing import written_bases
+from tvmify.compiler.frontend.writes import writes_in_place
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export
+
+Forward = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+def copied(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows.index_copy_(1, at, new)
+    return rows.sum(1), rows
+
+
+def assigned(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, at] = new * 2
+    return rows + 1
+
+
+def and_a_copy(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, at] = new
+    return rows.clone(), rows.view(2, -1).clone()
+
+
+def read_before(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    before = rows.sum(1)
+    rows[:, at] = new
+    return before
+
+
+def depends_on_itself(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, at] = rows[:, at] + new
+    return rows * 2
+
+
+def elsewhere(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    return rows.index_copy(1, at, new)
+
+
+class Net(nn.Module):
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.call = forward
+
+    def forward(self, rows: Tensor, at: Tensor, new: Tensor) -> Any:
+        return self.call(rows, at, new)
+
+
+def arguments(length: int = 6, at: tuple[int, ...] = (4, 1, 4)) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(length)
+    return torch.randn(2, length, 16), torch.tensor(at), torch.randn(2, len(at), 16)
+
+
+@pytest.mark.parametrize(
+    ("forward", "count"),
+    [
+        (copied, 1),
+        (assigned, 1),
+        (and_a_copy, 1),
+        (read_before, 0),
+        (depends_on_itself, 0),
+        (elsewhere, 0),
+    ],
+)
+def test_rows_are_written_in_place_if_nothing_reads_the_old_ones(
+    forward: Forward, count: int
+) -> None:
+    net = Net(forward).eval()
+    program = decompose(torch.export.export(net, arguments())).program
+    assert len(writes_in_place(written_bases(program).values(), ())) == count
+    fast = decorate(net, cache=False, compare=False, strict=True)
+    for length in (6, 9, 11):  # for one shape, and for any
+        given, wanted = arguments(length), arguments(length)
+        memory = given[0].data_ptr()
+        results, expected = fast(*given), net(*wanted)
+        torch.testing.assert_close(results, expected)
+        torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
+        assert given[0].data_ptr() == memory
+        for result in results if isinstance(results, tuple) else [results]:
+            result.add_(1)  # is a tensor of its own, or the argument
+        for result in expected if isinstance(expected, tuple) else [expected]:
+            result.add_(1)
+        torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
+
+
+def test_what_a_result_owns_is_not_written_in_place() -> None:
+    net = Net(copied).eval()
+    program = decompose(torch.export.export(net, arguments())).program
+    written = written_bases(program).values()
+    assert writes_in_place(written, set(written)) == set()
+
+
+def test_rows_of_a_tensor_that_kernels_cannot_read_as_it_lies() -> None:
+    net = Net(assigned).eval()
+    fast = decorate(net, cache=False, compare=False, strict=True)
+    rows, at, new = arguments()
+    for strange in (rows.mT.contiguous().mT, torch.zeros(193)[1:].view(2, 6, 16)):
+        mine, other = copy.deepcopy(strange), strange.clone()
+        version = mine._version
+        torch.testing.assert_close(fast(mine, at, new), net(other, at, new))
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+        assert mine._version > version  # autograd is told
+
+
+def test_a_call_that_fails_raises_as_eager_does_and_leaves_the_same() -> None:
+    def two(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+        rows.index_copy_(1, at[:1], new[:, :1])
+        return rows.sum() + nn.functional.embedding(at, new[0]).sum()
+
+    net = Net(two).eval()
+    fast = decorate(net, cache=False, compare=False)
+    fast(*arguments(at=(2, 1, 2)))
+    given, wanted = arguments(at=(4, 1, 4)), arguments(at=(4, 1, 4))  # `new[0]` has three rows
+    for run, (rows, at, new) in ((fast, given), (net, wanted)):
+        with pytest.raises(IndexError):
+            run(rows, at, new)
+    torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("forward", "count"), [(copied, 0), (read_before, 1)])
+def test_a_program_allocates_nothing_as_large_as_what_it_writes_in_place(
+    forward: Forward, count: int
+) -> None:
+    rows, at, new = arguments(1000, at=(4,))
+    planned, _ = scheduled(Net(forward).eval(), rows, at, new)
+    sizes = re.findall(r"alloc_storage\(R.shape\(\[(\d+)\]\)", planned["main"].script())
+    assert sizes
+    assert sum(int(size) >= rows.nbytes for size in sizes) == count
