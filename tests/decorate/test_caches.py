@@ -61,7 +61,7 @@ def tiny(transformers: Any, name: str) -> Any:
     return network
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
 def test_one_program_for_static_caches_of_any_size(transformers: Any, name: str) -> None:
     network = tiny(transformers, name)
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
