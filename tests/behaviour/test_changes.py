@@ -308,6 +308,49 @@ def test_modules_of_the_same_layers_in_another_order_are_told_apart() -> None:
         check(decorate(module, strict=True), module, X)
 
 
+class Collections(nn.Module):
+    """Holds tensors, functions and modules in lists, dicts and tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tensors = [torch.ones(4), torch.ones(4)]
+        self.pair = (torch.ones(4), 1.0)
+        self.named = {"scale": torch.ones(4)}
+        self.functions = [torch.tanh]
+        self.layers = [nn.Linear(4, 4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        for function in self.functions:
+            x = function(x)
+        return sum(self.tensors, x) * self.named["scale"] + self.pair[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: net.tensors.__setitem__(0, torch.zeros(4)),
+        lambda net: net.tensors.pop(),
+        lambda net: setattr(net, "pair", (torch.zeros(4), 1.0)),
+        lambda net: net.named.update(scale=torch.full((4,), 3.0)),
+        lambda net: net.functions.__setitem__(0, torch.sin),
+        lambda net: net.layers.__setitem__(0, nn.Tanh()),
+        lambda net: net.layers.append(nn.Tanh()),
+    ],
+)
+def test_what_a_collection_holds_is_replaced(change: Callable[[Any], Any]) -> None:
+    plain = Collections().eval()
+    fast = decorate(plain, strict=True)
+    check(fast, plain, X)
+    change(plain)
+    fast.pair = plain.pair  # which is replaced, where the others are shared and edited in place
+    check(fast, plain, X)
+    check(fast, plain, X)
+    assert fast.cache_info().misses == 2
+
+
 # ---------------------------------------------------------------- modules that are not registered
 
 

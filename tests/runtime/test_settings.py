@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tvmify.runtime.settings import settings_in
 
@@ -51,8 +53,25 @@ def test_the_collections_in_a_collection_are_listed() -> None:
     assert [id(found) for found in settings.collections] == [id(outer), id(inner), id(members)]
 
 
+def test_what_is_not_plain_is_told_apart_by_identity() -> None:
+    tensors, layers, functions = torch.ones(2, 3), (nn.ReLU(), nn.ReLU()), (torch.sin, torch.cos)
+    for one, other in (tensors.unbind(), layers, functions):
+        for hold in (lambda item: [item], lambda item: (1, {"a": [item]})):
+            first, same, second = (settings_in(hold(item)) for item in (one, one, other))
+            assert first is not None and same is not None and second is not None
+            assert first.value == same.value and first.value != second.value
+
+
 def test_other_things_are_no_settings() -> None:
     itself: list[Any] = []
     itself.append(itself)
-    others = [torch.ones(2), [torch.ones(2)], {"a": object()}, itself, list(range(1000))]
+    others = [torch.ones(2), 1, {object(): 1}, {torch.ones(2)}, itself, list(range(1000))]
     assert [settings_in(other) for other in others] == [None] * len(others)
+
+
+def test_tensors_in_a_collection_are_not_kept_alive() -> None:
+    tensor = torch.ones(2)
+    settings = settings_in((tensor,))
+    reference = weakref.ref(tensor)
+    del tensor
+    assert settings is not None and reference() is None

@@ -3,9 +3,9 @@
 A compiled program is valid for one state of its module: its attributes, submodules, modes and
 hooks. Before every call, native code compares all of them by identity, at a few nanoseconds each.
 It detects assignments to any attribute in the module, a new class of a submodule, and a new method
-of a class, and edits of lists, dicts and sets of plain values. It cannot detect what else leaves
-identities unchanged: other objects edited in place, writes to ``tensor.data``, global variables.
-Call ``refresh()`` after those.
+of a class, and edits of lists, dicts and sets that an attribute holds. It cannot detect what else
+leaves identities unchanged: other objects edited in place, writes to ``tensor.data``, global
+variables. Call ``refresh()`` after those.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy as is_uninitialized
 
 from tvmify.errors import NotCompiled, Uninitialized
+from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
 from tvmify.runtime.native import Guard
 from tvmify.runtime.settings import PLAIN, settings_in
 from tvmify.signature import unreadable_kind
@@ -117,21 +118,6 @@ class Watched:
                 f"{where} has a forward hook",
                 "Remove the hook, or register it on a module whose forward is decorated.",
             )
-
-
-class _ByIdentity:
-    """An attribute compared by identity; holding it keeps its address from being reused."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 def watch(
@@ -249,13 +235,13 @@ class _Watching:
         # The root only weakly, since it owns the guard.
         held = part.module if part.path else weakref.ref(part.module)
         self._types.append((held, cls))
-        self._state.append((part.attribute("__class__"), _ByIdentity(cls)))
+        self._state.append((part.attribute("__class__"), ByIdentity(cls)))
         for base in cls.__mro__:
             if base not in self._classes and base not in _UNWATCHED:
                 self._classes[base] = None
                 methods = ((n, v) for n, v in vars(base).items() if _is_method(v))
                 name = f"methods of {base.__qualname__}"
-                self._state.append((name, frozenset((n, _ByIdentity(v)) for n, v in methods)))
+                self._state.append((name, frozenset((n, ByIdentity(v)) for n, v in methods)))
 
     def _add_value(self, part: Part, name: str, value: Any) -> None:
         is_lazy = isinstance(value, torch.Tensor) and is_uninitialized(value)
@@ -267,7 +253,7 @@ class _Watching:
             # A program may read either of two aliases, and tensors outside the module are its
             # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
-            comparable = comparable, alias if part.is_named else _ByIdentity(value)
+            comparable = comparable, alias if part.is_named else ByIdentity(value)
         elif (settings := settings_in(value)) is not None:
             comparable = settings.value
             for collection in settings.collections:
@@ -327,25 +313,6 @@ def _heeds_training(cls: type[nn.Module]) -> bool:
     )
 
 
-class _ByWeakIdentity:
-    """A tensor compared by identity, and not kept alive."""
-
-    __slots__ = ("_hash", "_reference")
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._hash = id(value)
-        self._reference = weakref.ref(value)
-
-    def __eq__(self, other: object) -> bool:
-        value = self._reference()
-        return self is other or (
-            isinstance(other, _ByWeakIdentity) and value is not None and other._reference() is value
-        )
-
-    def __hash__(self) -> int:
-        return self._hash
-
-
 def _is_method(member: Any) -> bool:
     """Whether a member of a class affects what its instances do; the guard ignores all others."""
     return callable(member) or hasattr(type(member), "__get__")
@@ -370,11 +337,11 @@ def _comparable(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         # A subclass may override any of these, and a nested tensor has no shape.
         if type(value) not in (torch.Tensor, nn.Parameter) or value.is_nested:
-            return _ByWeakIdentity(value)
+            return ByWeakIdentity(value)
         # New values only need repacking; another shape, dtype or device needs another program, and
         # compiled code cannot run on a tensor that it cannot read.
         attributes = value.dtype, value.device, value.requires_grad, unreadable_kind(value)
         return tuple(value.shape), *attributes
     if type(value) is tuple:
         return tuple(_comparable(item) for item in value)
-    return _ByIdentity(value)
+    return ByIdentity(value)
