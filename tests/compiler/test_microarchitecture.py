@@ -96,6 +96,26 @@ def test_caches_and_units_of_aarch64(named, l1, l2, units):
     assert (machine.vector_bits, machine.vector_registers) == (128, 32)
 
 
+@pytest.mark.parametrize(
+    ("mcpu", "l1", "l2"),
+    [("haswell", 32, 256), ("znver3", 32, 512), ("sapphirerapids", 48, 2048), ("x86-64", 32, 256)],
+)
+def test_caches_are_those_of_a_processor_that_is_named(mcpu: str, l1: int, l2: int):
+    machine = Microarchitecture.of(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
+    assert (machine.l1_bytes, machine.l2_bytes) == (l1 << 10, l2 << 10)
+
+
+def test_a_target_may_say_how_many_cores_there_are():
+    machines = [
+        Microarchitecture.of(tvm.target.Target({"kind": "llvm", "mcpu": "znver3"} | cores))
+        for cores in ({}, {"num-cores": 1}, {"num-cores": 12})
+    ]
+    assert [machine.cores for machine in machines] == [None, 1, 12]
+    assert [machine.core_counts((2, 4)) for machine in machines] == [(2, 4), (1,), (12,)]
+    assert [machine.worth_threads(1e9, 0) for machine in machines] == [True, False, True]
+    assert not machines[2].worth_threads(1, 0)
+
+
 @pytest.mark.parametrize(("target", "lanes", "registers"), MACHINES)
 @pytest.mark.parametrize("rows", [1, 2, 7, 128, 1000])
 @pytest.mark.parametrize("columns", [2, 17, 48, 1000])

@@ -238,6 +238,8 @@ class Convolution:
     #: One block of weights. Half as much takes a seventh longer with AVX2, and 2 % less time with
     #: AVX-512; without blocks it takes 20 to 40 % longer (512 channels at 7 × 7).
     panel: float = _number(1.25, "L1 sizes", Source(_VMS, "f7e2003", _SEARCH))
+    #: The numbers of cores on which bands of rows should be balanced, as `Matmul.cores`.
+    cores: tuple[int, ...] = _number((2, 4, 8), "cores", _estimate("994c049"))
     #: Fewer tasks cannot be divided among the cores of a small machine.
     few_tasks: int = _number(4, "tasks", _estimate("9ddd90d"))
     #: This many rows of tiles are balanced well enough: seven cost two cores a seventh (ViT).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Microarchitecture:
-    """The properties of a processor from which tiles are derived. The number of cores is
-    deliberately absent: a library runs with any number of threads, so loops are only marked
-    parallel. Nothing is read from the building machine: machines of one target share their
-    programs.
+    """The properties of a processor from which tiles are derived. Nothing is read from the building
+    machine: machines of one target share their programs. A target may say more: the processor
+    (``mcpu``), and the number of cores (``num-cores``).
 
     Attributes
     ----------
@@ -27,7 +26,8 @@ class Microarchitecture:
     vector_registers
         How many of them the instruction set has.
     l1_bytes, l2_bytes
-        Private caches of a core: the smallest of the processors with such a target.
+        Private caches of a core: those of the processor that the target names, or else the smallest
+        of the processors with its features.
     memory_operands
         Whether arithmetic instructions can take (and broadcast) an operand from memory, as on x86.
         If not, each operand needs a register.
@@ -38,6 +38,9 @@ class Microarchitecture:
     units
         How many multiply-adds of whole registers start per cycle. One on Zen 4, where 512-bit
         registers pass through 256-bit units.
+    cores
+        How many there are, if the target says so. A library runs with any number of threads all the
+        same, since loops are only marked parallel.
     """
 
     vector_bits: int
@@ -48,10 +51,19 @@ class Microarchitecture:
     multiplies_pairs: bool = False
     multiplies_tiles: bool = False
     units: int = 2
+    cores: int | None = None
 
     @classmethod
     def of(cls, target: Target) -> Microarchitecture:
         """Read a TVM target: its ``mattr`` first, its ``mcpu`` and ``mtriple`` otherwise."""
+        machine = cls._with_features(target)
+        if (caches := _CACHES.get(str(target.attrs.get("mcpu", "")))) is not None:
+            machine = replace(machine, l1_bytes=caches[0] << 10, l2_bytes=caches[1] << 10)
+        cores = target.attrs.get("num-cores")
+        return machine if cores is None else replace(machine, cores=int(cores))
+
+    @classmethod
+    def _with_features(cls, target: Target) -> Microarchitecture:
         attributes = target.attrs
         features = {str(name) for name in attributes.get("mattr", ())}
         cpu = str(attributes.get("mcpu", ""))
@@ -129,9 +141,16 @@ class Microarchitecture:
         """Estimate the nanoseconds of one core for a loop nest whose tensors are in its caches."""
         return max(self.nanoseconds(multiply_adds), byte_count / CORE.stream)
 
+    def core_counts(self, usual: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the numbers of cores that a kernel is to be good for."""
+        return usual if self.cores is None else (self.cores,)
+
     def worth_threads(self, multiply_adds: float, byte_count: float) -> bool:
-        """Whether a loop nest is long enough to pay for a fork and join."""
-        return self.streaming(multiply_adds, byte_count) > CORE.worth_fork * CORE.fork
+        """Whether there are several cores, and a loop nest is long enough for a fork and join."""
+        return (
+            self.cores != 1
+            and self.streaming(multiply_adds, byte_count) > CORE.worth_fork * CORE.fork
+        )
 
 
 def bits_of(dtype: str) -> int:
@@ -140,6 +159,18 @@ def bits_of(dtype: str) -> int:
     return int(digits.group()) if digits else 8
 
 
+#: L1 and L2 of a core of x86 in KiB, by LLVM's names of the processors, from the manuals: the
+#: smallest of those that have one name. Hybrid ones are missing: their cores differ.
+_CACHES = {
+    **dict.fromkeys(("haswell", "broadwell", "skylake"), (32, 256)),
+    **dict.fromkeys(("skylake-avx512", "cascadelake", "cooperlake"), (32, 1024)),
+    **dict.fromkeys(("icelake-client", "rocketlake"), (48, 512)),
+    **dict.fromkeys(("icelake-server", "tigerlake"), (48, 1280)),
+    **dict.fromkeys(("sapphirerapids", "emeraldrapids", "graniterapids"), (48, 2048)),
+    **dict.fromkeys(("znver1", "znver2", "znver3"), (32, 512)),
+    "znver4": (32, 1024),
+    "znver5": (48, 1024),
+}
 _FP16_MODELS = frozenset("sapphirerapids emeraldrapids graniterapids".split())
 _BF16_MODELS = _FP16_MODELS | frozenset("cooperlake znver4 znver5".split())
 #: Features that distinguish Zen 4 from all others with AVX-512: Cooper Lake lacks the second, and

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, tirx
 
 from tests.compiler import symbolic
@@ -343,11 +344,13 @@ def test_blocks_are_alike_or_the_last_is_shorter(length, longest, expected):
 
 
 def test_parallel_only_when_worth_it():
-    def of(rows, depth, columns):
+    def of(rows, depth, columns, target=NATIVE):
         weights = [random(columns, depth, seed=1), random(columns, seed=2)]
-        return build(_linear, [random(rows, depth)], weights, NATIVE).kernel()
+        return build(_linear, [random(rows, depth)], weights, target).kernel()
 
     assert has_parallel_loop(of(256, 512, 512))
+    one_core = tvm.target.Target({**NATIVE.export(), "num-cores": 1})
+    assert not has_parallel_loop(of(256, 512, 512, one_core))
     assert not has_parallel_loop(of(4, 32, 32))
 
 

@@ -212,7 +212,8 @@ def _rows(
         return -(-out[1] // rows) * window.reach((rows, out[2]))[0] - border
 
     def cost(rows: int) -> float:
-        return computed(rows) * _unevenness(sizes.hint(out[0]) * -(-out[1] // rows) * panels)
+        tasks = sizes.hint(out[0]) * -(-out[1] // rows) * panels
+        return computed(rows) * _unevenness(tasks, machine.core_counts(CONVOLUTION.cores))
 
     fitting = [
         rows
@@ -351,7 +352,6 @@ class _Task:
                 T.buffer_store(out, value, place)
 
 
-def _unevenness(tasks: int) -> float:
-    """The mean imbalance on two, four and eight cores, where the last one has fewer tasks."""
-    cores = (2, 4, 8)
+def _unevenness(tasks: int, cores: tuple[int, ...]) -> float:
+    """The mean imbalance on these numbers of cores, where the last one has fewer tasks."""
     return sum(-(-tasks // n) * n / tasks for n in cores) / len(cores)

@@ -168,7 +168,8 @@ def _by_cost(
 
 
 def _on_all_cores(work: Workload, plan: Plan, machine: Microarchitecture, bits: int) -> float:
-    return sum(n * nanoseconds(work, plan, machine, bits, n) for n in MATMUL.cores)
+    counts = machine.core_counts(MATMUL.cores)
+    return sum(n * nanoseconds(work, plan, machine, bits, n) for n in counts)
 
 
 def _plans(
