@@ -157,7 +157,8 @@ def target_for(
     if kind is None or wanted != kind or wanted == "cuda":
         served = ", ".join(f"{device} by {name!r}" for device, name in TARGET_OF_DEVICE.items())
         raise UnsupportedTarget(
-            f"the inputs are on {device_type!r} and the target is {wanted or 'unnamed'!r}",
+            f"the inputs are on {device_type!r}, and "
+            + (f"the target is {wanted!r}" if wanted else "no target serves that device"),
             f"This version compiles for: {served}; move the inputs, change target=, or name the "
             'GPU to build for: target={"kind": "cuda", "arch": "sm_90a"}.',
         )

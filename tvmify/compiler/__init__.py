@@ -93,9 +93,17 @@ def compile(
         try:
             decomposed = _decompose(program, stages, is_kept=shapes is not None)
             with _known_sizes(shapes):
-                # Tuning is for one size.
-                how = accuracy, tuning if shapes is None else None, unpacked, threads, places
-                return _compile(decomposed, target, stages, *how, shapes)
+                return _compile(
+                    decomposed,
+                    target,
+                    stages,
+                    accuracy=accuracy,
+                    tuning=tuning if shapes is None else None,  # it is for one size
+                    unpacked=unpacked,
+                    threads=threads,
+                    places=places,
+                    shapes=shapes,
+                )
         except NotCompiled:
             raise
         except Exception as error:
@@ -138,6 +146,7 @@ def _compile(
     decomposed: Decomposed,
     target: Target,
     stages: _Stages,
+    *,
     accuracy: str,
     tuning: Tuning | None,
     unpacked: Sequence[str],
