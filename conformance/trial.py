@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,9 @@ class Trial:
 SIZES = ((2, 12), (2, 12), (3, 17), (2, 9), (5, 13))
 
 
-def attempt(name: str, architecture: Architecture) -> Trial:
+def attempt(
+    name: str, architecture: Architecture, sizes: Sequence[tuple[int, int]] = SIZES
+) -> Trial:
     """Build a network, call it with other values and other sizes, and compare."""
     torch.manual_seed(0)
     trial = Trial(name, architecture.kind)
@@ -74,7 +76,7 @@ def attempt(name: str, architecture: Architecture) -> Trial:
     # copies, for some models of transformers leave hooks in themselves when they are called
     wide = _in_float64(network)
     fast: Any = tvmify(copy.deepcopy(network), cache=False, compare=False, progress=False)
-    drawn = [architecture.inputs(sizes) for sizes in SIZES]
+    drawn = [architecture.inputs(size) for size in sizes]
     with torch.inference_mode():
         try:
             for inputs in (drawn[0], *drawn):

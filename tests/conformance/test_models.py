@@ -13,14 +13,14 @@ import torch
 from conformance.architectures import ARCHITECTURES
 from conformance.comparison import Different, compare
 from conformance.models import read, summary
-from conformance.trial import Trial, attempt
+from conformance.trial import SIZES, Trial, attempt
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.parametrize("name", ["albert", "gpt2", "t5", "vit", "wav2vec2", "clip"])
 def test_architecture(name: str) -> None:
     pytest.importorskip("transformers")
-    trial = attempt(name, ARCHITECTURES[name])
+    trial = attempt(name, ARCHITECTURES[name], SIZES[:3])
     assert trial.right, trial.difference
     assert trial.compiled, trial.reason
 

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,16 @@ class Built:
         (name,) = (name for name in self.report if "pack" not in name)
         return self.ir_mod[name]
 
-    def run(self, inputs: Sequence[Array], weights: Sequence[Array] = ()) -> Array:
-        """Run on arrays, lowered as for users; packs the weights first."""
+    @cached_property
+    def machine(self) -> relax.VirtualMachine:
+        """The program, lowered as for users."""
         planned = pipeline.plan_memory(self.ir_mod, self.target)
         executable = generate(planned, self.target, "bytecode", threads=1).executable
-        machine = relax.VirtualMachine(executable, tvm.cpu())
+        return relax.VirtualMachine(executable, tvm.cpu())
+
+    def run(self, inputs: Sequence[Array], weights: Sequence[Array] = ()) -> Array:
+        """Run on arrays; packs the weights first."""
+        machine = self.machine
         arguments = [tvm.runtime.tensor(value) for value in inputs]
         if weights:
             arguments += machine["pack"](*(tvm.runtime.tensor(value) for value in weights))

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.compiler.programs import check, scheduled, with_specials
+from tests.compiler.programs import check, with_specials
 from tests.models import trained
+from tvmify.artifact import Artifact
 from tvmify.compiler.kernels.common import choice
 
 Combine = Callable[..., Tensor]
@@ -46,9 +47,9 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _kernels(module: nn.Module, *args: Tensor) -> Counter[str]:
+def _kernels(artifact: Artifact) -> Counter[str]:
     """How many kernels have each rule, less those that pack weights, and views."""
-    _, rules = scheduled(module, *args)
+    rules: dict[str, str] = artifact.report["kernels"]
     return Counter(rule for n, rule in rules.items() if "pack" not in n and "reshape" not in n)
 
 
@@ -69,8 +70,8 @@ def _kernels(module: nn.Module, *args: Tensor) -> Counter[str]:
 def test_feedforward(shape: tuple[int, ...], inner: int, bias: bool):
     module = Feedforward(shape[-1], inner, bias).eval()
     x = torch.randn(*shape)
-    check(module, x)
-    rules = _kernels(module, x)
+    artifact = check(module, x)
+    rules = _kernels(artifact)
     assert rules.pop("joined matmul") == 1
     assert sum(rules.values()) == 1
 
@@ -80,8 +81,8 @@ def test_feedforward(shape: tuple[int, ...], inner: int, bias: bool):
 def test_feedforward_of_half_types(dtype: torch.dtype, rows: int, width: int, inner: int):
     module = Feedforward(width, inner, bias=True).eval().to(dtype)
     x = torch.randn(rows, width).to(dtype)
-    check(module, x)
-    assert _kernels(module, x)["joined matmul"] == 1
+    artifact = check(module, x)
+    assert _kernels(artifact)["joined matmul"] == 1
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_whatever_makes_one_value_of_them(combine: Combine, count: int):
     layers = [nn.Linear(48, 80, bias=i % 2 == 0) for i in range(count)]
     module = Gated(combine, *layers).eval()
     artifact = check(module, torch.randn(2, 9, 48))
-    assert _kernels(module, torch.randn(2, 9, 48)) == {"joined matmul": 1}
+    assert _kernels(artifact) == {"joined matmul": 1}
     assert sum(name.startswith("packed: float32") for name in artifact.packed) >= 1
 
 
@@ -123,8 +124,8 @@ def test_what_is_broadcast_to_them_is_computed_before(shape: tuple[int, ...], on
 
     score = torch.randn(*(*shape[:-1], 70)[: len(shape) - ones], *[1] * ones)
     module, x = Scaled().eval(), torch.randn(shape)
-    check(module, x, score)
-    assert _kernels(module, x, score) == {"joined matmul": 1}
+    artifact = check(module, x, score)
+    assert _kernels(artifact) == {"joined matmul": 1}
 
 
 @pytest.mark.parametrize("number", range(choice.Choices().most))
@@ -136,8 +137,8 @@ def test_whichever_way_they_are_cut(
     monkeypatch.setattr(choice, "settled", lambda _, found: found[min(number, len(found) - 1)])
     module = Gated(_swiglu, nn.Linear(shape[-1], 17), nn.Linear(shape[-1], 17)).eval()
     x = torch.randn(shape)
-    check(module, x)
-    assert _kernels(module, x)["joined matmul"] == 1
+    artifact = check(module, x)
+    assert _kernels(artifact)["joined matmul"] == 1
 
 
 def test_a_residual_joins_them():
@@ -150,8 +151,8 @@ def test_a_residual_joins_them():
             return x + _swiglu(self.gate(x), self.up(x))
 
     module, x = Residual().eval(), torch.randn(3, 5, 64)
-    check(module, x)
-    assert _kernels(module, x) == {"joined matmul": 1}
+    artifact = check(module, x)
+    assert _kernels(artifact) == {"joined matmul": 1}
 
 
 @pytest.mark.parametrize(
@@ -191,9 +192,9 @@ def test_products_of_other_shapes_or_inputs_stay_apart():
 def test_two_pairs_of_one_input():
     layers = [nn.Linear(48, 80) for _ in range(4)]
     module = Gated(lambda a, b, c, d: (_swiglu(a, b), torch.tanh(c) * d), *layers).eval()
-    check(module, torch.randn(9, 48))
+    artifact = check(module, torch.randn(9, 48))
     # Both pairs have one shape, yet the epilogues differ.
-    assert _kernels(module, torch.randn(9, 48)) == {"joined matmul": 2}
+    assert _kernels(artifact) == {"joined matmul": 2}
 
 
 def test_a_value_that_is_read_twice_is_one_value():
@@ -205,8 +206,8 @@ def test_a_value_that_is_read_twice_is_one_value():
 
 def test_equal_layers_share_a_kernel():
     module = nn.Sequential(*(Feedforward(64, 128) for _ in range(3))).eval()
-    check(module, torch.randn(9, 64))
-    assert _kernels(module, torch.randn(9, 64))["joined matmul"] == 1
+    artifact = check(module, torch.randn(9, 64))
+    assert _kernels(artifact)["joined matmul"] == 1
 
 
 def test_the_same_weight_twice():
@@ -234,17 +235,17 @@ def test_batch_norms_are_in_the_weights():
             return torch.sigmoid(self.gate(x)) * self.up(x)
 
     module = trained(Normed())
-    check(module, torch.randn(9, 48))
-    rules = _kernels(module, torch.randn(9, 48))
+    artifact = check(module, torch.randn(9, 48))
+    rules = _kernels(artifact)
     assert (rules["joined matmul"], rules["matmul"]) == (1, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_types(dtype: torch.dtype):
     module, x = Feedforward(48, 80, bias=True).eval().to(dtype), torch.randn(9, 48).to(dtype)
-    check(module, x)
+    artifact = check(module, x)
     # In half precision each layer casts its input, to the same.
-    assert _kernels(module, x)["joined matmul"] == 1
+    assert _kernels(artifact)["joined matmul"] == 1
 
 
 def test_beside_attention():
@@ -263,8 +264,8 @@ def test_beside_attention():
             return x + self.feedforward(F.rms_norm(x, (64,)))
 
     module, x = Block().eval(), torch.randn(2, 10, 64)
-    check(module, x)
-    rules = _kernels(module, x)
+    artifact = check(module, x)
+    rules = _kernels(artifact)
     assert rules["joined matmul"] == rules["attention"] == 1
     assert rules["matmul"] == 2  # all three projections, and the way back
 
@@ -288,8 +289,8 @@ def _heads(*columns: int) -> nn.Module:
 )
 def test_narrow_heads_are_one_product(columns: tuple[int, ...], rows: int, merged: bool):
     module, x = _heads(*columns), torch.randn(rows, 64)
-    check(module, x)
-    _, rules = scheduled(module, x)
+    artifact = check(module, x)
+    rules = artifact.report["kernels"]
     assert ("split" in rules) is merged
     if merged:
         assert list(rules.values()).count("matmul") == 1
