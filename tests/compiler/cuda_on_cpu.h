@@ -28,6 +28,12 @@ template <typename T>
 struct Four {
   T x, y, z, w;
 };
+template <typename T>
+struct Two {
+  T x, y;
+};
+using float2 = Two<float>;
+using half2 = Two<half>;
 using float4 = Four<float>;
 using half4 = Four<half>;
 using int4 = Four<int>;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +13,12 @@ from tvmify.dispatch.agreement import check_draws, computes_the_same, refuse_uns
 from tvmify.dispatch.outcome import Choice, Compiled, Eager
 from tvmify.dispatch.verdict import judge
 from tvmify.errors import BuildError, GradientsNeeded
-from tvmify.runtime import GraphedCall
+from tvmify.runtime import GraphedCall, timing_algorithms
 
 
-def check_results(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]) -> None:
+def check_results(
+    compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any], *, is_tuned: bool
+) -> None:
     """Refuse code for a GPU, if no machine has compared it yet, that computes something else.
 
     Parameters
@@ -24,6 +27,8 @@ def check_results(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[
         Of the arguments of the call.
     eager
         Computes the call.
+    is_tuned
+        Whether cuDNN times its algorithms meanwhile, which each process does anew.
 
     Raises
     ------
@@ -31,10 +36,19 @@ def check_results(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[
         It does not compute this call as eager PyTorch does, or that cannot be seen.
     """
     run, artifact, gpu = compiled.run, compiled.executor.artifact, compiled.gpu_of(leaves)
-    if gpu is None or artifact.verdicts:
-        return
-    if artifact.writes or run.obstacle(leaves):
+    if gpu is None or artifact.writes or run.obstacle(leaves):
         return  # nothing may be written twice
+    with timing_algorithms() if is_tuned else contextlib.nullcontext():
+        if not artifact.verdicts:
+            _compare(compiled, leaves, eager, gpu)
+        elif is_tuned:
+            _result(compiled, leaves)
+
+
+def _compare(
+    compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any], gpu: int
+) -> None:
+    run = compiled.run
     calls = 3 if isinstance(run, GraphedCall) else 1  # the last replays what the second was
     try:
         repeat = lambda: [_result(compiled, leaves) for _ in range(calls)][-1]  # noqa: E731

@@ -270,7 +270,8 @@ class Miss:
 
     def _accepted(self, compiled: Compiled, key: Key, eager: Any) -> Compiled | Eager:
         leaves, options = self._request.leaves, self._request.options
-        acceptance.check_results(compiled, leaves, eager)
+        is_tuned = options.tune is not None
+        acceptance.check_results(compiled, leaves, eager, is_tuned=is_tuned)
         acceptance.check_random(compiled, leaves, eager)
         outcome: Compiled | Eager = compiled
         if options.compares():

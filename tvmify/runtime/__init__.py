@@ -19,7 +19,7 @@ from tvmify.runtime.gradients import attach, followed_leaves
 from tvmify.runtime.graphs import GraphedCall, Graphs, is_capturing
 from tvmify.runtime.graphs import obstacle as graph_obstacle
 from tvmify.runtime.measuring import measure
-from tvmify.runtime.measuring_gpu import measure_on
+from tvmify.runtime.measuring_gpu import measure_on, timing_algorithms
 from tvmify.runtime.shape_guard import ShapeGuard
 from tvmify.runtime.surroundings import (
     autocast_text,
@@ -67,6 +67,7 @@ __all__ = [
     "measure",
     "measure_on",
     "original",
+    "timing_algorithms",
     "unusual_signature",
     "watch",
     "with_method_renamed",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 
 import torch
@@ -23,11 +24,25 @@ _COLD = 256 << 20
 Tensors = Sequence[torch.Tensor]
 
 
+@contextlib.contextmanager
+def timing_algorithms() -> Iterator[None]:
+    """Let cuDNN time its algorithms for the convolutions that are first called in here.
+
+    PyTorch remembers the fastest, for calls outside, too.
+    """
+    flags = torch.backends.cudnn
+    before, flags.benchmark = flags.benchmark, True
+    try:
+        yield
+    finally:
+        flags.benchmark = before
+
+
 def measure_on(
     gpu: torch.device, artifacts: Sequence[Artifact], inputs: Tensors, weights: Tensors
 ) -> list[float]:
     """Return the seconds of one call of each artifact on a GPU; see `tvmify.runtime.measure`."""
-    with torch.cuda.device(gpu), torch.no_grad():
+    with torch.cuda.device(gpu), torch.no_grad(), timing_algorithms():
         leaves = [tensor.to(gpu) for tensor in inputs]
         held = [tensor.to(gpu) for tensor in weights]
         rounds = [_round(artifact, leaves, held) for artifact in artifacts]

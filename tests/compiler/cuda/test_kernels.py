@@ -185,8 +185,14 @@ def test_rows_times_weights(check: Check, shape: tuple[int, ...], dtype: torch.d
     assert any("gelu" in name and "row_product" in name for name in rules)
 
 
-@pytest.mark.parametrize("rows", [264, 266, 267, 40])
-def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(check: Check, rows: int):
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [(264, torch.float32), (266, torch.float16), (267, torch.float16), (40, torch.float32)],
+    ids=str,
+)
+def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(
+    check: Check, rows: int, dtype: torch.dtype
+):
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -195,11 +201,10 @@ def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(check: Check, row
         def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
             return residual + F.relu(self.layer(x))
 
-    for dtype in (torch.float32, torch.float16):
-        row, residual = torch.randn(1, 512, dtype=dtype), torch.randn(1, rows, dtype=dtype)
-        rules = check(Net().eval().to(dtype), row, residual)
-        assert Counter(rules.values())["row product"] == 1  # of itself, and all else is in it
-        assert len([name for name in rules if "relu" in name]) == 1
+    row, residual = torch.randn(1, 512, dtype=dtype), torch.randn(1, rows, dtype=dtype)
+    rules = check(Net().eval().to(dtype), row, residual)
+    assert Counter(rules.values())["row product"] == 1
+    assert sum("relu" in name for name in rules) == 1  # all else is in it
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -240,3 +245,42 @@ def test_a_decoding_step_copies_nothing_and_adds_where_it_multiplies(
     # Others pack weights, or are views.
     others = [name for name in rules if name not in called]
     assert not any("add" in name or "fused_reshape" in name for name in others), others
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [(192, torch.float32), (256, torch.float16), (100, torch.float16)],
+    ids=str,
+)
+def test_a_residual_and_its_norm_are_one_kernel(check: Check, width: int, dtype: torch.dtype):
+    class Layers(nn.Module):
+        """The sum of the first is read again, that of the second is not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+            for norm in self.norms:
+                nn.init.normal_(norm.weight)
+                nn.init.normal_(norm.bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = 3 + x + self.layers[0](x)
+            x = x + self.layers[1](self.norms[0](x))
+            return self.norms[1](x)
+
+    rules = check(Layers().eval().to(dtype), torch.randn(2, 5, width, dtype=dtype))
+    # Both norms call the same one, and nothing else adds but what comes before the first.
+    is_shared = width != 100
+    assert Counter(rules.values())["residual norm"] == is_shared
+    assert sum("add" in name for name in rules) == (1 if is_shared else 2), rules
+
+
+def test_norms_of_other_sums(check: Check):
+    def norms(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> list[torch.Tensor]:
+        sums = [x + x, x + row, x + 1, x[:1, :1] + row]
+        return [F.layer_norm(total, (128,)) for total in [*sums, x + y]]
+
+    x, y = torch.randn(2, 2, 3, 128)
+    rules = check(norms, x, y, torch.randn(128))
+    assert Counter(rules.values())["residual norm"] == 1  # of the last

@@ -18,6 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.aten.calls import Aten, aten, multiply
 from tvmify.compiler.cuda.products import by_kernel
+from tvmify.compiler.cuda.residual_norms import sum_and_norm
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, linear, values_and_readers
 
@@ -34,6 +35,8 @@ class _Calling(PyExprMutator):
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
         products = filter(None, map(self.linear, self.values.values()))
+        #: The call that is visited, with the arguments of the given program.
+        self.visited: relax.Call
         #: Products that additions take along.
         self.taken = [product for product, _ in products]
 
@@ -51,6 +54,7 @@ class _Calling(PyExprMutator):
             return source if source is not None and source.ty.dtype == call.ty.dtype else call
         if name not in _CALLS or str(call.ty.dtype) not in _DTYPES:
             return call
+        self.visited = op
         return _CALLS[name](self, call)
 
     def linear(self, value: Expr) -> tuple[relax.Call, Expr] | None:
@@ -63,6 +67,26 @@ class _Calling(PyExprMutator):
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
         source = value.args[0] if is_call(_ASTYPE, value) else None
         return source if source is not None and str(source.ty.dtype) in _HALF else None
+
+    def in_half(self, call: relax.Call) -> list[Expr] | None:
+        """Return the tensors of one half type that all arguments were made of, if they were."""
+        narrow = [source for source in map(self.narrow, call.args) if source is not None]
+        dtypes = {str(source.ty.dtype) for source in narrow}
+        is_half = len(narrow) == len(call.args) and len(dtypes) == 1
+        return narrow if is_half and str(call.ty.dtype) == "float32" else None
+
+    def replace(self, old: Expr, new: relax.Var, read: Expr) -> None:
+        """Let what is visited from now on read another variable of the same value.
+
+        `read` stands for it in the program that is visited, or is a cast of what does.
+        """
+        value = self.values.get(read)
+        if self.visit_expr(read).same_as(old):
+            self.set_var_remap(read, new)
+        elif is_call(_ASTYPE, value) and self.visit_expr(value.args[0]).same_as(old):
+            self.set_var_remap(value.args[0], new)
+            cast = self.builder_.emit(relax.op.astype(new, read.ty.dtype))
+            self.set_var_remap(read, cast)
 
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
         """Return a matrix as it lies in memory, and whether that is the other way around."""
@@ -169,7 +193,13 @@ def _layer_norm(calling: _Calling, call: relax.Call) -> relax.Expr:
     def body(record: Aten, x: Any, scale: Any, shift: Any) -> Any:
         return record("layer_norm", x, sizes, scale, shift, epsilon, False)
 
-    return _in_half(calling, call, body)
+    operands = calling.in_half(call) or call.args
+    made = sum_and_norm(calling.builder_, *operands, epsilon) if len(axes) == 1 else None
+    if made is None:
+        return _in_half(calling, call, body)
+    total, normed = made
+    calling.replace(operands[0], total, calling.visited.args[0])
+    return normed if normed.ty.dtype == call.ty.dtype else relax.op.astype(normed, call.ty.dtype)
 
 
 def _softmax(calling: _Calling, call: relax.Call) -> relax.Expr:
@@ -202,11 +232,11 @@ def _reduction(calling: _Calling, call: relax.Call) -> relax.Expr:
 
 def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> relax.Expr:
     """Let the kernel read and write a half type, and compute in float32, as it would in eager."""
-    narrow = [calling.narrow(x) for x in call.args]
-    dtypes = {None if x is None else str(x.ty.dtype) for x in narrow}
-    if len(dtypes) > 1 or None in dtypes or str(call.ty.dtype) != "float32":
+    narrow = calling.in_half(call)
+    if narrow is None:
         return aten(call.args, _shape(call), str(call.ty.dtype), body)
-    result = calling.builder_.emit(aten(narrow, _shape(call), dtypes.pop(), body))
+    dtype = str(narrow[0].ty.dtype)
+    result = calling.builder_.emit(aten(narrow, _shape(call), dtype, body))
     return relax.op.astype(result, "float32")
 
 

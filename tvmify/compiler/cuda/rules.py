@@ -10,6 +10,7 @@ from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
+from tvmify.compiler.cuda.residual_norms import ResidualNorm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.kernels.common.rewriting import uses
@@ -102,6 +103,7 @@ RULES: dict[str, ScheduleRule] = {
     "elementwise": OneKernel(Elementwise()),
     "row product": OneKernel(RowProduct()),
     "uneven row product": OneKernel(UnevenRowProduct()),
+    "residual norm": OneKernel(ResidualNorm()),
     "reduction": OneKernel(gpu.Reduction()),
     "general reduction": OneKernel(gpu.GeneralReduction()),
     "fallback": OneKernel(gpu.Fallback()),
