@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -69,38 +70,52 @@ def group_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, Non
     source, weight, bias, _, _channels, _, groups, eps = node.args
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
-    return _normalized(importer, x, int(groups), weight, bias, float(eps), dtype), None, None  # type: ignore[arg-type]
+    norm = _GroupNorm(int(groups), weight, bias, float(eps), dtype)  # type: ignore[arg-type]
+    return _normalized(importer, x, norm), None, None
+
+
+@dataclass(frozen=True)
+class _GroupNorm:
+    """A normalization of groups of channels, one sample at a time.
+
+    Attributes
+    ----------
+    groups
+        How many there are.
+    weight, bias
+        Of each channel; None stands for ones and zeros.
+    dtype
+        Of the tensor that is normalized, and of its sums.
+    """
+
+    groups: Size
+    weight: Any
+    bias: Any
+    eps: float
+    dtype: torch.dtype
 
 
 def _normalized(
     importer: Importer,
     x: relax.Expr,
-    groups: Size,
-    weight: Any,
-    bias: Any,
-    eps: float,
-    dtype: torch.dtype,
+    norm: _GroupNorm,
 ) -> relax.Expr:
     """Normalise each group of channels of each sample."""
-    rank, rest = len(x.ty.shape), (groups, weight, bias, eps, dtype)
+    rank = len(x.ty.shape)
     if rank not in (4, 5) or is_for_gpu():  # a GPU would launch ten kernels instead of one
-        return _normalized_rows(importer, x, *rest)
+        return _normalized_rows(importer, x, norm)
     if rank == 4:
-        return _normalized_images(importer, x, 1, *rest)
+        return _normalized_images(importer, x, norm)
     batch, _, depth, *_ = sizes_of(x.ty.shape)
-    images = _normalized_images(importer, volumes.slices(importer, x), depth, *rest)
+    images = _normalized_images(importer, volumes.slices(importer, x), norm, depth)
     return volumes.as_volumes(importer, images, batch)
 
 
 def _normalized_images(
     importer: Importer,
     x: relax.Expr,
-    depth: int,
-    groups: Size,
-    weight: Any,
-    bias: Any,
-    eps: float,
-    dtype: torch.dtype,
+    norm: _GroupNorm,
+    depth: int = 1,
 ) -> relax.Expr:
     """As `_normalized`, with operators that adopt the layout of neighbouring convolutions. As in
     PyTorch's own kernel, each element takes one multiplication and one addition. Rows are summed
@@ -109,7 +124,7 @@ def _normalized_images(
     """
     emit = importer.emit
     count, channels = sizes_of(x.ty.shape.values[:2])
-    grouped = [count // depth, depth, groups, _of_each(channels, groups)]
+    grouped = [count // depth, depth, norm.groups, _of_each(channels, norm.groups)]
     shared = [axis for axis in (1, 3) if grouped[axis] > 1]
 
     def mean(x: relax.Expr) -> relax.Expr:
@@ -124,32 +139,28 @@ def _normalized_images(
         return x
 
     def per_channel(scale: Any, default: float) -> relax.Expr:
-        scale = _scale(importer, scale, [channels], default, dtype)
+        scale = _scale(importer, scale, [channels], default, norm.dtype)
         return emit(relax.op.reshape(scale, [1, channels, 1, 1]))
 
     means = mean(x)
     centred = emit(x - means)
-    variance = emit(mean(emit(centred * centred)) + relax.const(eps, str(x.ty.dtype)))
-    scale = emit(emit(relax.op.rsqrt(variance)) * per_channel(weight, 1.0))
-    shift = emit(per_channel(bias, 0.0) - emit(means * scale))
+    variance = emit(mean(emit(centred * centred)) + relax.const(norm.eps, str(x.ty.dtype)))
+    scale = emit(emit(relax.op.rsqrt(variance)) * per_channel(norm.weight, 1.0))
+    shift = emit(per_channel(norm.bias, 0.0) - emit(means * scale))
     return emit(emit(x * scale) + shift)
 
 
 def _normalized_rows(
     importer: Importer,
     x: relax.Expr,
-    groups: Size,
-    weight: Any,
-    bias: Any,
-    eps: float,
-    dtype: torch.dtype,
+    norm: _GroupNorm,
 ) -> relax.Expr:
     """As `_normalized`, in one function. The groups are rows in memory, and the reduction rule
     fuses the three passes over each.
     """
     shape = sizes_of(x.ty.shape)
-    grouped = [shape[0], groups, _of_each(shape[1], groups), product(shape[2:])]
-    scales = [importer.tensor(w, dtype) for w in (weight, bias) if w is not None]
+    grouped = [shape[0], norm.groups, _of_each(shape[1], norm.groups), product(shape[2:])]
+    scales = [importer.tensor(w, norm.dtype) for w in (norm.weight, norm.bias) if w is not None]
 
     def group_norm(x: te.Tensor, *scales: te.Tensor) -> te.Tensor:
         channels = x.shape[2]
@@ -171,12 +182,12 @@ def _normalized_rows(
         squares = total("squares", lambda *i: centred(*i) * centred(*i))
 
         def element(n: Any, g: Any, k: Any, i: Any) -> Any:
-            variance = squares(n, g) / count + tirx.const(eps, x.dtype)
+            variance = squares(n, g) / count + tirx.const(norm.eps, x.dtype)
             result = centred(n, g, k, i) * tirx.rsqrt(variance)
             per_channel = iter(scales)
-            if weight is not None:
+            if norm.weight is not None:
                 result = result * next(per_channel)(g * channels + k)
-            return result + next(per_channel)(g * channels + k) if bias is not None else result
+            return result + next(per_channel)(g * channels + k) if norm.bias is not None else result
 
         return te.compute(x.shape, element, name="group_norm")
 
@@ -222,8 +233,8 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
     if shape[0] == 1:
-        each = _normalized(importer, x, shape[1], weight, bias, float(eps), dtype)
-        return each, None, None
+        norm = _GroupNorm(shape[1], weight, bias, float(eps), dtype)
+        return _normalized(importer, x, norm), None, None
     axes = [0, *range(2, len(shape))]
     *_, centred = deviations(importer, x, axes)
     variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
