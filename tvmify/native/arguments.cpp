@@ -57,7 +57,7 @@ const char* name_of(at::ScalarType dtype) {
   }
 }
 
-void append(std::string& text, const at::Tensor& tensor, Tensors mode) {
+void append(std::string& text, const at::Tensor& tensor, TensorText mode) {
   if (!tensor.defined()) {
     text += "undefined";
     return;
@@ -71,7 +71,7 @@ void append(std::string& text, const at::Tensor& tensor, Tensors mode) {
   const char* separator = "";
   for (const int64_t size : tensor.sizes()) {
     text += separator;
-    if (mode == Tensors::kPattern) {
+    if (mode == TensorText::kPattern) {
       text += '_';
     } else {
       append(text, size);
@@ -83,13 +83,13 @@ void append(std::string& text, const at::Tensor& tensor, Tensors mode) {
 
 class Description {
  public:
-  Description(Tensors mode, std::string& text, std::vector<at::Tensor>& tensors)
+  Description(TensorText mode, std::string& text, std::vector<at::Tensor>& tensors)
       : mode_(mode), text_(text), tensors_(tensors) {}
 
   void add(const c10::IValue& value) {
     if (value.isTensor()) {
       tensors_.push_back(value.toTensor());
-      if (mode_ == Tensors::kCollectedOnly) {
+      if (mode_ == TensorText::kCollectedOnly) {
         text_ += '_';
       } else {
         append(text_, tensors_.back(), mode_);
@@ -143,14 +143,14 @@ class Description {
     text_ += '}';
   }
 
-  const Tensors mode_;
+  const TensorText mode_;
   std::string& text_;
   std::vector<at::Tensor>& tensors_;
 };
 
 }  // namespace
 
-void describe(const c10::IValue& value, Tensors mode, std::string& text,
+void describe(const c10::IValue& value, TensorText mode, std::string& text,
               std::vector<at::Tensor>& tensors) {
   Description(mode, text, tensors).add(value);
 }

@@ -9,7 +9,7 @@
 
 namespace tvmify {
 
-enum class Tensors { kDescribed, kPattern, kCollectedOnly };
+enum class TensorText { kDescribed, kPattern, kCollectedOnly };
 
 // Appends the tensors inside `value` to `tensors`, in the order of the text, and to `text` a
 // description that is equal for two values if and only if the same program serves both:
@@ -17,7 +17,7 @@ enum class Tensors { kDescribed, kPattern, kCollectedOnly };
 // and shape, not by device, since each device may have its own program (`common_device`);
 // everything else by value. With `kPattern`, each size is a "_", so that the text is equal for
 // values that differ in sizes only; with `kCollectedOnly`, a tensor is only a "_" in the text.
-void describe(const c10::IValue& value, Tensors mode, std::string& text,
+void describe(const c10::IValue& value, TensorText mode, std::string& text,
               std::vector<at::Tensor>& tensors);
 
 // The device of these tensors; nullopt if they are on several, the CPU if there are none.

@@ -73,7 +73,7 @@ at::Tensor shown_by(const DLTensor& output, const at::Tensor& owner) {
 }
 
 // Version of CompiledModule::State. Increase it when the meaning of a part changes.
-constexpr int64_t kFormat = 1;
+constexpr int64_t kModuleFormat = 1;
 
 // The packages that kernels link to, as in "apache-tvm==0.27.0 apache-tvm-ffi==0.1.14".
 constexpr const char* kRuntime = TVMIFY_RUNTIME;
@@ -139,10 +139,10 @@ CompiledModule::CompiledModule(const State& state) : weights_(no_weights()) {
   metadata_ = text("metadata");
   features_ = text("features");
   runtime_ = text("runtime");
-  is_known_ = format == kFormat;
+  is_known_ = format == kModuleFormat;
   if (!is_known_) {
-    refusal_ =
-        c10::str("it was saved in format ", format, ", and this version of tvmify reads ", kFormat);
+    refusal_ = c10::str("it was saved in format ", format, ", and this version of tvmify reads ",
+                        kModuleFormat);
   } else if (runtime_ != kRuntime) {
     refusal_ = c10::str("it was built for ", runtime_, ", and this process has ", kRuntime);
   } else {
@@ -193,7 +193,7 @@ CompiledModule::State CompiledModule::state() const {
   texts.insert("features", features_);
   texts.insert("runtime", runtime_);
   texts.insert("sha1", library_->digest());
-  return {kFormat, texts, library_->bytes()};
+  return {kModuleFormat, texts, library_->bytes()};
 }
 
 CompiledModule::CompiledModule(const CompiledModule& other)

@@ -12,7 +12,7 @@ namespace tvmify {
 namespace {
 
 // Version of the description. Increase it when the meaning of a line changes.
-constexpr const char* kFormat = "1";
+constexpr const char* kProgramFormat = "1";
 
 // A limit, since every new kind of arguments gives a new reason.
 constexpr size_t kMostReasons = 64;
@@ -42,7 +42,7 @@ std::string kinds_of(at::TensorList tensors) {
   std::vector<at::Tensor> ignored;
   for (const at::Tensor& tensor : tensors) {
     if (!text.empty()) text += ' ';
-    describe(tensor, Tensors::kDescribed, text, ignored);
+    describe(tensor, TensorText::kDescribed, text, ignored);
   }
   return text;
 }
@@ -100,9 +100,9 @@ EmbeddedProgram::EmbeddedProgram(const at::Tensor& library, std::string descript
     : description_(std::move(description)), bounds_(std::make_shared<const Bounds>()) {
   Facts facts = parse(description_);
   is_strict_ = facts.count("strict") != 0;
-  if (facts["tvmify"] != kFormat) {
+  if (facts["tvmify"] != kProgramFormat) {
     refusal_ = c10::str("it was exported in format ", facts["tvmify"],
-                        ", and this version of tvmify reads ", kFormat);
+                        ", and this version of tvmify reads ", kProgramFormat);
     return;
   }
   inputs_ = facts["inputs"];

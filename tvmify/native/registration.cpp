@@ -23,9 +23,9 @@ using Texts = std::vector<std::string>;
 using Indices = std::vector<int64_t>;
 
 // Returns the text and the tensors of a call's arguments, as in `SavedModule::run`.
-std::tuple<std::string, Tensors> described(const c10::IValue& arguments) {
+std::tuple<std::string, Tensors> describe_arguments(const c10::IValue& arguments) {
   std::tuple<std::string, Tensors> result;
-  describe(arguments, tvmify::Tensors::kDescribed, std::get<0>(result), std::get<1>(result));
+  describe(arguments, TensorText::kDescribed, std::get<0>(result), std::get<1>(result));
   return result;
 }
 
@@ -33,7 +33,7 @@ std::tuple<std::string, Tensors> described(const c10::IValue& arguments) {
 std::string pattern(const c10::IValue& arguments) {
   std::string text;
   Tensors tensors;
-  describe(arguments, tvmify::Tensors::kPattern, text, tensors);
+  describe(arguments, TensorText::kPattern, text, tensors);
   return text;
 }
 
@@ -80,7 +80,8 @@ TORCH_LIBRARY(tvmify, library) {
 
   library.def("cpu_features() -> str[]", [] { return cpu_features(); });
   library.def("pattern", [](const c10::IValue& arguments) { return pattern(arguments); });
-  library.def("describe", [](const c10::IValue& arguments) { return described(arguments); });
+  library.def("describe",
+              [](const c10::IValue& arguments) { return describe_arguments(arguments); });
 }
 
 }  // namespace

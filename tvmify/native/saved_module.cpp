@@ -18,14 +18,14 @@ namespace tvmify {
 namespace {
 
 // Version of SavedModule::State. Increase it when the meaning of a part changes.
-constexpr int64_t kFormat = 1;
+constexpr int64_t kFileFormat = 1;
 
 constexpr size_t kMostWarnings = 64;
 
 std::string described(const c10::IValue& value) {
   std::string text;
   std::vector<at::Tensor> tensors;
-  describe(value, Tensors::kDescribed, text, tensors);
+  describe(value, TensorText::kDescribed, text, tensors);
   return text;
 }
 
@@ -157,9 +157,9 @@ SavedModule::SavedModule(const State& state) {
   // Read in every format, since the module can be interpreted even if the code is unreadable.
   fallbacks_ = part(texts, "fallbacks");
   strict_ = !part(texts, "strict").empty();
-  if (format != kFormat) {
+  if (format != kFileFormat) {
     refusal_ = c10::str("the file was saved in format ", format,
-                        ", and this version of tvmify reads ", kFormat);
+                        ", and this version of tvmify reads ", kFileFormat);
     return;
   }
   const size_t count = compiled.size();
@@ -205,7 +205,7 @@ SavedModule::State SavedModule::state() const {
   numbers.insert("weights", weights);
   numbers.insert("outputs", outputs);
   numbers.insert("forms", forms);
-  return {kFormat, texts, numbers, compiled};
+  return {kFileFormat, texts, numbers, compiled};
 }
 
 void SavedModule::add(Program program) {
@@ -239,7 +239,7 @@ template <typename Usable>
 const SavedModule::Program* SavedModule::find_symbolic(const Call& call, Usable usable) const {
   std::string pattern;
   std::vector<at::Tensor> tensors;
-  describe(call.arguments, Tensors::kPattern, pattern, tensors);
+  describe(call.arguments, TensorText::kPattern, pattern, tensors);
   c10::SmallVector<const at::Tensor*, 8> leaves;
   for (const at::Tensor& tensor : tensors) leaves.push_back(&tensor);
   const Program* nearest = nullptr;
@@ -273,7 +273,7 @@ void SavedModule::check_memory(const std::vector<at::Tensor>& tensors) const {
 std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::IValue& state) {
   std::string plain;
   std::vector<at::Tensor> tensors;
-  describe(state, Tensors::kCollectedOnly, plain, tensors);
+  describe(state, TensorText::kCollectedOnly, plain, tensors);
   std::shared_ptr<const Weights> weights = std::atomic_load(&weights_);
   if (weights != nullptr && !held_ && weights->are(tensors, plain)) return weights;
   const std::lock_guard<ForkSafeMutex> lock(changing_);
@@ -329,7 +329,7 @@ std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
   Call call{arguments, {}, {}};
   std::string reason;
   const auto& [ignored, text, tensors] = call;
-  describe(arguments, Tensors::kDescribed, call.text, call.tensors);
+  describe(arguments, TensorText::kDescribed, call.text, call.tensors);
   const auto device = tensors.empty() ? weights_of(state)->device() : common_device(tensors);
   const Program* program = device ? find(call, *device, reason) : nullptr;
   if (!device) reason = "its tensors are on several devices";

@@ -245,7 +245,7 @@ PyObject* bind(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
+int traverse_call(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(Call::from(self)->rebuild);
   for (const Result& result : Call::from(self)->results) {
@@ -254,7 +254,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-int clear(PyObject* self) {
+int clear_call(PyObject* self) {
   Py_CLEAR(Call::from(self)->rebuild);
   for (Result& result : Call::from(self)->results) {
     if (auto* constant = std::get_if<Constant>(&result)) constant->value.reset();
@@ -262,9 +262,9 @@ int clear(PyObject* self) {
   return 0;
 }
 
-void dealloc(PyObject* self) {
+void dealloc_call(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  clear(self);
+  clear_call(self);
   PyTypeObject* type = Py_TYPE(self);
   Call* call = Call::from(self);
   call->compiled.~intrusive_ptr();
@@ -307,7 +307,7 @@ bool varies(const std::vector<Result>& results) {
   });
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* create_call(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* names[] = {"compiled", "inputs",           "results", "rebuild",
                                 "writes",   "needs_contiguous", "shapes",  nullptr};
@@ -349,12 +349,12 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMemberDef members[] = {
+PyMemberDef call_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Call, vectorcall), READONLY, nullptr},
     {nullptr, 0, 0, 0, nullptr},
 };
 
-PyMethodDef methods[] = {
+PyMethodDef call_methods[] = {
     {"bind", bind, METH_VARARGS,
      "Take the state and the weights of the module that all calls from now on are about."},
     {"obstacle", obstacle, METH_O,
@@ -362,14 +362,14 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+PyType_Slot call_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create_call)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_call)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_call)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-    {Py_tp_members, members},
-    {Py_tp_methods, methods},
+    {Py_tp_members, call_members},
+    {Py_tp_methods, call_methods},
     {Py_tp_doc, const_cast<char*>("Runs a compiled program on the leaves of a call.")},
     {0, nullptr},
 };
@@ -378,6 +378,6 @@ PyType_Slot slots[] = {
 
 PyType_Spec call_spec = {"tvmify._C.Call", sizeof(Call), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                         slots};
+                         call_slots};
 
 }  // namespace tvmify::python

@@ -62,7 +62,7 @@ struct Guard {
   static Guard* from(PyObject* self) { return reinterpret_cast<Guard*>(self); }
 };
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
+int traverse_guard(PyObject* self, visitproc visit, void* arg) {
   // The module owns the guard, which holds the module's dicts: a cycle for the garbage collector.
   Py_VISIT(Py_TYPE(self));
   const Guard& guard = *Guard::from(self);
@@ -100,7 +100,7 @@ void release(const Slots& slots) {
   }
 }
 
-int clear(PyObject* self) {
+int clear_guard(PyObject* self) {
   // Moved out first, since releasing an object may run Python code that re-enters this.
   auto dicts = std::exchange(Guard::from(self)->dicts, {});
   const auto collections = std::exchange(Guard::from(self)->collections, {});
@@ -128,9 +128,9 @@ int clear(PyObject* self) {
   return 0;
 }
 
-void dealloc(PyObject* self) {
+void dealloc_guard(PyObject* self) {
   PyObject_GC_UnTrack(self);
-  clear(self);
+  clear_guard(self);
   PyTypeObject* type = Py_TYPE(self);
   Guard* guard = Guard::from(self);
   guard->dicts.~vector();
@@ -214,17 +214,17 @@ bool is_method(PyObject* member) {
 }
 
 // The dict of a class, as a borrowed reference; null for built-in classes since Python 3.12.
-PyObject* members_of(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type)->tp_dict; }
+PyObject* class_dict(PyObject* type) { return reinterpret_cast<PyTypeObject*>(type)->tp_dict; }
 
 void add_classes(Guard& guard, PyObject* classes) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(classes); ++i) {
     PyObject* const type = PyList_GET_ITEM(classes, i);
-    TORCH_CHECK_TYPE(PyType_Check(type) && members_of(type) != nullptr,
+    TORCH_CHECK_TYPE(PyType_Check(type) && class_dict(type) != nullptr,
                      "Guard watches classes that were made by Python code, not ",
                      Py_TYPE(type)->tp_name);
     guard.classes.push_back({Py_NewRef(type), {}});
     PyObject *name, *member;
-    for (Py_ssize_t j = 0; PyDict_Next(members_of(type), &j, &name, &member);) {
+    for (Py_ssize_t j = 0; PyDict_Next(class_dict(type), &j, &name, &member);) {
       if (is_method(member)) {
         guard.classes.back().methods.emplace_back(Py_NewRef(name), Py_NewRef(member));
       }
@@ -232,7 +232,7 @@ void add_classes(Guard& guard, PyObject* classes) {
   }
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* create_guard(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* names[] = {"slots", "sizes",   "tensors",     "written",
                                 "types", "classes", "collections", nullptr};
@@ -310,7 +310,7 @@ bool is_unchanged(const Instance& instance) {
 bool is_unchanged(const Class& watched) {
   size_t i = 0;
   PyObject *name, *member;
-  for (Py_ssize_t place = 0; PyDict_Next(members_of(watched.type), &place, &name, &member);) {
+  for (Py_ssize_t place = 0; PyDict_Next(class_dict(watched.type), &place, &name, &member);) {
     if (!is_method(member)) continue;
     if (i == watched.methods.size() || watched.methods[i] != std::pair(name, member)) return false;
     ++i;
@@ -372,7 +372,7 @@ PyObject* refresh_tensors(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef methods[] = {
+PyMethodDef guard_methods[] = {
     {"changed", changed, METH_NOARGS,
      "Return 0 while nothing changed, 1 after a write to a tensor, 2 when anything else did."},
     {"refresh_tensors", refresh_tensors, METH_NOARGS,
@@ -380,23 +380,23 @@ PyMethodDef methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
-    {Py_tp_methods, methods},
+PyType_Slot guard_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create_guard)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_guard)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_guard)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_guard)},
+    {Py_tp_methods, guard_methods},
     {Py_tp_doc, const_cast<char*>("Notices changes of a module since the guard was made.")},
     {0, nullptr},
 };
 
 }  // namespace
 
-bool is_guard(PyObject* object) { return Py_TYPE(object)->tp_dealloc == dealloc; }
+bool is_guard(PyObject* object) { return Py_TYPE(object)->tp_dealloc == dealloc_guard; }
 
 bool has_changed(PyObject* guard) { return compare(*Guard::from(guard)) != kNothing; }
 
 PyType_Spec guard_spec = {"tvmify._C.Guard", sizeof(Guard), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, guard_slots};
 
 }  // namespace tvmify::python

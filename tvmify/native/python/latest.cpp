@@ -73,19 +73,19 @@ PyObject* forget(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
+int traverse_latest_call(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(LatestCall::from(self)->known.guard.get());
   Py_VISIT(LatestCall::from(self)->known.run.get());
   return 0;
 }
 
-int clear(PyObject* self) {
+int clear_latest_call(PyObject* self) {
   LatestCall::from(self)->replace({});
   return 0;
 }
 
-void dealloc(PyObject* self) {
+void dealloc_latest_call(PyObject* self) {
   PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
   LatestCall::from(self)->known.~Known();
@@ -93,7 +93,7 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* create_latest_call(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {nullptr};
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":LatestCall", const_cast<char**>(names))) {
     return nullptr;
@@ -105,7 +105,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   return self;
 }
 
-PyMemberDef members[] = {
+PyMemberDef latest_call_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(LatestCall, vectorcall), READONLY, nullptr},
     {"hits", T_LONGLONG, offsetof(LatestCall, hits), READONLY, "How many calls it made again."},
     {"generation", T_LONGLONG, offsetof(LatestCall, generation), READONLY,
@@ -113,21 +113,21 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
-PyMethodDef methods[] = {
+PyMethodDef latest_call_methods[] = {
     {"keep", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(keep)), METH_FASTCALL,
      "Remember a call, unless something was to be forgotten since that generation."},
     {"forget", forget, METH_NOARGS, "Forget the call."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+PyType_Slot latest_call_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create_latest_call)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_latest_call)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_latest_call)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_latest_call)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-    {Py_tp_members, members},
-    {Py_tp_methods, methods},
+    {Py_tp_members, latest_call_members},
+    {Py_tp_methods, latest_call_methods},
     {Py_tp_doc, const_cast<char*>("Makes the call that was made last again.")},
     {0, nullptr},
 };
@@ -136,6 +136,6 @@ PyType_Slot slots[] = {
 
 PyType_Spec latest_call_spec = {
     "tvmify._C.LatestCall", sizeof(LatestCall), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots};
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, latest_call_slots};
 
 }  // namespace tvmify::python

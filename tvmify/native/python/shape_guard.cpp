@@ -43,7 +43,7 @@ PyObject* solve(PyObject* self, PyObject* leaves) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* create_shape_guard(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* names[] = {"text", nullptr};
   PyObject* object;
@@ -62,23 +62,23 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-void dealloc(PyObject* self) {
+void dealloc_shape_guard(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   reinterpret_cast<ShapeGuard*>(self)->shapes.~Shapes();
   type->tp_free(self);
   Py_DECREF(type);
 }
 
-PyMethodDef methods[] = {
+PyMethodDef shape_guard_methods[] = {
     {"serves", serves, METH_O, "Whether the program serves a call with these leaves."},
     {"solve", solve, METH_O, "Return the values of the symbols for these leaves, or None."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
-    {Py_tp_methods, methods},
+PyType_Slot shape_guard_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create_shape_guard)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_shape_guard)},
+    {Py_tp_methods, shape_guard_methods},
     {Py_tp_doc, const_cast<char*>("Decides which shapes a program serves.")},
     {0, nullptr},
 };
@@ -96,6 +96,6 @@ std::optional<Shapes::Values> solve_leaves(const Shapes& shapes, PyObject* leave
 }
 
 PyType_Spec shape_guard_spec = {"tvmify._C.ShapeGuard", sizeof(ShapeGuard), 0, Py_TPFLAGS_DEFAULT,
-                                slots};
+                                shape_guard_slots};
 
 }  // namespace tvmify::python

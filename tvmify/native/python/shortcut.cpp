@@ -137,7 +137,7 @@ PyObject* call_latest(PyObject* module, const Way& way, PyObject* args, PyObject
 }
 
 // Calls a module; `bound` holds it and the Shortcut.
-PyObject* call(PyObject* bound, PyObject* args, PyObject* kwargs) {
+PyObject* call_module(PyObject* bound, PyObject* args, PyObject* kwargs) {
   PyObject* const module = PyTuple_GET_ITEM(bound, 0);
   Owned result(call_latest(module, Way::of(PyTuple_GET_ITEM(bound, 1)), args, kwargs));
   if (result.get() != Py_NotImplemented) return result.release();
@@ -147,7 +147,7 @@ PyObject* call(PyObject* bound, PyObject* args, PyObject* kwargs) {
 }
 
 PyMethodDef calling = {"_compiled_call_impl",
-                       reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)),
+                       reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_module)),
                        METH_VARARGS | METH_KEYWORDS, "Call the module."};
 
 PyObject* get(PyObject* self, PyObject* module, PyObject*) {
@@ -180,19 +180,19 @@ PyObject* reduce(PyObject* self, PyObject*) {
   return Py_BuildValue("O(OOO)", Py_TYPE(self), getter.get(), way.place, way.forward);
 }
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
+int traverse_shortcut(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(Way::of(self).forward);
   return PyProperty_Type.tp_traverse(self, visit, arg);
 }
 
-int clear(PyObject* self) {
+int clear_shortcut(PyObject* self) {
   Py_CLEAR(Way::of(self).place);
   Py_CLEAR(Way::of(self).forward);
   return PyProperty_Type.tp_clear(self);
 }
 
-void dealloc(PyObject* self) {
+void dealloc_shortcut(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
   Py_CLEAR(Way::of(self).place);
@@ -202,7 +202,7 @@ void dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+PyObject* create_shortcut(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* parameters[] = {"fget", "place", "forward", nullptr};
   PyObject *getter, *place, *forward;
@@ -222,20 +222,20 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 // Does nothing: `new` has set all fields, and they must not change.
 int initialize(PyObject*, PyObject*, PyObject*) { return 0; }
 
-PyMethodDef methods[] = {
+PyMethodDef shortcut_methods[] = {
     {"__reduce__", reduce, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(create)},
+PyType_Slot shortcut_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(create_shortcut)},
     {Py_tp_init, reinterpret_cast<void*>(initialize)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(clear)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_shortcut)},
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse_shortcut)},
+    {Py_tp_clear, reinterpret_cast<void*>(clear_shortcut)},
     {Py_tp_descr_get, reinterpret_cast<void*>(get)},
     {Py_tp_descr_set, reinterpret_cast<void*>(set)},
-    {Py_tp_methods, methods},
+    {Py_tp_methods, shortcut_methods},
     {Py_tp_base, &PyProperty_Type},
     {Py_tp_doc, const_cast<char*>("Leads from a call of a module to its LatestCall.")},
     {0, nullptr},
@@ -245,6 +245,6 @@ PyType_Slot slots[] = {
 
 PyType_Spec shortcut_spec = {"tvmify._C.Shortcut",
                              static_cast<int>(PyProperty_Type.tp_basicsize + sizeof(Way)), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
 
 }  // namespace tvmify::python
