@@ -351,6 +351,24 @@ def test_what_a_collection_holds_is_replaced(change: Callable[[Any], Any]) -> No
     assert fast.cache_info().misses == 2
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8),
+        lambda: torch.ones(4, device="meta"),
+        lambda: torch.ones(4, dtype=torch.complex64).conj(),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_tensors_that_no_program_reads_may_be_of_any_kind(odd: Callable[[], torch.Tensor]) -> None:
+    plain: Any = Net().eval()
+    fast = decorate(plain, strict=True)
+    fast.unused = plain.unused = odd()
+    check(fast, plain, X)
+
+
 # ---------------------------------------------------------------- modules that are not registered
 
 

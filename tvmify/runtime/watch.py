@@ -320,7 +320,8 @@ def _is_method(member: Any) -> bool:
 
 def _memory_of(tensor: torch.Tensor) -> Hashable:
     """Return a value that is equal for tensors with the same memory and layout."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or not tensor.numel():
+    is_dense = type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    if not is_dense or not tensor.numel():
         return id(tensor)
     try:
         start = tensor.data_ptr()
