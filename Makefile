@@ -153,6 +153,7 @@ bench-shapes: $(VENV)/.peers
 
 bench-generate: install
 	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.static_cache
 
 bench-overhead: install
 	$(BIN)/python benchmarks/overhead.py

@@ -44,7 +44,11 @@ def _pass(name: str, model: str, count: int) -> Pass:
     network, programs = _model(model.removesuffix(_STATIC)), None
     cache = "static" if model.endswith(_STATIC) else None
     # transformers' own compilation, which is for GPUs, stays out of it.
-    options = {"cache_implementation": cache, "disable_compile": True, "do_sample": False}
+    options: dict[str, Any] = {
+        "cache_implementation": cache,
+        "disable_compile": True,
+        "do_sample": False,
+    }
     if name == "inductor":
         network.forward = torch.compile(network.forward, dynamic=True)
     elif name == "tvmify":
