@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,3 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     """Each of the floating-point types that networks run in on GPUs."""
     return getattr(torch, request.param)
+
+
+@pytest.fixture(autouse=True)
+def whole_float32() -> Iterator[None]:
+    """Multiply without TF32, which PyTorch allows in convolutions: its digits are float16's."""
+    backends: tuple[Any, ...] = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed

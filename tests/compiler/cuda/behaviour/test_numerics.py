@@ -106,6 +106,12 @@ def test_rows_that_see_nothing_are_zero_or_nan_as_in_eager():
         check(function, q, k, v, added)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_masks_of_float32_beside_half_queries(dtype: torch.dtype):
+    q, k, v = torch.randn(3, 2, 4, 8, 16).to(dtype).unbind()
+    check(attention, q, k, v, torch.randn(2, 1, 8, 8))
+
+
 @pytest.mark.parametrize("fill", [float("-inf"), -1e4])
 def test_scores_that_are_filled(fill: float):
     def spelt(q: Any, k: Any, v: Any, hidden: Any) -> Any:
