@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import s_tir, tirx
 from tvm.ir import Call, Op
 from tvm.s_tir.dlight import gpu
@@ -12,11 +14,13 @@ from tvm_ffi import structural_walk
 
 from tvmify.compiler.cuda.residual_norms import ResidualNorm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
-from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.loops import find, is_reduction_loop
 from tvmify.compiler.kernels.common.rewriting import uses
 
 #: Elements that a thread reads and writes at once, and threads of a block.
 _LANES, _THREADS = 4, 256
+#: The most elements that one thread reduces.
+_WINDOW = 64
 _VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: Functions that TVM lowers for several elements at once.
 _VECTOR_CALLS = frozenset(f"tirx.{name}" for name in "erf exp rsqrt sigmoid sqrt tanh".split())
@@ -68,6 +72,34 @@ def _calls(block: s_tir.SBlock) -> set[str]:
     return found
 
 
+class Window(ScheduleRule):
+    """Let each thread reduce a few elements, as of a pool, in a register: TVM's last rule stores
+    every step.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule one block that reduces little to each of many elements."""
+        del target, tunable
+        sch = s_tir.Schedule(func)
+        infos = normalize_prim_func(sch)
+        infos = None if infos is None else try_inline(sch, infos)
+        if infos is None or len(infos) != 1 or not infos[0].is_reduction():
+            return None
+        block = infos[0].block_rv
+        reduced = [loop for loop in sch.get_loops(block) if is_reduction_loop(sch, loop)]
+        size = math.prod(int(sch.get(loop).extent) for loop in reduced)
+        if len(sch.get(block).writes) != 1 or not 1 < size <= _WINDOW:
+            return None
+        stored = sch.cache_write(block, 0, "local")
+        blocks, threads = sch.split(sch.fuse(*sch.get_loops(stored)), [None, _THREADS])
+        sch.bind(blocks, "blockIdx.x")
+        sch.bind(threads, "threadIdx.x")
+        sch.compute_at(block, threads)
+        first, *_ = (loop for loop in sch.get_loops(block) if is_reduction_loop(sch, loop))
+        sch.decompose_reduction(block, first)
+        return sch
+
+
 class UnevenRowProduct(ScheduleRule):
     """TVM's own for products of a row that `RowProduct` leaves; a sum of another kind is none."""
 
@@ -106,5 +138,6 @@ RULES: dict[str, ScheduleRule] = {
     "residual norm": OneKernel(ResidualNorm()),
     "reduction": OneKernel(gpu.Reduction()),
     "general reduction": OneKernel(gpu.GeneralReduction()),
+    "window": OneKernel(Window()),
     "fallback": OneKernel(gpu.Fallback()),
 }
