@@ -42,10 +42,13 @@ class Labels:
     """The argument ``label`` is left open."""
 
     def __init__(self, *, keeps_exact: bool = True) -> None:
-        self.keeps_exact = keeps_exact
+        self._keeps_exact = keeps_exact
         self.accepted: set[Hashable] = set()
         self.refused: list[AnyLabel] = []
         self.narrowed: list[NotCompiled] = []
+
+    def alias(self, request: Request) -> Hashable | None:
+        return request.exact if self._keeps_exact else None
 
     def serves_any(self) -> bool:
         return bool(self.accepted)
@@ -69,6 +72,9 @@ class Labels:
 
     def refuse(self, request: Request, general: AnyLabel, reason: NotCompiled) -> None:
         self.refused.append(general)
+
+    def note(self, request: Request, outcome: Outcome) -> None:
+        pass
 
     def forget(self) -> None:
         self.accepted.clear()
@@ -150,3 +156,12 @@ def test_exact_signatures_share_one_program_and_are_remembered(inference: None) 
     fast.refresh()
     assert torch.equal(fast(X, label="a"), X * 2)
     assert fast.cache_info().builds == 1
+
+
+def test_who_would_leave_more_open_learns_that_less_is_served() -> None:
+    more, less = Labels(), Labels()
+    outcomes = iter([Eager(Facts(), NumberNeeded()), COMPILES])
+    Generalizing([more, less]).make(request(label="a"), lambda _: next(outcomes))
+    assert (len(more.refused), len(less.refused)) == (1, 0)
+    assert less.accepted
+    assert not more.accepted

@@ -35,6 +35,7 @@ from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Args, Kwargs, Request, TargetOption
 from tvmify.dispatch.sizes import Sizes
+from tvmify.dispatch.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import NotCompiled, Uninitialized
 from tvmify.runtime import LatestCall, PackedWeights, flatten, unusual_signature
@@ -76,7 +77,9 @@ class Dispatcher:
         self._reports = Reports(subject)
         self._numbers = Numbers()
         self._sizes = Sizes(self.options.dynamic, subject.symbols)
-        self._general = Generalizing([self._sizes, self._numbers])
+        self._general = Generalizing(
+            [SizesAndNumbers(self._sizes, self._numbers), self._sizes, self._numbers]
+        )
         self._misses = Misses(shared, self._general, self.latest, self._reports)
 
     # ------------------------------------------------------------------------------- every call

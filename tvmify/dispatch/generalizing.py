@@ -20,16 +20,13 @@ SomeGeneral = TypeVar("SomeGeneral", bound="General")
 
 
 class Generality(Protocol[SomeGeneral]):
-    """One kind of what may be left open, and what was learnt of it.
+    """One kind of what may be left open, and what was learnt of it."""
 
-    Attributes
-    ----------
-    keeps_exact
-        Whether memory remembers which exact signatures a general one serves. If not, the
-        dispatcher asks at every call, before it looks into memory.
-    """
+    def alias(self, request: Request) -> Hashable | None:
+        """Return another signature by which memory finds what serves a call.
 
-    keeps_exact: bool
+        None if the dispatcher asks for the general one at every call, before it looks into memory.
+        """
 
     def serves_any(self) -> bool:
         """Whether anything was accepted so far."""
@@ -50,7 +47,10 @@ class Generality(Protocol[SomeGeneral]):
         """Learn that one program serves all such calls, or all that it says."""
 
     def refuse(self, request: Request, general: SomeGeneral, reason: NotCompiled) -> None:
-        """Learn that the exact call compiles, and why the general one does not."""
+        """Learn that the call compiles otherwise, and why the general one does not."""
+
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """Learn what became of an exact call."""
 
     def forget(self) -> None:
         """Forget all that was learnt: the module may be another."""
@@ -106,8 +106,7 @@ class Generalizing:
             signature = kind.served(request)
             outcome = None if signature is None else known(signature)
             if outcome is not None:
-                alias = request.exact if kind.keeps_exact else None
-                return Kept(signature, outcome, alias, is_served=True)
+                return Kept(signature, outcome, kind.alias(request), is_served=True)
         return None
 
     def forget(self) -> None:
@@ -123,25 +122,40 @@ class Generalizing:
         make
             Makes the outcome of a request, be it general or exact.
         """
-        refused: list[tuple[Generality[Any], General, NotCompiled]] = []
+        refused: list[_Refused] = []
         for kind in self._kinds:
             general = kind.general(request)
             while general is not None:
                 outcome = make(request.generalized(general))
                 if outcome.reason is None:
                     kind.accept(general, outcome)
-                    alias = request.exact if kind.keeps_exact else None
-                    return Kept(general.signature, outcome, alias)
+                    self._refuse(request, refused)
+                    return Kept(general.signature, outcome, kind.alias(request))
                 if is_awaited(outcome.reason) or isinstance(outcome.reason, TracedElsewhere):
                     # whether it serves all such calls is known when it is built
                     return Kept(request.exact, outcome)
                 last, general = general, kind.narrower(request, general, outcome.reason)
                 if general is None:
-                    refused.append((kind, last, outcome.reason))
+                    refused.append(_Refused(kind, last, outcome.reason))
         outcome = make(request)
+        for kind in self._kinds:
+            kind.note(request, outcome)
         if outcome.reason is None:  # else it was for another reason
-            for kind, general, reason in refused:
-                kind.refuse(request, general, reason)
+            self._refuse(request, refused)
+            for _, general, reason in refused:
                 if general.varying is not None and isinstance(outcome, Compiled):
                     outcome.facts = dataclasses.replace(outcome.facts, one_shape=reason)
         return Kept(request.exact, outcome)
+
+    @staticmethod
+    def _refuse(request: Request, refused: Sequence[_Refused]) -> None:
+        for kind, general, reason in refused:
+            kind.refuse(request, general, reason)
+
+
+class _Refused(NamedTuple):
+    """What could not be left open, and why."""
+
+    kind: Generality[Any]
+    general: General
+    reason: NotCompiled

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import isqrt, prod
+
+from tvmify.artifact.shapes import Shapes
+from tvmify.capture import Varying
+from tvmify.dispatch.symbols import Symbols, TensorSizes
 
 #: The products of all symbols up to which a program of each class is used, and the product that
 #: it is tuned for. Measured on matrix products of so many rows: docs/measurements/shapes.md.
-CLASSES = ((16, 16), (64, 48), (256, 128), (2**62, 512))
+CLASSES = ((64, 48), (256, 128), (2**62, 512))
 
 
 #: Height and width that the last class is tuned for: networks halve images several times.
@@ -38,3 +43,58 @@ def hints_of_class(
     smallest = 2 if hint <= 64 else 4
     rest = max(2, hint // smallest ** (len(names) - 1))
     return dict.fromkeys(names[:-1], smallest) | {names[-1]: rest}
+
+
+def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -> Varying:
+    """Return it with the hints of the class that a call is of.
+
+    Parameters
+    ----------
+    sizes
+        Of the call.
+    numbers
+        Symbols that the program has no use for, since it asks for these very sizes; see `numbers`.
+        They count for no class, and have no hints.
+    """
+    values = {
+        name: size
+        for leaf, names in varying.axes.items()
+        for name, size in zip(names, sizes[leaf] or (), strict=True)
+        if name is not None and name not in numbers
+    }
+    open_ = {n: size for n, size in values.items() if n not in varying.typical}
+    hints = hints_of_class(open_, sides=_sides(varying.axes))
+    hints |= {n: size for n, size in varying.typical.items() if n in values}
+    for name, (least, most) in varying.limits.items():
+        if name in hints:
+            hints[name] = min(max(hints[name], least), most)
+    return replace(varying, hints=hints)
+
+
+def numbers(varying: Varying, shapes: Shapes) -> frozenset[str]:
+    """Return the symbols that have become numbers in a program."""
+    return frozenset(
+        name
+        for name, places in varying.places().items()
+        if all(isinstance(shapes.leaves[leaf][axis], int) for leaf, axis in places)
+    )
+
+
+def is_tuned(shapes: Shapes, varying: Varying) -> bool:
+    """Whether a program is tuned for these hints."""
+    hints = varying.hints_by_place()
+    alone: dict[str, tuple[int, int]] = {}
+    for leaf, sizes in shapes.leaves.items():
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str):
+                alone.setdefault(size, (leaf, axis))
+    return all(
+        tuned_for == min(max(hints.get(alone[symbol.name], tuned_for), symbol.lower), symbol.upper)
+        for symbol, tuned_for in zip(shapes.symbols, shapes.hints, strict=True)
+    )
+
+
+def _sides(axes: Symbols) -> frozenset[str]:
+    """Return the symbols that are height and width of images."""
+    pairs = (names[2:] for names in axes.values() if len(names) == 4)
+    return frozenset(name for pair in pairs if all(pair) for name in pair if name is not None)

@@ -24,11 +24,13 @@ from tvmify.dispatch import background, building, keys, on_miss
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.fit import misfit
 from tvmify.dispatch.found import Found, Source
+from tvmify.dispatch.hints import numbers, tuned
 from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu, processor
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
 from tvmify.dispatch.sizes import Specialised
+from tvmify.dispatch.symbols import sizes_of
 from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on
@@ -316,14 +318,20 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
     Specialised
         No size has stayed open.
     """
-    if work.request.varying is None:
+    varying = work.request.varying
+    if varying is None:
         return None
     from tvmify.artifact.recorded_shapes import recorded_shapes
 
-    shapes = recorded_shapes(exported, work.request.varying.hints_by_place())
+    shapes = recorded_shapes(exported, varying.hints_by_place())
     if shapes is None:
-        raise Specialised("the code asks for these very sizes", "Nothing: each has a program.")
-    return shapes
+        raise Specialised
+    fixed = numbers(varying, shapes)
+    if fixed.isdisjoint(varying.hints):
+        return shapes
+    # A class is one of the sizes that have stayed open.
+    varying = tuned(varying, sizes_of(work.request.leaves), fixed)
+    return recorded_shapes(exported, varying.hints_by_place())
 
 
 def _places(options: CompileOptions) -> list[Path]:

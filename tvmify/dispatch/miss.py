@@ -12,11 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tvmify.cache import Key
-from tvmify.capture import Program, capture, may_ask_for_identity
+from tvmify.capture import Program, Varying, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
 from tvmify.dispatch.found import Source
@@ -31,6 +32,7 @@ from tvmify.dispatch.proof import Prove, runs, unusable
 from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.request import Request
+from tvmify.dispatch.sizes import Specialised
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import (
     CacheMiss,
@@ -48,6 +50,7 @@ from tvmify.runtime import (
     check_modes,
     graph_obstacle,
 )
+from tvmify.signature import Signature
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
 
@@ -169,11 +172,8 @@ class Miss:
         repeated = request.repeated
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}
-        modes = *request.modes, str(repeated)
-        described = module.current.number, request.signature, *modes, str(request.target)
         varying = request.varying
-        place = *described, varying
-        recorded_at = *described, varying and varying.recorded()
+        place = self._place(repeated, request.signature, varying)
         made = programs.made.peek(place)
         if isinstance(made, NotCompiled):
             raise made
@@ -182,11 +182,11 @@ class Miss:
             return made.key, load_again(made.key, made.artifact)
         self._stages.begin("capture")
         try:
-            program = self._capture(recorded_at)
+            program = self._capture(repeated)
         except CacheMiss:
             raise
         except NotCompiled as reason:
-            if not isinstance(reason, TracedElsewhere):  # which passes
+            if not isinstance(reason, (TracedElsewhere, Specialised)):  # which pass
                 programs.made.store(place, reason)
             raise
         captured = Captured.of(program)
@@ -196,26 +196,38 @@ class Miss:
         self._shared.counts.found(source)
         self._note(key=key, source=source)
         if varying is None:
-            programs.recorded.discard(recorded_at)
+            programs.recorded.discard(place)
         programs.made.store(place, Made(key, executor.artifact, captured))
         return key, executor
 
-    def _capture(self, place: Place) -> Program:
-        args, kwargs = self._request.args, self._request.kwargs
+    def _place(
+        self, repeated: Mapping[int, int], signature: Signature, varying: Varying | None
+    ) -> Place:
+        number, modes = self._module.current.number, self._request.modes
+        return number, signature, *modes, str(repeated), str(self._request.target), varying
+
+    def _capture(self, repeated: Mapping[int, int]) -> Program:
+        args, kwargs, varying = self._request.args, self._request.kwargs, self._request.varying
         options, state = self._request.options, self._module.current
         recorded, owner = self._shared.programs.recorded, self._subject.captured()
+        place = self._place(repeated, self._request.signature, varying and varying.recorded())
         program = state.scripted
         if program is None or not program.accepts(args, kwargs):
             program = recorded.peek(place)
         if program is not None and program.accepts(args, kwargs):
             return program.of(owner)
         with on_miss.capturing(options):
-            program = capture(owner, args, kwargs, self._request.varying)
+            program = capture(owner, args, kwargs, varying)
+        self._module.hold_constants(program)
         if program.method == "torchscript":
             state.scripted = program.of(None)  # it serves every signature
+        elif varying is not None and not program.is_general:
+            # The program of this call alone, which is asked for next.
+            place = self._place(repeated, Signature.of(args, kwargs), None)
+            recorded.store(place, program.of(None))
+            raise Specialised
         elif on_miss.in_background(options) or program.is_general:
             recorded.store(place, program.of(None))
-        self._module.hold_constants(program)
         return program
 
     def _wanted(self, program: Program, repeated: Any) -> Wanted:

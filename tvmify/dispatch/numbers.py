@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,12 @@ class AnyNumbers:
     kwargs: dict[str, Any]
     varying: None = None
 
+    def opened(self, request: Request) -> Request:
+        """Return the request of a call that has tensors where its numbers are open."""
+        call = _without(*request.call, self.signature.places, _as_tensor)
+        assert call is not None  # as there are stand-ins in their places
+        return replace(request.generalized(self), call=call)
+
     def adapted(
         self,
         run: Run,
@@ -79,8 +85,6 @@ class Numbers:
         The signatures of which one program serves all values.
     """
 
-    keeps_exact = False  # there are too many values
-
     def __init__(self) -> None:
         self.arguments: set[NumbersOpen] = set()
         # By the types of all leaves: where numbers stand whose values matter.
@@ -95,6 +99,9 @@ class Numbers:
         """
         open_ = self._open(leaves, args, kwargs)
         return open_ if open_ in self.arguments else signature
+
+    def alias(self, request: Request) -> None:
+        """Return none: there are too many values."""
 
     def serves_any(self) -> bool:
         """Whether numbers of some signatures are arguments."""
@@ -137,6 +144,9 @@ class Numbers:
         """Learn that the values of these numbers matter."""
         self.arguments.discard(general.signature)
         self._note(request, general.signature.places)
+
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """Learn nothing: other numbers may lead elsewhere."""
 
     def forget(self) -> None:
         """Forget what was learnt."""
@@ -188,8 +198,7 @@ class NumberCall:
     def _with_tensors(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         replaced = list(leaves)
         for place in self._places:
-            dtype = torch.float64 if type(leaves[place]) is float else torch.int64
-            replaced[place] = torch.scalar_tensor(leaves[place], dtype=dtype, device="cpu")
+            replaced[place] = _as_tensor(leaves[place])
         return tuple(replaced)
 
 
@@ -199,6 +208,11 @@ def _kinds(leaves: tuple[Any, ...]) -> Kinds:
 
 def _is_number(leaf: Any) -> bool:
     return type(leaf) is float or (type(leaf) is int and abs(leaf) <= LARGEST_INT)
+
+
+def _as_tensor(number: float) -> torch.Tensor:
+    dtype = torch.float64 if type(number) is float else torch.int64
+    return torch.scalar_tensor(number, dtype=dtype, device="cpu")
 
 
 def _stand_in(number: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
-from tvmify.dispatch.hints import hints_of_class
+from tvmify.dispatch.hints import is_tuned, numbers, tuned
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.dispatch.symbols import (
@@ -28,7 +28,7 @@ from tvmify.dispatch.symbols import (
     sizes_of,
     varying_of,
 )
-from tvmify.errors import NotCompiled
+from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
 from tvmify.runtime import ShapeGuard
 from tvmify.signature import TensorSpec
 
@@ -105,14 +105,39 @@ class AnySizes:
         NotCompiled
             It was recorded for a call of which its guards say another thing.
         """
-        shapes = artifact.shapes
-        why = "it names none" if shapes is None else shapes.why_not(sizes_of(request.leaves))
+        shapes, sizes = artifact.shapes, sizes_of(request.leaves)
+        why = "it names none" if shapes is None else shapes.why_not(sizes)
         if why is not None:
             raise Unserved(f"the program for any sizes does not serve this call: {why}", "Nothing.")
+        assert shapes is not None
+        fixed = numbers(self.varying, shapes)
+        if not fixed.isdisjoint(self.varying.hints) and not is_tuned(
+            shapes, tuned(self.varying, sizes, fixed)
+        ):
+            raise OtherClass(fixed)
 
 
 class Unserved(NotCompiled):
     """A program for any sizes does not serve the sizes of a call."""
+
+
+class OtherClass(NotCompiled):
+    """A program serves a call, but is tuned for another class of sizes.
+
+    It was made before it was known which symbols are numbers in it.
+
+    Parameters
+    ----------
+    fixed
+        These symbols.
+    """
+
+    def __init__(self, fixed: frozenset[str]) -> None:
+        super().__init__("the program is tuned for other sizes", "Nothing: another is made.")
+        self.fixed = fixed
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.fixed,)
 
 
 class Specialised(NotCompiled):
@@ -120,6 +145,13 @@ class Specialised(NotCompiled):
 
     It may be otherwise for the next call: a part of a size that becomes 1 is a number, too.
     """
+
+    def __init__(
+        self,
+        reason: str = "the code asks for these very sizes",
+        next_step: str = "Nothing: each has a program.",
+    ) -> None:
+        super().__init__(reason, next_step)
 
 
 class Sizes:
@@ -133,16 +165,22 @@ class Sizes:
         `Subject.symbols`: if it is given, these sizes are symbols, and no others.
     """
 
-    keeps_exact = True
-
     def __init__(self, dynamic: bool | None, known: Symbols | None = None) -> None:
         self._dynamic = dynamic
         self._known = known
         # Of the calls that share all but their sizes.
         self._seen: dict[Hashable, list[TensorSizes]] = {}
         self._programs: dict[SizesOpen, ShapeGuard] = {}
+        # The symbols that are numbers in programs of such calls.
+        self._fixed: dict[SizesOpen, frozenset[str]] = {}
         # What is compiled for one shape each: its sizes decide on more than shapes.
         self._static: dict[tuple[Hashable, Hashable], NotCompiled] = {}
+        # What did not compile for the sizes of the last call: with symbols it would not, either.
+        self._uncompiled: set[_Rest] = set()
+
+    def alias(self, request: Request) -> Hashable:
+        """Return the signature of the call itself: later ones are looked up by it."""
+        return request.exact
 
     def serves_any(self) -> bool:
         """Whether there is a program for any sizes."""
@@ -174,7 +212,7 @@ class Sizes:
             del seen[1:-_REMEMBERED]  # the first stays
         if (known := self._with_other_gradients(request, rest)) is not None:
             return known
-        if self._are_enough():
+        if self._are_enough() or (rest in self._uncompiled and not request.declared):
             return None
         if self._known is not None:
             varying = Varying(from_two(self._known, sizes))
@@ -184,23 +222,36 @@ class Sizes:
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
         """Ask for another program of the same sizes, recorded with those of this call."""
-        variant = general.varying.variant + 1
+        rest, varying = general.signature.rest, general.varying
+        if isinstance(reason, OtherClass):
+            self._fixed[SizesOpen(rest, varying.recorded())] = reason.fixed
+            return self._any(request, rest, varying)
+        variant = varying.variant + 1
         if not isinstance(reason, Unserved) or variant >= MOST_PROGRAMS:
             return None
-        varying = replace(general.varying, variant=variant)
-        return self._any(request, general.signature.rest, varying)
+        return self._any(request, rest, replace(varying, variant=variant))
 
     def accept(self, general: AnySizes, outcome: Outcome) -> None:
         """Learn what a program serves."""
-        shapes = outcome.facts.shapes
+        shapes, signature = outcome.facts.shapes, general.signature
         if shapes is not None:
-            self._programs[general.signature] = ShapeGuard(shapes)
+            self._programs[signature] = ShapeGuard(shapes)
+            place = SizesOpen(signature.rest, signature.varying.recorded())
+            self._fixed[place] = numbers(signature.varying, shapes)
 
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
         _LOG.debug("%s: a program for this shape, since %s", request.title, reason)
         if not isinstance(reason, Specialised):
             self._static[general.signature.rest, _said(request)] = reason
+
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """Learn whether such calls compile at all."""
+        rest = _rest(request)
+        if outcome.reason is None:
+            self._uncompiled.discard(rest)
+        elif not isinstance(outcome.reason, (CacheMiss, TracedElsewhere)):  # which pass
+            self._uncompiled.add(rest)
 
     def made_with(self, request: Request) -> list[AnySizes]:
         """Ask for the programs for sizes like those of one that serves a call, without gradients.
@@ -211,7 +262,7 @@ class Sizes:
         known = {s: g.shapes for s, g in self._programs.items() if s.rest.rest == rest}
         serving = [known[s].leaves for s in known if self._programs[s].serves(leaves)]
         return [
-            AnySizes(signature, *request.call)
+            AnySizes(signature, request.args, request.kwargs)
             for signature, shapes in known.items()
             if serving and shapes.leaves == serving[0]
         ]
@@ -220,7 +271,9 @@ class Sizes:
         """Forget what was learnt."""
         self._seen.clear()
         self._programs.clear()
+        self._fixed.clear()
         self._static.clear()
+        self._uncompiled.clear()
 
     def _are_enough(self) -> bool:
         return len({(s.rest.rest, s.varying) for s in self._programs}) >= MOST_PROGRAMS
@@ -229,43 +282,30 @@ class Sizes:
         """Ask for a program that serves such calls in other modes of gradients."""
         for signature, guard in self._programs.items():
             if signature.rest.rest == rest.rest and self._suits(signature, guard, request):
-                return AnySizes(SizesOpen(rest, signature.varying), *request.call)
+                return AnySizes(SizesOpen(rest, signature.varying), request.args, request.kwargs)
         return None
 
-    @staticmethod
-    def _suits(signature: SizesOpen, guard: ShapeGuard, request: Request) -> bool:
+    def _suits(self, signature: SizesOpen, guard: ShapeGuard, request: Request) -> bool:
         """Whether a program serves a call, and is of its class of sizes."""
-        if not may_vary(signature.varying, request):
+        if not may_vary(signature.varying, request) or not guard.serves(request.leaves):
             return False
-        return guard.serves(request.leaves) and _tuned(signature.varying, request) == (
-            signature.varying
-        )
+        wanted = tuned(signature.varying, sizes_of(request.leaves), self._fixed_in(signature))
+        return is_tuned(guard.shapes, wanted)
+
+    def _fixed_in(self, signature: SizesOpen) -> frozenset[str]:
+        place = SizesOpen(signature.rest, signature.varying.recorded())
+        return self._fixed.get(place, frozenset())
 
     def _any(self, request: Request, rest: _Rest, varying: Varying) -> AnySizes:
-        return AnySizes(SizesOpen(rest, _tuned(varying, request)), *request.call)
-
-
-def _tuned(varying: Varying, request: Request) -> Varying:
-    """Return it with the hints of the class that a call is of."""
-    sizes = sizes_of(request.leaves)
-    values = {
-        name: size
-        for leaf, names in varying.axes.items()
-        for name, size in zip(names, sizes[leaf] or (), strict=True)
-        if name is not None
-    }
-    open_ = {n: size for n, size in values.items() if n not in varying.typical}
-    hints = hints_of_class(open_, sides=_sides(varying.axes))
-    hints |= varying.typical
-    for name, (least, most) in varying.limits.items():
-        hints[name] = min(max(hints[name], least), most)
-    return replace(varying, hints=hints)
-
-
-def _sides(axes: Symbols) -> frozenset[str]:
-    """Return the symbols that are height and width of images."""
-    pairs = (names[2:] for names in axes.values() if len(names) == 4)
-    return frozenset(name for pair in pairs if all(pair) for name in pair if name is not None)
+        fixed = self._fixed_in(SizesOpen(rest, varying))
+        wanted = SizesOpen(rest, tuned(varying, sizes_of(request.leaves), fixed))
+        place = SizesOpen(rest, varying.recorded())
+        for made, guard in self._programs.items():
+            # One that was made before it was known which symbols are numbers has other hints.
+            is_alike = SizesOpen(made.rest, made.varying.recorded()) == place
+            if is_alike and is_tuned(guard.shapes, wanted.varying):
+                wanted = made
+        return AnySizes(wanted, request.args, request.kwargs)
 
 
 def _said(request: Request) -> Hashable:

@@ -87,6 +87,9 @@ class TracedProgram(Program):
         call.attach(module, watch)
         exported = export(module, call.args, call.kwargs, varying)
         exported, constants = name_attributes(exported, names)
+        self.is_general = has_symbols(exported)
+        if not self.is_general:
+            self._varying = None  # it is the program of this very call
         self._call = self._call_key(args, kwargs)
         used = {
             node.name: bool(node.users) for node in exported.graph.nodes if node.op == "placeholder"
@@ -100,7 +103,6 @@ class TracedProgram(Program):
         self.fingerprint = fingerprint(exported, self.weights)
         self._names = tuple(exported.state_dict)
         self._recorded = with_weights(exported, {})
-        self.is_general = has_symbols(exported)
         self.may_draw = may_draw(callable_, self.fingerprint)
         self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
 

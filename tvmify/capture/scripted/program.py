@@ -267,22 +267,33 @@ class ScriptedProgram(Program):
     ) -> ExportedProgram:
         """Record a run of the graph for arguments of this signature.
 
-        The last recording with symbols is kept: programs that differ in their hints share it.
+        The last recording with symbols is kept: programs that differ in their hints share it, or
+        the program of this call alone takes it over, if no symbol has remained.
         """
-        if varying is None:
+        if varying is None and not self._recorded:
             return self._record(args, kwargs, None)
         from tvmify.capture.exporting import has_symbols, with_weights
 
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        repeated = repetitions((args, kwargs))
-        call = structure, shapes_of(leaves, varying), str(repeated), varying.recorded()
+        call = self._call_key(args, kwargs, varying)
+        if varying is None:
+            recorded = self._recorded.pop(call, None)
+            if recorded is None:
+                return self._record(args, kwargs, None)
+            return with_weights(recorded, self._tensors())
         if (recorded := self._recorded.get(call)) is None:
             exported = self._record(args, kwargs, varying)
             if not has_symbols(exported):
-                return exported
+                call = self._call_key(args, kwargs, None)
             self._recorded.clear()
             recorded = self._recorded[call] = with_weights(exported, {})
         return with_weights(recorded, self._tensors())
+
+    def _call_key(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None
+    ) -> Hashable:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        recorded = None if varying is None else varying.recorded()
+        return structure, shapes_of(leaves, varying), str(repetitions((args, kwargs))), recorded
 
     def _record(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None

@@ -1,0 +1,130 @@
+"""Calls that differ in the sizes of tensors and in the values of numbers, and what serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvmify.artifact import Artifact
+from tvmify.capture import Varying
+from tvmify.dispatch.numbers import AnyNumbers, NumberCall, Numbers
+from tvmify.dispatch.outcome import Outcome, Run
+from tvmify.dispatch.request import Request
+from tvmify.dispatch.sizes import AnySizes, Sizes, SizesOpen
+from tvmify.errors import NotCompiled, NumberNeeded
+
+
+@dataclass(frozen=True)
+class AnySizesAndNumbers:
+    """The arguments of a call, some of whose sizes are symbols, and some of whose numbers are open.
+
+    Attributes
+    ----------
+    numbers, sizes
+        What is left open of each.
+    """
+
+    numbers: AnyNumbers
+    sizes: AnySizes
+
+    @property
+    def signature(self) -> SizesOpen:
+        """What all such calls share."""
+        return self.sizes.signature
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments of the call, with stand-ins for numbers."""
+        return self.numbers.args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """As ``args``."""
+        return self.numbers.kwargs
+
+    @property
+    def varying(self) -> Varying:
+        """The sizes that are symbols."""
+        return self.sizes.varying
+
+    def adapted(
+        self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
+    ) -> NumberCall:
+        """Return what runs the program, if it serves the call and computes what eager does.
+
+        Raises
+        ------
+        NotCompiled
+            It does not.
+        """
+        self.sizes.check(artifact, self.numbers.opened(request))
+        return self.numbers.adapted(run, artifact, request, eager)
+
+
+class SizesAndNumbers:
+    """Leaves open what both of two kinds leave open, as far as these know of it.
+
+    Parameters
+    ----------
+    sizes, numbers
+        These two, which also apply to calls by themselves.
+    """
+
+    def __init__(self, sizes: Sizes, numbers: Numbers) -> None:
+        self._sizes = sizes
+        self._numbers = numbers
+
+    def serves_any(self) -> bool:
+        """Whether one of both has a program: then it is asked, too."""
+        return self._sizes.serves_any()
+
+    def alias(self, request: Request) -> Hashable | None:
+        """Return the signature without its numbers, by which the dispatcher will look."""
+        numbers = self._numbers.general(request)
+        if numbers is None:
+            return None
+        self._numbers.arguments.add(numbers.signature)
+        return numbers.signature
+
+    def served(self, request: Request) -> SizesOpen | None:
+        """Return the signature of a program that serves a call already."""
+        numbers = self._numbers.general(request)
+        return None if numbers is None else self._sizes.served(numbers.opened(request))
+
+    def general(self, request: Request) -> AnySizesAndNumbers | None:
+        """Leave open all numbers that may be, and the sizes that were seen to vary."""
+        numbers = self._numbers.general(request)
+        return None if numbers is None else self._both(request, numbers)
+
+    def _both(self, request: Request, numbers: AnyNumbers) -> AnySizesAndNumbers | None:
+        sizes = self._sizes.general(numbers.opened(request))
+        return None if sizes is None else AnySizesAndNumbers(numbers, sizes)
+
+    def narrower(
+        self, request: Request, general: AnySizesAndNumbers, reason: NotCompiled
+    ) -> AnySizesAndNumbers | None:
+        """Give up numbers, or ask for another program of the same sizes."""
+        numbers, opened = general.numbers, general.numbers.opened(request)
+        if isinstance(reason, NumberNeeded):
+            fewer = self._numbers.narrower(request, numbers, reason)
+            return None if fewer is None else self._both(request, fewer)
+        sizes = self._sizes.narrower(opened, general.sizes, reason)
+        return None if sizes is None else replace(general, sizes=sizes)
+
+    def accept(self, general: AnySizesAndNumbers, outcome: Outcome) -> None:
+        """Learn that one program serves all values, and which sizes."""
+        self._sizes.accept(general.sizes, outcome)
+
+    def refuse(self, request: Request, general: AnySizesAndNumbers, reason: NotCompiled) -> None:
+        """Learn that such calls have programs for one shape each."""
+        self._sizes.refuse(general.numbers.opened(request), general.sizes, reason)
+
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """Learn whether such calls compile at all."""
+        numbers = self._numbers.general(request)
+        if numbers is not None:
+            self._sizes.note(numbers.opened(request), outcome)
+
+    def forget(self) -> None:
+        """Forget nothing: both kinds are told themselves."""
