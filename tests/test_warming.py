@@ -158,21 +158,21 @@ def test_a_service_builds_nothing_after_its_calls_were_recorded(models: Path) ->
 
 
 def test_a_service_builds_nothing_for_sizes_within_the_limits_of_a_dim(models: Path) -> None:
-    warmed = tvmify.warm_cache("my_models:Net", [(Dim("rows", max=40), 4)], jobs=1)
-    assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 2  # up to 16 and 64
+    warmed = tvmify.warm_cache("my_models:Net", [(Dim("rows", max=80), 4)], jobs=1)
+    assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 2  # up to 64, and more
     assert [outcome.reason for outcome in warmed.outcomes] == [""] * 2
     calls = """
     import tvmify
     from torch.export import Dim
 
-    shapes = {"x": {0: Dim("rows", max=40)}}
+    shapes = {"x": {0: Dim("rows", max=80)}}
     options = {"on_miss": "error", "compare": False, "dynamic_shapes": shapes}
     net = tvmify.tvmify(my_models.Net().eval(), **options)
     with torch.inference_mode():
-        for rows in 2, 16, 17, 40:
+        for rows in 2, 64, 65, 80:
             net(torch.ones(rows, 4))
         try:
-            net(torch.ones(41, 4))
+            net(torch.ones(81, 4))
         except tvmify.CacheMiss:
             print(json.dumps([net.cache_info().builds, net.cache_info().disk_hits]))
     """

@@ -15,6 +15,7 @@ from tvmify.artifact.geometry import Geometry
 from tvmify.artifact.results import (
     Argument,
     Computed,
+    ComputedSize,
     Constant,
     Repeated,
     Result,
@@ -40,7 +41,8 @@ VIEWS = st.builds(
     st.integers(-(1 << 62) + 1, (1 << 62) - 1) | SIZES,
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-RESULTS = BASES | VIEWS | st.builds(Repeated, INDICES) | st.builds(Constant, SCALARS)
+NUMBERS = st.builds(ComputedSize, SIZES | st.integers(-(1 << 62), 1 << 62))
+RESULTS = BASES | VIEWS | NUMBERS | st.builds(Repeated, INDICES) | st.builds(Constant, SCALARS)
 WRITES = st.builds(Write, PLACES, st.builds(Computed, INDICES))
 #: What stands in the place of any part of a description.
 OTHERS = st.sampled_from(
@@ -109,6 +111,10 @@ def test_a_damaged_result_is_refused_or_another_result(data: st.DataObject) -> N
         ["state", [0]],
         ["repeated", -1],
         ["constant", {}],
+        ["size"],
+        ["size", 0.5],
+        ["size", ["sqrt", "s0"]],
+        ["size", 1 << 63],
         ["constant", [0]],
         ["view", 0],
         ["view", ["computed", 0], [1], [1]],

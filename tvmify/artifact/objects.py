@@ -32,7 +32,7 @@ class Described:
     text
         Its class and attributes, as JSON.
     tensors
-        The tensors that it holds.
+        The tensors that it holds; of a ``torch.Size``, the sizes.
     """
 
     text: str
@@ -93,9 +93,10 @@ def is_size(value: Any) -> bool:
     return isinstance(value, torch.Size)
 
 
-def describe_size(size: torch.Size) -> Described:
-    """Return the placeholder for a ``torch.Size`` in a result."""
-    return Described(json.dumps({"Size": list(size)}), [])
+def describe_size(size: Iterable[int]) -> Described:
+    """Return the placeholder for a ``torch.Size`` in a result; each size is a leaf of its own."""
+    sizes = list(size)
+    return Described(json.dumps({"Size": [{"tensor": i} for i in range(len(sizes))]}), sizes)
 
 
 def restore_objects(result: Any) -> Any:

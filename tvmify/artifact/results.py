@@ -2,7 +2,7 @@
 
 A program computes an ordered list of tensors. A leaf of the result of ``forward`` is one of these,
 an argument of the call, a tensor of the module, a view of one of those three, an earlier leaf
-repeated, or a constant.
+repeated, a constant, or a number that is computed from the sizes of the arguments.
 
 In JSON each is a list of its kind and its fields: ``["computed", 0]``, or
 ``["view", ["argument", 1], [2, "s0"], ["s0", 1], 0]``. Native code reads the same lists
@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from tvmify.artifact.expressions import expect, size_from_json, to_json
+from tvmify.artifact.expressions import (
+    Size,
+    check_size,
+    expect,
+    size_from_json,
+    symbols_of,
+    to_json,
+    value_of,
+)
 from tvmify.artifact.geometry import Geometry, check_indices
 
 _SCALARS = (type(None), bool, int, float, str)
@@ -37,6 +45,8 @@ class Sources:
         The leaves of the result so far.
     view
         Makes a view of a tensor.
+    size
+        Makes a number of sizes.
     """
 
     computed: Sequence[Any]
@@ -44,6 +54,7 @@ class Sources:
     state: Sequence[Any]
     earlier: Sequence[Any]
     view: Callable[[View, Any], Any]
+    size: Callable[[ComputedSize], Any]
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,10 @@ class Result:
     def argument(self) -> int | None:
         """Index of the argument leaf that this is, or is a view of; None if there is none."""
         return None
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbols in it."""
+        return set()
 
     def take(self, sources: Sources) -> Any:
         """Return the leaf."""
@@ -206,6 +221,34 @@ class Constant(Result):
 
 
 @dataclass(frozen=True)
+class ComputedSize(Result):
+    """A number over the symbols of ``Artifact.shapes``."""
+
+    kind: ClassVar[str] = "size"
+    value: Size
+
+    def __post_init__(self) -> None:
+        check_size(self.value)
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbols in it."""
+        return set(symbols_of(self.value))
+
+    def take(self, sources: Sources) -> Any:
+        """Return the number."""
+        return sources.size(self)
+
+    def to_json(self) -> list[Any]:
+        """Return values that JSON can hold."""
+        return [self.kind, to_json(self.value)]
+
+    @classmethod
+    def from_fields(cls, value: Any) -> ComputedSize:
+        """Make one of the value after its kind in JSON."""
+        return cls(size_from_json(value))
+
+
+@dataclass(frozen=True)
 class View(Result):
     """A view of a tensor of one of the first three kinds."""
 
@@ -226,6 +269,10 @@ class View(Result):
     def argument(self) -> int | None:
         """The index of its base, if that is an argument."""
         return self.base.argument
+
+    def symbols(self) -> set[str]:
+        """Return the names of the symbols in its geometry."""
+        return self.geometry.symbols()
 
     def take(self, sources: Sources) -> Any:
         """Return a new view, which shares the memory of its base."""
@@ -255,7 +302,8 @@ class View(Result):
 
 
 _KINDS: dict[str, type[Result]] = {
-    cls.kind: cls for cls in (Computed, Argument, StateTensor, Repeated, Constant, View)
+    cls.kind: cls
+    for cls in (Computed, Argument, StateTensor, Repeated, Constant, ComputedSize, View)
 }
 
 #: What a program may write to.
@@ -296,6 +344,7 @@ def materialize(
     arguments: Sequence[Any],
     state: Sequence[Any] = (),
     view: Callable[[View, Any], Any] = View.within,
+    size: Callable[[ComputedSize], Any] = lambda result: value_of(result.value, {}),
 ) -> list[Any]:
     """Return the leaves of a result.
 
@@ -306,12 +355,12 @@ def materialize(
     ----------
     results
         What the leaves are.
-    computed, arguments, state, view
+    computed, arguments, state, view, size
         See `Sources`. They need not be tensors: placeholders work as well, if ``view`` can make
         views of them.
     """
     leaves: list[Any] = []
-    sources = Sources(computed, arguments, state, leaves, view)
+    sources = Sources(computed, arguments, state, leaves, view, size)
     for result in results:
         leaves.append(result.take(sources))
     return leaves

@@ -81,7 +81,7 @@ class SizesAndNumbers:
 
     def alias(self, request: Request) -> Hashable | None:
         """Return the signature without its numbers, by which the dispatcher will look."""
-        numbers = self._numbers.general(request)
+        numbers = self._open(request)
         if numbers is None:
             return None
         self._numbers.arguments.add(numbers.signature)
@@ -89,13 +89,17 @@ class SizesAndNumbers:
 
     def served(self, request: Request) -> SizesOpen | None:
         """Return the signature of a program that serves a call already."""
-        numbers = self._numbers.general(request)
+        numbers = self._open(request)
         return None if numbers is None else self._sizes.served(numbers.opened(request))
 
     def general(self, request: Request) -> AnySizesAndNumbers | None:
         """Leave open all numbers that may be, and the sizes that were seen to vary."""
-        numbers = self._numbers.general(request)
+        numbers = self._open(request)
         return None if numbers is None else self._both(request, numbers)
+
+    def _open(self, request: Request) -> AnyNumbers | None:
+        # Who declares sizes, as calls with caches do, gets programs for these alone.
+        return None if request.declared else self._numbers.general(request)
 
     def _both(self, request: Request, numbers: AnyNumbers) -> AnySizesAndNumbers | None:
         sizes = self._sizes.general(numbers.opened(request))
@@ -122,7 +126,7 @@ class SizesAndNumbers:
 
     def note(self, request: Request, outcome: Outcome) -> None:
         """Learn whether such calls compile at all."""
-        numbers = self._numbers.general(request)
+        numbers = self._open(request)
         if numbers is not None:
             self._sizes.note(numbers.opened(request), outcome)
 

@@ -1,8 +1,10 @@
 // tvmify.aten: the function that compiled programs call for operators that PyTorch computes.
 //
 // Its first argument is a TorchScript graph as text, a few nodes without control flow, written by
-// tvmify/compiler/aten/bridge.py; the other arguments are the graph's inputs. Nothing here needs
-// Python, so saved files and C++ programs compute the same.
+// tvmify/compiler/aten/bridge.py; the tensors that follow are the graph's inputs. If sizes vary, a
+// shape comes last: the graph's further inputs, which are integers, and then the sizes of results
+// that their types leave open. Nothing here needs Python, so saved files and C++ programs compute
+// the same.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +13,7 @@
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/ir/irparser.h>
 #include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
@@ -19,8 +22,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "fork_safe_mutex.h"
 #include "tensor_bridge.h"
@@ -36,15 +41,23 @@ using torch::jit::Value;
 
 // The shape and dtype that a graph declares for a result, which kernels that read it rely on.
 struct Expected {
-  std::vector<int64_t> sizes;
+  std::vector<std::optional<int64_t>> sizes;  // unknown where they vary
   at::ScalarType dtype;
 };
 
 Expected expected(const Value& value) {
   const auto type = value.type()->cast<at::TensorType>();
-  const auto sizes = type ? type->sizes().concrete_sizes() : std::nullopt;
+  const auto sizes = type ? type->sizes().sizes() : std::nullopt;
   TORCH_CHECK(sizes && type->scalarType(), "a result of the graph has no known shape or dtype");
   return {*sizes, *type->scalarType()};
+}
+
+// Takes the first number from the rest of the sizes that were passed.
+int64_t take(at::IntArrayRef& sizes) {
+  TORCH_CHECK(!sizes.empty(), "the graph takes more sizes than were passed");
+  const int64_t size = sizes.front();
+  sizes = sizes.slice(1);
+  return size;
 }
 
 void construct_list(Stack& stack, const at::TypePtr& element, size_t size) {
@@ -60,10 +73,14 @@ class Bridged {
   explicit Bridged(const std::string& text) {
     torch::jit::Graph graph;
     torch::jit::parseIR(text, &graph);
-    inputs_ = graph.inputs().size();
     std::unordered_map<const Value*, size_t> places;
-    for (const Value* input : graph.inputs()) places.emplace(input, places.size());
-    initial_.resize(inputs_);
+    for (const Value* input : graph.inputs()) {
+      const bool is_size = input->type()->kind() == c10::TypeKind::IntType;
+      TORCH_CHECK(is_size || sizes_ == 0, "the graph takes a tensor after a size");
+      ++(is_size ? sizes_ : inputs_);
+      places.emplace(input, places.size());
+    }
+    initial_.resize(inputs_ + sizes_);
     for (Node* node : graph.nodes()) {
       if (node->kind() != at::prim::Constant) {
         Step& step = steps_.emplace_back(Step{operation(node), {}, {}});
@@ -84,11 +101,12 @@ class Bridged {
     }
   }
 
-  std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> inputs) const {
+  std::vector<at::Tensor> run(at::ArrayRef<at::Tensor> inputs, at::IntArrayRef sizes) const {
     TORCH_CHECK(inputs.size() == inputs_, "the graph takes ", inputs_, " tensors, not ",
                 inputs.size());
     std::vector<at::IValue> values = initial_;
     std::copy(inputs.begin(), inputs.end(), values.begin());
+    for (size_t i = 0; i < sizes_; ++i) values[inputs_ + i] = take(sizes);
     Stack stack;
     for (const Step& step : steps_) {
       for (size_t input : step.inputs) stack.push_back(values[input]);
@@ -100,8 +118,12 @@ class Bridged {
     }
     std::vector<at::Tensor> results;
     for (size_t i = 0; i < outputs_.size(); ++i) {
-      results.push_back(owned(values[outputs_[i]].toTensor(), expected_[i], inputs));
+      std::vector<int64_t> wanted;
+      for (const auto& size : expected_[i].sizes) wanted.push_back(size ? *size : take(sizes));
+      const at::Tensor& result = values[outputs_[i]].toTensor();
+      results.push_back(owned(result, wanted, expected_[i].dtype, inputs));
     }
+    TORCH_CHECK(sizes.empty(), "the graph takes fewer sizes than were passed");
     return results;
   }
 
@@ -129,19 +151,19 @@ class Bridged {
 
   // Returns a result that the program may keep: in separate memory, since the inputs' memory is
   // reused; and checked for the compiled shape, since kernels do not check.
-  static at::Tensor owned(const at::Tensor& result, const Expected& expected,
+  static at::Tensor owned(const at::Tensor& result, at::IntArrayRef sizes, at::ScalarType dtype,
                           at::ArrayRef<at::Tensor> inputs) {
-    TORCH_CHECK(result.sizes() == expected.sizes && result.scalar_type() == expected.dtype,
-                "an operator returned ", result.scalar_type(), result.sizes(),
-                " where the program was compiled for ", expected.dtype,
-                c10::IntArrayRef(expected.sizes));
+    TORCH_CHECK(result.sizes() == sizes && result.scalar_type() == dtype, "an operator returned ",
+                result.scalar_type(), result.sizes(), " where the program was compiled for ", dtype,
+                sizes);
     for (const at::Tensor& input : inputs) {
       if (result.is_alias_of(input)) return result.clone(at::MemoryFormat::Contiguous);
     }
     return readable(result, inputs.empty() ? result.device() : inputs.front().device());
   }
 
-  size_t inputs_;
+  size_t inputs_ = 0;                // tensors
+  size_t sizes_ = 0;                 // integers, after the tensors
   std::vector<at::IValue> initial_;  // including constants
   std::vector<Step> steps_;
   std::vector<size_t> outputs_;
@@ -168,10 +190,16 @@ void call(ffi::PackedArgs arguments, ffi::Any* result) {
   const WithoutThreadsAfterFork without_threads;
   try {
     std::vector<at::Tensor> inputs;
+    ffi::Shape sizes;
     for (int i = 1; i < arguments.size(); ++i) {
-      inputs.push_back(from_tvm(arguments[i].cast<ffi::Tensor>()));
+      if (i + 1 == arguments.size() && arguments[i].as<ffi::Shape>()) {
+        sizes = arguments[i].cast<ffi::Shape>();
+      } else {
+        inputs.push_back(from_tvm(arguments[i].cast<ffi::Tensor>()));
+      }
     }
-    auto results = bridged(arguments[0].cast<std::string>())->run(inputs);
+    const auto graph = bridged(arguments[0].cast<std::string>());
+    auto results = graph->run(inputs, at::IntArrayRef(sizes.data(), sizes.size()));
     if (results.size() == 1) {
       *result = to_tvm(std::move(results[0]));
       return;

@@ -17,7 +17,15 @@ from tvmify.artifact.shapes import Shapes
 from tvmify.artifact.structure import structure_of
 from tvmify.errors import SaveError
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
-from tvmify.saved.result_text import ResultText, TensorPlace, Writer, annotation, homes_of, plain
+from tvmify.saved.result_text import (
+    ResultText,
+    SizePlace,
+    TensorPlace,
+    Writer,
+    annotation,
+    homes_of,
+    plain,
+)
 from tvmify.target import Target
 from tvmify.torch_compat.memory import check_saved
 
@@ -213,7 +221,9 @@ class _Seen(NamedTuple):
         arguments = [
             TensorPlace(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves
         ]
-        made = materialize(artifact.outputs, computed, arguments, view=TensorPlace.viewed)
+        made = materialize(
+            artifact.outputs, computed, arguments, view=TensorPlace.viewed, size=SizePlace.of
+        )
         sources = [leaf.source for leaf in made if isinstance(leaf, TensorPlace)]
         # The tensors whose sizes are symbols follow those of the result.
         homes = homes_of(artifact, len(sources))
@@ -233,7 +243,7 @@ class _Seen(NamedTuple):
             result=ResultText(
                 annotation(value),
                 Writer("_tensors", {name: str(home) for name, home in homes.items()}).write(value),
-                Writer("_eager").write(value),
+                Writer("_eager").write(value) if form.returns is None else "",
             ),
             state=state,
         )

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact import Artifact
 from tvmify.artifact.expressions import Size, Term
 from tvmify.artifact.geometry import Geometry
-from tvmify.artifact.results import View
+from tvmify.artifact.results import ComputedSize, View
 from tvmify.errors import SaveError
 
 
@@ -60,6 +60,18 @@ class TensorPlace:
 
 
 @dataclass(frozen=True)
+class SizePlace:
+    """A placeholder for a number in a result that is computed from sizes."""
+
+    size: Size
+
+    @staticmethod
+    def of(result: ComputedSize) -> SizePlace:
+        """Return the placeholder for a number."""
+        return SizePlace(result.value)
+
+
+@dataclass(frozen=True)
 class Home:
     """Where a symbol stands alone as a size."""
 
@@ -72,9 +84,8 @@ class Home:
 
 
 def homes_of(artifact: Artifact, first: int) -> dict[str, Home]:
-    """Return a home for each symbol in the views of a result, in order from this place on."""
-    views = [output for output in artifact.outputs if isinstance(output, View)]
-    wanted = set().union(*(view.geometry.symbols() for view in views))
+    """Return a home for each symbol in a result, in order from this place on."""
+    wanted = set().union(*(output.symbols() for output in artifact.outputs))
     homes: dict[str, Home] = {}
     for leaf, sizes in artifact.shapes.leaves.items() if artifact.shapes else ():
         for axis, size in enumerate(sizes):
@@ -118,6 +129,13 @@ class Writer:
             self._count += 1
             text = f"{self._tensors}[{self._count - 1}]"
             return text if self._symbols is None else value.write(text, self._symbols)
+        if isinstance(value, SizePlace):
+            if self._symbols is None:
+                raise SaveError(
+                    "the result has a size, which torch.jit.trace takes for a constant: make it "
+                    "possible to torch.jit.script the module"
+                )
+            return _code(value.size, self._symbols)
         if type(value) in _SCALARS:
             is_number = type(value) is not float or math.isfinite(value)
             return repr(value) if is_number else f"float({str(value)!r})"
@@ -136,6 +154,8 @@ def annotation(value: Any) -> str:
     """Return the type annotation of a result, from its value."""
     if isinstance(value, TensorPlace):
         return "Tensor"
+    if isinstance(value, SizePlace):
+        return "int"
     if type(value) in _SCALARS:
         return _SCALARS[type(value)]
     if isinstance(value, dict):
@@ -155,7 +175,7 @@ def plain(value: Any, names: dict[str, Any]) -> Any:
     """Convert containers of other classes to those of TorchScript; remember named tuples."""
     from tvmify.capture.scripted.interpretable import resolved_class
 
-    if isinstance(value, TensorPlace) or type(value) in _SCALARS:
+    if isinstance(value, (TensorPlace, SizePlace)) or type(value) in _SCALARS:
         return value
     if type(value) is list:
         return [plain(item, names) for item in value]

@@ -52,7 +52,7 @@ class EagerResult:
         items = []
         for item in self._items:
             if isinstance(item, torch.Size):
-                items.append(describe_size(torch.Size(itertools.islice(restored, len(item)))))
+                items.append(describe_size(itertools.islice(restored, len(item))))
             else:
                 items.append(next(restored))
         return pytree.tree_unflatten(items, self._structure)

@@ -1,7 +1,9 @@
 """Operators that PyTorch computes, called from inside the compiled program. An operator whose
 converter is missing or gives up becomes a call of ``tvmify.aten`` (in ``native/aten_bridge.cpp``),
 with the operator and its constant arguments as a small TorchScript graph. Tensors are passed
-without a copy; results come from PyTorch's allocator.
+without a copy; results come from PyTorch's allocator. Sizes that vary are passed beside the
+tensors, as one shape: those that are arguments of the operator, then those of its results, which
+are checked.
 
 TVM has no complex numbers: between such calls they are real tensors with an additional axis of size
 two.
@@ -9,7 +11,7 @@ two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,10 +23,15 @@ from tvm import relax
 from tvmify.artifact import CALL_OF_TORCH
 from tvmify.compiler.aten import operators
 from tvmify.compiler.backend import is_for_gpu
-from tvmify.torch_compat.symbols import is_symbolic
+from tvmify.compiler.sizes import Size, is_static
 
 #: Complex dtypes and the dtypes of their parts.
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+#: Types of arguments that may be sizes that vary.
+_OF_SIZES = ("int", "Optional[int]", "List[int]", "number")
+
+#: Returns the shape of a tensor that torch recorded.
+Sizes = Callable[[torch.Tensor], Sequence[Size]]
 
 
 def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
@@ -46,11 +53,15 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
         return False
     values = _leaves(node.meta.get("val"))
     results = [values[i] for i in _used(node, len(values))]
-    if any(isinstance(x, tvm.ir.Expr) for x in pytree.tree_leaves((node.args, dict(node.kwargs)))):
-        return False  # the graph can only hold constants
+    given = operators.arguments(node)
+    for argument in operators.schema(node).arguments:
+        sizes = [x for x in pytree.tree_leaves(given[argument.name]) if isinstance(x, tvm.ir.Expr)]
+        if sizes and (
+            str(argument.type) not in _OF_SIZES or any(str(s.ty.dtype) != "int64" for s in sizes)
+        ):
+            return False  # the graph has integers for these, and constants for others
     return bool(results) and all(
         isinstance(tensor, torch.Tensor)
-        and not is_symbolic(tensor)
         and tensor.layout is torch.strided
         and (tensor.dtype in PARTS or str(tensor.dtype).removeprefix("torch.") in dtypes)
         for tensor in results + [n.meta["val"] for n in _tensor_nodes(node)]
@@ -64,7 +75,11 @@ def is_complex(node: fx.Node) -> bool:
 
 
 def bridge(
-    node: fx.Node, env: dict[fx.Node, Any], emit: Callable[[relax.Expr], Any], after: Any = None
+    node: fx.Node,
+    env: dict[fx.Node, Any],
+    emit: Callable[[relax.Expr], Any],
+    sizes: Sizes,
+    after: Any = None,
 ) -> Any:
     """Emit a call of PyTorch for an operator.
 
@@ -76,6 +91,8 @@ def bridge(
         The Relax values of the preceding nodes.
     emit
         Binds an expression to a variable.
+    sizes
+        Returns the shape of a tensor of the program, whose sizes may vary.
     after
         A tensor that must be computed before, if the order matters, as for random operators.
 
@@ -87,12 +104,13 @@ def bridge(
     arguments = [env[n] for n in nodes] + ([] if after is None else [after])
     results = _leaves(node.meta["val"])
     used = _used(node, len(results))
-    text = _graph(node, nodes, len(arguments), used)
-    types = [relax.TensorType(*_shape_and_dtype(results[i])) for i in used]
+    shapes = {i: _shape_and_dtype(results[i], sizes) for i in used}
+    graph = _Graph(node, nodes, len(arguments), shapes)
+    types = [relax.TensorType(*shape) for shape in shapes.values()]
     ty = types[0] if len(types) == 1 else relax.TupleType(types)
-    call = relax.op.call_pure_packed(
-        CALL_OF_TORCH, tvm.ir.StringImm(text), *arguments, ty_args=[ty]
-    )
+    given = [relax.ShapeExpr(graph.sizes)] if graph.sizes else []
+    text = tvm.ir.StringImm(str(graph))
+    call = relax.op.call_pure_packed(CALL_OF_TORCH, text, *arguments, *given, ty_args=[ty])
     value = emit(call)
     if isinstance(node.meta["val"], torch.Tensor):
         return value
@@ -123,8 +141,8 @@ def _tensor_nodes(node: fx.Node) -> list[fx.Node]:
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
 
 
-def _shape_and_dtype(tensor: torch.Tensor) -> tuple[list[int], str]:
-    shape = [int(extent) for extent in tensor.shape]
+def _shape_and_dtype(tensor: torch.Tensor, sizes: Sizes) -> tuple[list[Size], str]:
+    shape = list(sizes(tensor))
     if tensor.dtype in PARTS:
         return [*shape, 2], str(PARTS[tensor.dtype]).removeprefix("torch.")
     return shape, str(tensor.dtype).removeprefix("torch.")
@@ -133,43 +151,103 @@ def _shape_and_dtype(tensor: torch.Tensor) -> tuple[list[int], str]:
 # ------------------------------------------------------------------------- TorchScript's notation
 
 
-def _graph(node: fx.Node, tensors: list[fx.Node], inputs: int, used: list[int]) -> str:
-    """Return a graph that takes the tensors (and perhaps unused ones) and calls the operator. It
-    returns the results whose indices are in ``used``.
+class _Graph:
+    """A graph that takes tensors (and perhaps unused ones) and sizes, and calls an operator.
+
+    Parameters
+    ----------
+    node
+        The call.
+    tensors
+        Its tensors.
+    inputs
+        How many the graph takes.
+    results
+        Shape and dtype of those that it returns, by their index.
+
+    Attributes
+    ----------
+    sizes
+        What it takes besides: sizes that vary, and those of results.
     """
-    graph = torch._C.Graph()
-    given = [graph.addInput(f"x{i}") for i in range(inputs)]
-    known = {}
-    for value, tensor in zip(given, tensors, strict=False):
-        is_pair = tensor.meta["val"].dtype in PARTS
-        known[tensor] = insert(graph, "aten::view_as_complex", [value])[0] if is_pair else value
-    schema = operators.schema(node)
-    given = operators.arguments(node)
-    results = _leaves(node.meta["val"])
-    arguments = [
-        _number_tensor(graph, given[a.name], results[0].dtype)
-        if str(a.type) == "Tensor" and isinstance(given[a.name], (int, float))
-        else _argument(graph, known, str(a.type), given[a.name])
-        for a in schema.arguments
-    ]
-    is_list = [str(returned.type) for returned in schema.returns] == ["List[Tensor]"]
-    values = insert(graph, schema.name, arguments, 1 if is_list else len(results))
-    if is_list:
-        values[0].setType(torch._C.ListType.ofTensors())
-        values = insert(graph, "prim::ListUnpack", values, len(results))
-    for i in used:
-        result = value = values[i]
-        tensor = results[i]
-        if tensor.dtype in PARTS:
-            (resolved,) = insert(graph, "aten::resolve_conj", [value])
-            (result,) = insert(graph, "aten::view_as_real", [resolved])
-        shape, dtype = _shape_and_dtype(tensor)
-        result.inferTypeFrom(example(shape, dtype))
-        graph.registerOutput(result)
-    return str(graph)
+
+    def __init__(
+        self,
+        node: fx.Node,
+        tensors: list[fx.Node],
+        inputs: int,
+        results: Mapping[int, tuple[list[Size], str]],
+    ) -> None:
+        graph = self._graph = torch._C.Graph()
+        self.sizes: list[Any] = []
+        given = [graph.addInput(f"x{i}") for i in range(inputs)]
+        known = {}
+        for value, tensor in zip(given, tensors, strict=False):
+            is_pair = tensor.meta["val"].dtype in PARTS
+            known[tensor] = insert(graph, "aten::view_as_complex", [value])[0] if is_pair else value
+        schema = operators.schema(node)
+        arguments = operators.arguments(node)
+        returned = _leaves(node.meta["val"])
+        values = insert(
+            graph,
+            schema.name,
+            [self._argument(known, a, arguments[a.name], returned[0]) for a in schema.arguments],
+            1 if (is_list := _returns_list(schema)) else len(returned),
+        )
+        if is_list:
+            values[0].setType(torch._C.ListType.ofTensors())
+            values = insert(graph, "prim::ListUnpack", values, len(returned))
+        for i, (shape, dtype) in results.items():
+            result = values[i]
+            if returned[i].dtype in PARTS:
+                (resolved,) = insert(graph, "aten::resolve_conj", [result])
+                (result,) = insert(graph, "aten::view_as_real", [resolved])
+            self.sizes += (size for size in shape if not is_static(size))
+            set_type(result, shape, dtype)
+            graph.registerOutput(result)
+
+    def __str__(self) -> str:
+        return str(self._graph)
+
+    def _argument(
+        self, known: dict[fx.Node, Any], argument: Any, given: Any, first: torch.Tensor
+    ) -> Any:
+        graph, kind = self._graph, str(argument.type)
+        if kind == "Tensor" and isinstance(given, (int, float)):
+            return _number_tensor(graph, given, first.dtype)
+        if isinstance(given, tvm.ir.Expr):
+            return self._size(given)
+        if isinstance(given, (list, tuple)) and any(isinstance(x, tvm.ir.Expr) for x in given):
+            items = [
+                self._size(x) if isinstance(x, tvm.ir.Expr) else graph.insertConstant(x)
+                for x in given
+            ]
+            (made,) = insert(graph, "prim::ListConstruct", items)
+            made.setType(torch._C.ListType.ofInts())
+            return made
+        return _argument(graph, known, kind, given)
+
+    def _size(self, size: Any) -> Any:
+        value = self._graph.addInput(f"s{len(self.sizes)}")
+        value.setType(torch._C.IntType.get())
+        self.sizes.append(size)
+        return value
 
 
-def example(shape: list[int], dtype: str) -> torch.Tensor:
+def _returns_list(schema: Any) -> bool:
+    return [str(returned.type) for returned in schema.returns] == ["List[Tensor]"]
+
+
+def set_type(result: Any, shape: Sequence[Size], dtype: str) -> None:
+    """Give a value of a graph its type; sizes that vary are unknown in it."""
+    result.inferTypeFrom(example([x if is_static(x) else 2 for x in shape], dtype))
+    if not all(map(is_static, shape)):
+        written = ", ".join(str(x) if is_static(x) else "*" for x in shape)
+        text = f"graph(%x : {result.type().scalarType()}({written})):\n  return (%x)"
+        result.setType(next(torch._C.parse_ir(text).outputs()).type())
+
+
+def example(shape: list[Any], dtype: str) -> torch.Tensor:
     """Return a tiny tensor from which a value of a graph takes its type."""
     return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
 

@@ -24,6 +24,7 @@ from tvmify.artifact.recorded_shapes import equal_sizes, symbol_names
 from tvmify.artifact.results import (
     Argument,
     Computed,
+    ComputedSize,
     Constant,
     Repeated,
     Result,
@@ -50,6 +51,7 @@ from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
 from tvmify.errors import NothingToCompute, UnsupportedOperator
+from tvmify.torch_compat.symbols import SYMBOLS
 
 _LOG = logging.getLogger(__name__)
 
@@ -286,12 +288,12 @@ class Importer(ExportedProgramImporter):
             )
         self._bridged.append(node)
         if not operators.is_random(node):
-            return bridge(node, self.env, self.emit)
+            return bridge(node, self.env, self.emit, self.sizes)
         # Draws happen in order and at each call: each depends on the one before, and the first on
         # an argument. Otherwise TVM would fold them as constants.
         if self._drawn is None:
             raise UnsupportedOperator([operators.name(node)], "the program takes no tensor")
-        value = bridge(node, self.env, self.emit, after=self._drawn)
+        value = bridge(node, self.env, self.emit, self.sizes, after=self._drawn)
         fields = value if isinstance(value, tuple) else (value,)
         self._drawn = next(field for field in fields if field is not None)
         return value
@@ -334,9 +336,13 @@ class Importer(ExportedProgramImporter):
             return position[result]
 
         def output(result: int) -> Result:
-            arg, _ = returned[result]
+            arg, node = returned[result]
             if isinstance(arg, ConstantArgument):
                 return Constant(arg.value)
+            if isinstance(node, torch.SymInt):
+                return ComputedSize(self.symbols.stored(node))
+            if isinstance(node, SYMBOLS):
+                raise UnsupportedOperator(["aten.sym_size.int"], f"a result that is {node}")
             place = self.shared.places[result]
             if place is None:
                 return Computed(stored(result))

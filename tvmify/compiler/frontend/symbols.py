@@ -16,7 +16,7 @@ from tvm.ir import Expr
 
 from tvmify.artifact.expressions import Size as Recorded
 from tvmify.artifact.expressions import Term
-from tvmify.artifact.recorded_shapes import size_of_expression
+from tvmify.artifact.recorded_shapes import size_of, size_of_expression
 from tvmify.compiler.sizes import Size, as_number, is_static
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import SYMBOLS
@@ -84,6 +84,10 @@ class Symbols:
             expression = simpler
         return self._translated(size_of_expression(expression, self._names))
 
+    def stored(self, value: int | torch.SymInt) -> Recorded:
+        """Return a size of torch as an artifact holds it; as `size`."""
+        return size_of(value, self._names)
+
     def number(self, value: torch.SymFloat) -> Expr:
         """Return a number that is computed from sizes as a TVM expression in double precision.
 
@@ -120,7 +124,7 @@ class Symbols:
 
 
 def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
-    """Replace sizes that the graph computes by TVM expressions, in place.
+    """Replace sizes in calls by TVM expressions, and in results by torch's, in place.
 
     Raises
     ------
@@ -136,6 +140,10 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
             values[node] = symbols.number(value)
         elif isinstance(value, SYMBOLS):
             values[node] = None
+        if node.op == "output":
+            node.args = fx.node.map_arg(
+                node.args, lambda source: source.meta["val"] if source in values else source
+            )
         if node.op != "call_function" or not any(n in values for n in node.all_input_nodes):
             continue
         if node in values or value is None:

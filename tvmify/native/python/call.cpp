@@ -89,6 +89,12 @@ class Leaves {
 
   PyObject* operator()(const Constant& result) const { return Py_NewRef(result.value.get()); }
 
+  PyObject* operator()(const ComputedSize& result) const {
+    PyObject* leaf = PyLong_FromLongLong(number(result.value));
+    if (leaf == nullptr) throw python_error();
+    return leaf;
+  }
+
   // Creates the view in the caller's modes.
   PyObject* operator()(const View& result) const {
     const at::Tensor& base = std::visit(
@@ -103,7 +109,7 @@ class Leaves {
 
   int64_t number(const Expression& expression) const {
     const auto value = expression.value(symbols_);
-    TORCH_CHECK(value, "a size of a view does not fit into 64 bits");
+    TORCH_CHECK(value, "a size in a result does not fit into 64 bits");
     return *value;
   }
 
@@ -302,6 +308,7 @@ std::vector<Result> parse_results(PyObject* sequence, const SymbolIndices& symbo
 // Whether one of the results has sizes that vary.
 bool varies(const std::vector<Result>& results) {
   return std::any_of(results.begin(), results.end(), [](const Result& result) {
+    if (std::holds_alternative<ComputedSize>(result)) return true;
     const auto* view = std::get_if<View>(&result);
     return view != nullptr && view->symbolic != nullptr;
   });

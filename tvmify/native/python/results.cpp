@@ -118,6 +118,7 @@ Result parse(const Described& description, const SymbolIndices& symbols = {}) {
   if (kind == "state") return StateTensor{description.index(1)};
   if (kind == "repeated") return Repeated{description.index(1)};
   if (kind == "constant") return Constant{Owned(Py_NewRef(description.field(1)))};
+  if (kind == "size") return ComputedSize{description.expression(1, symbols)};
   TORCH_CHECK_VALUE(kind == "view", "a result of the kind ", kind);
   auto base =
       narrow<decltype(View::base)>(parse(Described(description.field(1))), "what is viewed");

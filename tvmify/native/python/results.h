@@ -40,6 +40,11 @@ struct Constant {
   Owned value;
 };
 
+// A number that is computed from the sizes of the arguments.
+struct ComputedSize {
+  Expression value;
+};
+
 // What replaces the numbers of a view whose sizes vary.
 struct SymbolicGeometry {
   std::vector<Expression> sizes, strides;
@@ -54,7 +59,8 @@ struct View {
   std::shared_ptr<const SymbolicGeometry> symbolic = nullptr;
 };
 
-using Result = std::variant<Computed, Argument, StateTensor, Repeated, Constant, View>;
+using Result =
+    std::variant<Computed, Argument, StateTensor, Repeated, Constant, ComputedSize, View>;
 
 using Writable = std::variant<Argument, StateTensor>;
 
@@ -65,7 +71,7 @@ struct Write {
 };
 
 // Parse tvmify.artifact.results.Result and Write; throw for anything else. The symbols are those
-// that a view may have.
+// that a result may have.
 Result parse_result(PyObject* result, const SymbolIndices& symbols);
 Write parse_write(PyObject* write);
 
