@@ -10,9 +10,9 @@ two. A stage that cannot continue raises `NotCompiled`, and the call runs in eag
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -22,24 +22,24 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Neighbours
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.counts import CacheInfo
-from tvmify.dispatch.declared import Declared, declared_sizes
+from tvmify.dispatch.declared import Declared
 from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.explanation import explain, info_of
+from tvmify.dispatch.files import Files
 from tvmify.dispatch.generalizing import Generalizing
-from tvmify.dispatch.miss import Miss, Shared
+from tvmify.dispatch.miss import Shared
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.numbers import Numbers
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
-from tvmify.dispatch.request import Args, Kwargs, Request, TargetOption
+from tvmify.dispatch.request import Args, Kwargs, TargetOption
 from tvmify.dispatch.sizes import Sizes
 from tvmify.dispatch.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import NotCompiled, Uninitialized
-from tvmify.runtime import LatestCall, PackedWeights, flatten, unusual_signature
-from tvmify.signature import apart
+from tvmify.errors import Uninitialized
+from tvmify.runtime import LatestCall, flatten, unusual_signature
 from tvmify.system import forks
 
 
@@ -244,9 +244,8 @@ class Dispatcher:
         NotCompiled
             The call cannot run compiled, whatever the options say about that.
         """
-        with on_miss.building_now(), self._lock, self._stages() as stages:
-            self._look_again()
-            return self._artifact(self._request_of_file(args, kwargs, target, {}), stages)
+        with self._files() as files:
+            return files.artifact(files.request(args, kwargs, target, {}))
 
     def compiled_for_file(
         self,
@@ -256,9 +255,6 @@ class Dispatcher:
         declared: Declared | None = None,
     ) -> list[Artifact]:
         """Return what a file should hold for a call: its code, or that for calls of any sizes.
-
-        A call has code of its own if it ran with that, or if there is none for any sizes. Else
-        these are the programs of all classes of sizes that were made.
 
         Parameters
         ----------
@@ -273,50 +269,15 @@ class Dispatcher:
             The call cannot run compiled, whatever the options say about that; or no program serves
             all sizes that are declared.
         """
+        with self._files() as files:
+            request = files.request(args, kwargs, target, declared or {})
+            return files.artifacts(request, declared=bool(declared))
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[Files]:
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._look_again()
-            request = self._request_of_file(args, kwargs, target, declared or {})
-            if not declared and self._has_own(request):
-                return [self._artifact(request, stages)]
-            made = self._sizes.made_with(request)
-            begins_open = self.options.dynamic is True or request.declared
-            general = self._sizes.general(request) if begins_open else None
-            if made and not (declared and general):
-                return [self._artifact(request.generalized(each), stages) for each in made]
-            if declared and general is None:
-                raise NotCompiled(
-                    "no further program for many shapes is made: there are enough, or it is for a "
-                    "GPU",
-                    "Give numbers in place of each Dim.",
-                )
-            while general is not None:
-                wanted = request.generalized(general)
-                try:
-                    artifact = self._artifact(wanted, stages)
-                    general.check(artifact, wanted)
-                    return [artifact]
-                except NotCompiled as reason:
-                    general = self._sizes.narrower(request, general, reason)
-                    if general is None and declared:
-                        raise
-            return [self._artifact(request, stages)]
-
-    def _request_of_file(
-        self, args: Args, kwargs: Kwargs, target: TargetOption, declared: Declared
-    ) -> Request:
-        args, kwargs = apart((args, kwargs))  # files hold for all arguments of a signature
-        request = Request.of(args, kwargs, self.options, target)
-        declared = declared_sizes(self.subject, args, kwargs, declared)
-        return dataclasses.replace(request, declared=declared)
-
-    def _artifact(self, request: Request, stages: Stages) -> Artifact:
-        _, executor = Miss(self._shared, request, stages).obtain(PackedWeights())
-        return executor.artifact
-
-    def _has_own(self, request: Request) -> bool:
-        """Whether such a call ran with a program for its sizes alone."""
-        own = (x for x in self._memory.values() if isinstance(x, Compiled) and not x.facts.shapes)
-        return any(outcome.specs == request.specs() for outcome in own)
+            yield Files(self._shared, self._sizes, stages)
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return arguments for each signature that runs compiled, in the order of first calls."""
