@@ -117,6 +117,32 @@ def test_rows_of_a_tensor_that_kernels_cannot_read_as_it_lies() -> None:
         assert mine._version > version  # autograd is told
 
 
+def test_a_lazy_clone_is_written_to_in_memory_of_its_own() -> None:
+    net = Net(assigned).eval()
+    fast = decorate(net, cache=False, compare=False, strict=True)
+    rows, at, new = arguments()
+    mine, other = torch.ops.aten._lazy_clone(rows), rows.clone()
+    unchanged = rows.clone()
+    torch.testing.assert_close(fast(mine, at, new), net(other, at, new))
+    torch.testing.assert_close(mine, other, rtol=0, atol=0)
+    torch.testing.assert_close(rows, unchanged, rtol=0, atol=0)
+
+
+def test_a_call_that_fails_before_it_writes_leaves_everything() -> None:
+    def check_first(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+        found = nn.functional.embedding(at, new[0])
+        rows.index_copy_(1, at, new)
+        return rows * 2, torch.tanh(found) + 1
+
+    fast = decorate(Net(check_first).eval(), cache=False, compare=False)
+    fast(*arguments(at=(2, 1, 2)))
+    rows, at, new = arguments(at=(4, 1, 4))  # `new[0]` has three rows
+    unchanged = rows.clone()
+    with pytest.raises(IndexError):
+        fast(rows, at, new)
+    torch.testing.assert_close(rows, unchanged, rtol=0, atol=0)
+
+
 def test_a_call_that_fails_raises_as_eager_does_and_leaves_the_same() -> None:
     def two(rows: Tensor, at: Tensor, new: Tensor) -> Any:
         rows.index_copy_(1, at[:1], new[:, :1])
