@@ -187,9 +187,14 @@ class UnsupportedOperator(NotCompiled):
         )
 
     @property
+    def sets_attributes(self) -> bool:
+        """Whether the program changes attributes of the module."""
+        return SET_ATTRIBUTE in self.operators
+
+    @property
     def parts_may_compile(self) -> bool:
         """Those between the changes of the module's attributes, if these stand in the way."""
-        return SET_ATTRIBUTE in self.operators
+        return self.sets_attributes
 
     def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str]]:  # type: ignore[override]
         return type(self), (self.operators, self.detail)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import subprocess
@@ -19,7 +20,7 @@ import tvmify
 from tests.tolerances import assert_close_to_reference
 from tvmify import TensorSpec, TvmifyWarning
 from tvmify import tvmify as decorate
-from tvmify.dispatch import dispatcher
+from tvmify.dispatch import dispatcher, miss
 from tvmify.dispatch.progress import Stages
 
 
@@ -262,22 +263,62 @@ def test_a_hook_on_a_submodule_is_honoured() -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_a_module_that_changes_itself_is_left_to_eager() -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.calls = 0
+class ChangesItself(nn.Module):
+    def __init__(self, change: Callable[[Any, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.calls, self.seen, self.latest, self.history = 0, {}, [None], []
+        self.change = change
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return x + self.calls
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.change(self, x)
+        return x + self.calls
 
-    fast: Any = decorate(Counting().eval())
+
+def count(net: Any, x: torch.Tensor) -> None:
+    net.calls += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (count, "calls"),
+        (lambda net, x: net.history.append(x * 2), "history"),
+        (lambda net, x: net.latest.__setitem__(0, x * 2), "latest"),
+        (lambda net, x: net.seen.update(x=x * 2), "seen"),
+    ],
+    ids=["attribute", "list", "item", "dict"],
+)
+def test_a_module_that_changes_itself_is_left_to_eager(
+    change: Callable[[Any, torch.Tensor], object], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = []
+    real = miss.capture
+
+    def counted(*args: Any) -> Any:
+        captures.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(miss, "capture", counted)
+    net = ChangesItself(change).eval()
+    fast: Any = decorate(copy.deepcopy(net))
     with pytest.warns(TvmifyWarning) as record:
-        for call in range(1, 41):
-            assert torch.equal(fast(X), X + call)
-    assert fast.calls == 40
-    assert "changes from call to call (calls)" in str(record[-1].message)
+        for _ in range(12):
+            assert torch.equal(fast(X), net(X))
+    assert fast.calls == net.calls
+    assert f"changes from call to call ({name})" in str(record[-1].message)
+    assert len(captures) <= 6
+
+
+def test_a_module_that_sets_itself_up_in_the_first_call_compiles_at_the_second() -> None:
+    def set_up(net: Any, x: torch.Tensor) -> None:
+        if net.calls == 0:
+            net.calls = 3
+
+    fast: Any = decorate(ChangesItself(set_up).eval())
+    with pytest.warns(TvmifyWarning, match="sets the attribute calls"):
+        fast(X)
+    assert torch.equal(fast(X), X + 3)
+    assert fast.cache_info().builds == 1
 
 
 # --------------------------------------------------------------------------- modes and refusals

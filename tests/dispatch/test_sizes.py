@@ -15,6 +15,7 @@ from tests.tolerances import assert_close_to_reference
 from tvmify import TensorSpec, TvmifyWarning, WarmUpError
 from tvmify import tvmify as decorate
 from tvmify.capture import exporting
+from tvmify.dispatch import numbers
 
 #: Around the edges of tiles of eight rows, and one beyond the largest class.
 LENGTHS = (2, 7, 8, 9, 15, 16, 17, 31, 33, 65)
@@ -551,6 +552,17 @@ def test_one_program_serves_any_sizes_and_numbers(cls: type[Linear], dynamic: bo
     after = fast.cache_info()
     assert (after.builds, after.eager) == (1 if dynamic else 2, 0)
     assert (after.misses, after.hits) == (before.misses, before.hits + 3)
+
+
+def test_forgetting_the_signatures_of_a_program_builds_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(numbers, "_MOST_SIGNATURES", 2)
+    module = Scaled()
+    fast = compiled(module)
+    for rows in (*range(2, 9), *range(2, 9)):
+        check(fast, module, drawn(rows, 8), rows / 8)
+    assert (fast.cache_info().builds, fast.cache_info().eager) == (2, 0)
 
 
 def test_a_number_that_decides_on_shapes_is_part_of_the_key_for_any_sizes() -> None:

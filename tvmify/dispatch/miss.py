@@ -39,6 +39,7 @@ from tvmify.errors import (
     GradientsNeeded,
     NotCompiled,
     TracedElsewhere,
+    UnsupportedOperator,
     UnsupportedTarget,
 )
 from tvmify.runtime import (
@@ -113,6 +114,8 @@ class Miss:
             return self._compiled()
         except NotCompiled as reason:
             without_frames(reason)
+            if isinstance(reason, UnsupportedOperator) and reason.sets_attributes:
+                self._module.current.changes_itself = True
             self._stages.end()  # regions count their own
             if self._request.general is not None:
                 return Eager(self._facts, reason)

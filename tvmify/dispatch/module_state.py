@@ -20,6 +20,8 @@ from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
 
 #: A module that was seen in more states than this changes itself from call to call.
 _MOST_STATES = 32
+#: The same, of states that its own calls led to. Some set attributes in the first calls alone.
+_MOST_OWN_STATES = 4
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class State:
     scripted: Program | None = None
     #: Runs it by its parts, where it cannot be one program.
     parts: Parts | None = None
+    #: Whether calls change attributes, so that the next may find another state.
+    changes_itself: bool = False
 
 
 class ModuleState:
@@ -65,6 +69,7 @@ class ModuleState:
         self.weights = PackedWeights()
         self.unsettled: NotCompiled | None = None
         self._states: dict[Hashable, State] = {}
+        self._own_states = 0
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
         # Tensors of closures and globals that captured programs hold by value.
@@ -84,7 +89,9 @@ class ModuleState:
         watched = self._watch()
         state = self._states.get(watched.state)
         if state is None:
-            if len(self._states) >= _MOST_STATES and self.watched is not None:
+            self._own_states += self.current.changes_itself
+            are_many = len(self._states) >= _MOST_STATES or self._own_states > _MOST_OWN_STATES
+            if are_many and self.watched is not None:
                 self.unsettled = _unsettled(watched.changes_since(self.watched))
             state = self._states[watched.state] = State(next(self._numbers))
         # The guard comes last: a thread that sees it clean must see the weights as stale.
@@ -116,6 +123,7 @@ class ModuleState:
         self.watched = None
         self.unsettled = None
         self._states.clear()
+        self._own_states = 0
         self._written.clear()
         self.current = State(next(self._numbers))
         self._constants.clear()

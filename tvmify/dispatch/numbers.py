@@ -17,6 +17,9 @@ from tvmify.errors import NotCompiled, NumberNeeded
 from tvmify.runtime import flatten
 from tvmify.signature import FLOAT, INT, LARGEST_INT
 
+#: A program for any sizes has one for each shape that it serves.
+_MOST_SIGNATURES = 1024
+
 Kinds = tuple[type, ...]
 
 
@@ -86,7 +89,7 @@ class Numbers:
     """
 
     def __init__(self) -> None:
-        self.arguments: set[NumbersOpen] = set()
+        self.arguments: dict[NumbersOpen, None] = {}
         # By the types of all leaves: where numbers stand whose values matter.
         self._needed: dict[Kinds, frozenset[int]] = {}
 
@@ -138,11 +141,11 @@ class Numbers:
 
     def accept(self, general: AnyNumbers, outcome: Outcome) -> None:
         """Learn that one program serves all values."""
-        self.arguments.add(general.signature)
+        self.learn(general.signature)
 
     def refuse(self, request: Request, general: AnyNumbers, reason: NotCompiled) -> None:
         """Learn that the values of these numbers matter."""
-        self.arguments.discard(general.signature)
+        self.arguments.pop(general.signature, None)
         self._note(request, general.signature.places)
 
     def note(self, request: Request, outcome: Outcome) -> None:
@@ -152,6 +155,16 @@ class Numbers:
         """Forget what was learnt."""
         self.arguments.clear()
         self._needed.clear()
+
+    def learn(self, signature: NumbersOpen) -> None:
+        """Look up such calls without their numbers from now on.
+
+        The oldest signature is forgotten if there are too many, and is learnt again by its next
+        call.
+        """
+        self.arguments[signature] = None
+        if len(self.arguments) > _MOST_SIGNATURES:
+            del self.arguments[next(iter(self.arguments))]
 
     def _note(self, request: Request, places: Iterable[int]) -> None:
         args, kwargs = request.call

@@ -84,7 +84,7 @@ class SizesAndNumbers:
         numbers = self._open(request)
         if numbers is None:
             return None
-        self._numbers.arguments.add(numbers.signature)
+        self._numbers.learn(numbers.signature)
         return numbers.signature
 
     def served(self, request: Request) -> SizesOpen | None:
