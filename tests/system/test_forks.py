@@ -30,6 +30,8 @@ torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 signal.alarm(100)
 stages, waiting = {}, threading.Condition()
+failures = []
+threading.excepthook = failures.append
 
 def reached(name):
     with waiting:
@@ -52,7 +54,7 @@ def in_thread(run, *args):
 def in_child(run):
     child = os.fork()
     if not child:
-        signal.alarm(80)  # which a child does not inherit
+        signal.alarm(30)  # which a child does not inherit
         code = 1
         try:
             code = 0 if run() in (None, True) else 2
@@ -69,7 +71,7 @@ def same(net, rows):
 
 
 def run_script(text: str) -> str:
-    script = textwrap.dedent(START) + textwrap.dedent(text)
+    script = textwrap.dedent(START) + textwrap.dedent(text) + "assert not failures, failures"
     environment = os.environ | {"TVMIFY_COMPARE": "0"}
     result = subprocess.run(
         [sys.executable, "-c", script],
@@ -162,7 +164,7 @@ def test_forks_from_several_threads_while_others_call_and_compile() -> None:
                 same(net, rows)
 
     def fork():
-        for _ in range(4):
+        for _ in range(15):
             in_child(lambda: same(net, 1))
             in_child(lambda: same(net, 2))
 

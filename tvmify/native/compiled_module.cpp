@@ -212,8 +212,7 @@ c10::intrusive_ptr<CompiledModule> CompiledModule::share() const {
 
 void CompiledModule::bind(at::ArrayRef<at::Tensor> packed) {
   const c10::Device device = device_of(packed, nullptr);
-  auto before =
-      std::atomic_exchange(&weights_, std::make_shared<const PackedWeights>(packed, device));
+  const auto before = weights_.exchange(std::make_shared<const PackedWeights>(packed, device));
   if (device.is_cuda() && !before->tensors().empty()) {
     // Freed weights return to the stream that packed them, while other streams may still read them.
     c10::impl::VirtualGuardImpl(c10::kCUDA).synchronizeDevice(before->device().index());
@@ -263,7 +262,7 @@ std::vector<at::Tensor> CompiledModule::pack(at::ArrayRef<at::Tensor> weights,
 
 std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs) const {
   return translate_errors([&] {
-    const std::shared_ptr<const PackedWeights> weights = std::atomic_load(&weights_);
+    const std::shared_ptr<const PackedWeights> weights = weights_.load();
     const c10::Device device = device_of(inputs, weights.get());
     std::optional<cuda::OnDevice> on_device;
     if (device.is_cuda()) on_device.emplace(device);

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fork_safe_pointer.h"
 #include "library.h"
 
 namespace tvmify {
@@ -75,7 +76,7 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
   std::string architecture_;  // of the GPU; empty for code that runs on the CPU
   bool is_known_ = true;      // whether this version can read its format
   std::shared_ptr<const LazyLibrary> library_;
-  std::shared_ptr<const PackedWeights> weights_;  // read and replaced atomically
+  ForkSafePointer<const PackedWeights> weights_;
 };
 
 }  // namespace tvmify

@@ -126,10 +126,10 @@ std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::find(const Bounds
 }
 
 std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::bind(at::TensorList weights) const {
-  if (auto bound = find(*std::atomic_load(&bounds_), weights)) return bound;
+  if (auto bound = find(*bounds_.load(), weights)) return bound;
   // Held while packing, so that another thread waits instead of packing again.
   const std::lock_guard<ForkSafeMutex> lock(binding_);
-  const std::shared_ptr<const Bounds> present = std::atomic_load(&bounds_);
+  const std::shared_ptr<const Bounds> present = bounds_.load();
   if (auto bound = find(*present, weights)) return bound;
   if (kinds_of(weights) != weights_) return nullptr;
   if (!std::all_of(weights.begin(), weights.end(), has_memory)) return nullptr;
@@ -140,7 +140,7 @@ std::shared_ptr<const EmbeddedProgram::Bound> EmbeddedProgram::bind(at::TensorLi
   for (const auto& bound : *present) {
     if (bounds->size() < kMostBound && !bound->is_stale(weights)) bounds->push_back(bound);
   }
-  std::atomic_store(&bounds_, std::shared_ptr<const Bounds>(std::move(bounds)));
+  bounds_.exchange(std::move(bounds));
   return fresh;
 }
 

@@ -11,6 +11,7 @@
 
 #include "compiled_module.h"
 #include "fork_safe_mutex.h"
+#include "fork_safe_pointer.h"
 
 namespace tvmify {
 
@@ -47,8 +48,8 @@ class EmbeddedProgram {
   std::string inputs_, weights_;        // dtypes and shapes of the tensors that it was exported for
   std::vector<int64_t> reads_, packs_;  // which of them the code takes
   std::string refusal_;                 // why the code cannot run in this process
-  c10::intrusive_ptr<CompiledModule> code_;       // null if it is refused
-  mutable std::shared_ptr<const Bounds> bounds_;  // read and replaced atomically
+  c10::intrusive_ptr<CompiledModule> code_;  // null if it is refused
+  mutable ForkSafePointer<const Bounds> bounds_;
   mutable ForkSafeMutex binding_;  // held while `bounds_` is replaced, and for `reasons_`
   mutable std::set<std::string> reasons_;
 };

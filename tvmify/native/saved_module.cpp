@@ -274,10 +274,10 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   std::string plain;
   std::vector<at::Tensor> tensors;
   describe(state, TensorText::kCollectedOnly, plain, tensors);
-  std::shared_ptr<const Weights> weights = std::atomic_load(&weights_);
+  std::shared_ptr<const Weights> weights = weights_.load();
   if (weights != nullptr && !held_ && weights->are(tensors, plain)) return weights;
   const std::lock_guard<ForkSafeMutex> lock(changing_);
-  weights = std::atomic_load(&weights_);
+  weights = weights_.load();
   if (weights != nullptr && (held_ || weights->are(tensors, plain))) return weights;
   check_memory(tensors);
   auto fresh = std::make_shared<Weights>(std::move(tensors), std::move(plain), programs_.size());
@@ -285,7 +285,7 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
     fresh->refusal =
         "a weight or attribute of the module is of another kind or value than when it was saved";
   }
-  std::atomic_store(&weights_, fresh);
+  weights_.exchange(fresh);
   return fresh;
 }
 
@@ -293,10 +293,10 @@ void SavedModule::hold_weights() {
   std::weak_ptr<Weights> before;
   {
     const std::lock_guard<ForkSafeMutex> lock(changing_);
-    const std::shared_ptr<Weights> current = std::atomic_load(&weights_);
+    const std::shared_ptr<Weights> current = weights_.load();
     if (current == nullptr) return;  // no call was made yet
     before = current;
-    std::atomic_store(&weights_, current->copy());
+    weights_.exchange(current->copy());
     held_ = true;
   }
   // Running calls hold the weights until they end. After a fork, a call of the parent never ends

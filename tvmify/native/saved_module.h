@@ -15,6 +15,7 @@
 
 #include "compiled_module.h"
 #include "fork_safe_mutex.h"
+#include "fork_safe_pointer.h"
 #include "shapes.h"
 
 namespace tvmify {
@@ -103,9 +104,9 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   bool any_symbolic_ = false;
   std::string refusal_;  // why no program of the archive can be read
   std::atomic<bool> strict_{false};
-  std::shared_ptr<Weights> weights_;  // read and replaced atomically
-  std::atomic<bool> held_{false};     // calls use `weights_`, whatever their state
-  ForkSafeMutex changing_;            // held while `weights_` is replaced, and for `warned_`
+  ForkSafePointer<Weights> weights_;
+  std::atomic<bool> held_{false};  // calls use `weights_`, whatever their state
+  ForkSafeMutex changing_;         // held while `weights_` is replaced, and for `warned_`
   std::set<std::string> warned_;
 };
 
