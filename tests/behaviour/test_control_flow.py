@@ -324,7 +324,7 @@ class Grows(nn.Module):
 
 @pytest.mark.usefixtures("inference")
 def test_shapes_without_end_run_in_eager_from_some_number_on() -> None:
-    net = decorated(Grows, cache_size=2)
+    net = decorated(Grows, dynamic=False, cache_size=2)
     x = torch.ones(2)
     with pytest.warns(TvmifyWarning, match="more signatures than cache_size"):
         assert_close(net(x), eager(net, x))

@@ -65,7 +65,7 @@ def test_all_classes_of_sizes_share_a_recording(cls: type[Net], exports: list[An
     fast = compiled(cls)
     for rows in (5, 7, 40, 300):
         check(fast, rows)
-    assert fast.cache_info().builds == 4
+    assert fast.cache_info().builds == 3
     assert len(exports) == 2  # one of them for the first call alone
 
 
@@ -80,7 +80,7 @@ def test_what_was_captured_keeps_no_weights(cls: type[Net]) -> None:
     check(fast, 7)
     gc.collect()
     assert [each() for each in old] == [None] * 4
-    check(fast, 40)  # of the same recording, with the new weights
+    check(fast, 100)  # of the same recording, with the new weights
     assert fast.cache_info().builds == 3
 
 

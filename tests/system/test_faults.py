@@ -42,7 +42,7 @@ FAULTS = {
 def test_a_fault_of_the_environment_is_not_to_be_reported(
     words: str, stage: str, monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **settings: Any) -> None:
         raise FAULTS[words]
 
     place = "dispatch.miss.capture" if stage == "capture" else "compiler._compile"
@@ -60,7 +60,7 @@ def test_a_fault_of_the_environment_is_not_to_be_reported(
 def test_any_other_error_says_its_type_and_where(
     error: Exception, place: str, monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **settings: Any) -> None:
         raise error
 
     monkeypatch.setattr(f"tvmify.{place}", fail)
