@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from tests.tolerances import assert_close_to_reference
@@ -99,3 +100,26 @@ def test_the_rows_of_slices_of_several_items_are_one_number() -> None:
             given = (torch.randn(2, length, 8, generator=torch.Generator().manual_seed(length)),)
             assert_close_to_reference(compiled(*given), program, given)
     assert "serves sizes with" in str(compiled.explain())
+
+
+class Gated(nn.Module):
+    """Squeeze and excitation: the weights are fetched by more tiles than there are columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(8, 24, 1), nn.Conv2d(24, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        return self.last(y * torch.sigmoid(y.mean((2, 3), keepdim=True)))
+
+
+def test_one_program_serves_all_batches_of_gated_images() -> None:
+    torch.manual_seed(0)
+    net = Gated().eval()
+    fast = tvmify(net, compare=False, strict=True)
+    with torch.inference_mode():
+        for batch in (2, 3, 5):
+            x = torch.randn(batch, 8, 4, 4)
+            assert_close_to_reference(fast(x), net, (x,), {})
+    assert fast.cache_info().builds == 2

@@ -141,7 +141,7 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     total = prod(tile.variables[i][0].dom.extent for i in numbers)
     present = tirx.min(total - (position - number), tiles)
     own = tirx.truncdiv(present + (columns - 1), present)
-    count = -(-columns // fewest) * tile.taken * _bytes(panel) // _LINE
+    count = -(-(-(-columns // fewest) * tile.taken * _bytes(panel)) // _LINE)
     for blocks, into in enumerate(ahead, 1):
         distance = tile.steps * (blocks * columns + number * own) + step * own
         for i in range(count):
