@@ -10,7 +10,6 @@ from torch import nn
 
 from tvmify import TvmifyWarning
 from tvmify import tvmify as decorate
-from tvmify.dispatch import miss
 
 
 class Exported(nn.Module):
@@ -26,20 +25,6 @@ class Exported(nn.Module):
 
 def rows(count: int) -> torch.Tensor:
     return torch.linspace(-1, 1, 4 * count).reshape(count, 4)
-
-
-@pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of each call that was captured."""
-    found: list[int] = []
-    capture = miss.capture
-
-    def counted(callable_: Any, args: Any, kwargs: Any, varying: Any) -> Any:
-        found.append(len(args[0]))
-        return capture(callable_, args, kwargs, varying)
-
-    monkeypatch.setattr(miss, "capture", counted)
-    return found
 
 
 @pytest.mark.parametrize("cache", [True, False])
