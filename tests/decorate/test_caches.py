@@ -158,8 +158,9 @@ def test_numbers_of_tokens_are_counted_on(transformers: Any) -> None:
 def test_what_cannot_be_taken_apart_is_left_alone(transformers: Any) -> None:
     layers = transformers.cache_utils
     plain = layers.DynamicCache()
-    assert GrowingCache.among({"past_key_values": plain, "other": plain}) is None
-    assert GrowingCache.among({"x": 1}) is None
+    module = torch.nn.Identity()
+    assert GrowingCache.among(module, (), {"past_key_values": plain, "other": plain}) is None
+    assert GrowingCache.among(module, (), {"x": 1}) is None
     plain.note = "text of the user's"
     assert take_apart(plain) is None
 

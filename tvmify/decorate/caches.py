@@ -15,13 +15,14 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
+from tvmify.decorate.rooms import CACHES, Step, remember
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Declared
 from tvmify.torch_compat.declared_sizes import STATIC, DeclaredShape, DeclaredSize
 
-_MODULE = "transformers.cache_utils"
 #: Stands for the cache in the result of a program.
 _THE_CACHE = "the cache of the call"
 #: Arguments whose last axis is as long as a cache will be.
@@ -61,31 +62,52 @@ class GrowingCache(NamedTuple):
     cache
         The caller's object.
     opened
-        What is in it before the call.
+        What is in it before the call, or in what stands for it.
+    step
+        How the call runs with room for its token, if it is one for a token.
     """
 
     keyword: str
     cache: Any
     opened: Opened
+    step: Step | None
 
     @classmethod
-    def among(cls, kwargs: dict[str, Any]) -> GrowingCache | None:
+    def among(
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> GrowingCache | None:
         """Return the only cache of a call; None if there is none, or one that cannot be opened."""
-        module = sys.modules.get(_MODULE)
-        if module is None:
+        classes = sys.modules.get(CACHES)
+        if classes is None:
             return None
-        found = [(name, value) for name, value in kwargs.items() if isinstance(value, module.Cache)]
+        found = [
+            (name, value) for name, value in kwargs.items() if isinstance(value, classes.Cache)
+        ]
         if len(found) != 1:
             return None
         ((keyword, cache),) = found
-        opened = take_apart(cache)
-        return None if opened is None else cls(keyword, cache, opened)
+        # Before there are more references to its tensors.
+        step = Step.of(module, cache, args, kwargs)
+        opened = take_apart(cache if step is None else step.cache)
+        return None if opened is None else cls(keyword, cache, opened, step)
 
     def call(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call; the caller's cache holds afterwards what eager would have left in it."""
         rest = {name: value for name, value in kwargs.items() if name != self.keyword}
-        result, *after = dispatcher((self.keyword, *self.opened, *args), rest)
-        _made(Opened(*after), self.cache)
+        try:
+            result, *after = dispatcher((self.keyword, *self.opened, *args), rest)
+        except Exception:
+            whole = take_apart(self.cache)
+            if self.step is None or whole is None:
+                raise
+            plain = self._replace(opened=whole, step=None).call(dispatcher, args, kwargs)
+            self.step.give_up()
+            return plain
+        _made(Opened(*after), self.cache if self.step is None else self.step.cache)
+        if self.step is None:
+            remember(self.cache)
+        else:
+            self.step.finish()
         return pytree.tree_map_only(str, lambda s: self.cache if s == _THE_CACHE else s, result)
 
 
@@ -166,7 +188,7 @@ class _Role(Enum):
 @functools.cache
 def _roles(description: str) -> tuple[_Role, ...]:
     found: list[_Role] = []
-    classes = sys.modules[_MODULE]
+    classes = sys.modules[CACHES]
 
     def visit(node: ast.AST, role: _Role) -> None:
         match node:
@@ -211,7 +233,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> str:
             return repr(value)
         case torch.device():
             return f"device({value.type}, {value.index})"
-        case type() if value.__module__ == _MODULE:
+        case type() if value.__module__ == CACHES:
             return value.__name__
         case list():
             return f"[{', '.join(_described(item, tensors) for item in value)}]"
@@ -219,7 +241,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> str:
             pairs = (f"{key}: {_described(item, tensors)}" for key, item in value.items())
             return f"{{{', '.join(pairs)}}}"
     cls = type(value)
-    if cls.__module__ != _MODULE:
+    if cls.__module__ != CACHES:
         raise TypeError(f"{cls.__qualname__} is more than tensors and settings")
     attributes: list[str] = []
     for name, part in vars(value).items():
@@ -258,7 +280,7 @@ def _made(opened: Opened, old: Any) -> Any:
             case ast.Call(ast.Name("device"), [ast.Name(kind), index]):
                 return torch.device(kind, ast.literal_eval(index))
             case ast.Name(name):
-                return getattr(sys.modules[_MODULE], name)
+                return getattr(sys.modules[CACHES], name)
             case ast.List(items):
                 whole = old if isinstance(old, list) else []
                 older = [*whole, *[None] * len(items)]
@@ -273,7 +295,7 @@ def _made(opened: Opened, old: Any) -> Any:
                 whole.update(rebuilt)
                 return whole
             case ast.Call(ast.Name(name), [], attributes):
-                cls = getattr(sys.modules[_MODULE], name)
+                cls = getattr(sys.modules[CACHES], name)
                 whole = old if type(old) is cls else cls.__new__(cls)
                 for attribute in attributes:
                     match attribute.value:

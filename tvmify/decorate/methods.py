@@ -117,7 +117,7 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
         # torch.compile traces the original method, so that it sees the operators.
         if is_compiling() and is_traced_here():
             return eager(self, *args, **kwargs)
-        if kwargs and (growing := GrowingCache.among(kwargs)) is not None:
+        if kwargs and (growing := GrowingCache.among(self, args, kwargs)) is not None:
             return growing.call(dispatcher_with_cache(self, name, decoration), args, kwargs)
         dispatcher = self.__dict__.get(attribute)
         # A shallow copy of a module holds the dispatcher of the original.

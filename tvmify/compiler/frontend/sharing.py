@@ -217,7 +217,7 @@ class _Reader:
                 first = node.args[0]
                 if isinstance(first, fx.Node) and memory.is_same(first, node):
                     source = first
-                    self.depends_on_strides |= _name(node) in _PERHAPS_VIEWS
+                    self.depends_on_strides |= _may_be_a_copy(node)
             if source is None:
                 break
             node = source  # type: ignore[assignment]
@@ -229,7 +229,7 @@ class _Reader:
         while node.op == "call_function":
             if isinstance(node.target, torch._ops.OpOverload):
                 source = aliases.argument_returned(node, written=False)
-                perhaps |= _name(node) in _PERHAPS_VIEWS
+                perhaps |= _may_be_a_copy(node)
             else:
                 source = node.args[0]  # of a tuple of views
             if not isinstance(source, fx.Node):
@@ -333,6 +333,11 @@ class _Reader:
                 [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
             )
         return self._lying(x, whole.storage_offset())
+
+
+def _may_be_a_copy(node: fx.Node) -> bool:
+    """Whether strides decide if a value is a view; a scalar has none."""
+    return _name(node) in _PERHAPS_VIEWS and node.meta["val"].dim() > 0
 
 
 def _name(node: fx.Node) -> str:
