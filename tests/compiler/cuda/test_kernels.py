@@ -273,7 +273,7 @@ def test_a_residual_and_its_norm_are_one_kernel(check: Check, width: int, dtype:
     rules = check(Layers().eval().to(dtype), torch.randn(2, 5, width, dtype=dtype))
     # Both norms call the same one, and nothing else adds but what comes before the first.
     is_shared = width != 100
-    assert Counter(rules.values())["residual norm"] == is_shared
+    assert Counter(rules.values())["norm"] == is_shared
     assert sum("add" in name for name in rules) == (1 if is_shared else 2), rules
 
 
@@ -284,4 +284,30 @@ def test_norms_of_other_sums(check: Check):
 
     x, y = torch.randn(2, 2, 3, 128)
     rules = check(norms, x, y, torch.randn(128))
-    assert Counter(rules.values())["residual norm"] == 1  # of the last
+    assert Counter(rules.values())["norm"] == 3  # of the last, of one row, and of others
+    assert sum("residual_sum" in name for name in rules) == 1  # of the last
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1, 1, 768), torch.float16),
+        ((1, 768), torch.float16),
+        ((3, 2, 192), torch.float32),
+        ((5, 64), torch.float16),
+        ((2, 8192), torch.float16),
+        ((2, 33), torch.float32),
+        ((2, 8448), torch.float32),
+        ((64,), torch.float32),
+    ],
+    ids=str,
+)
+def test_norms_are_kernels_where_threads_share_rows_evenly(
+    check: Check, shape: tuple[int, ...], dtype: torch.dtype
+):
+    net = nn.LayerNorm(shape[-1], eps=1e-3)
+    nn.init.normal_(net.weight)
+    nn.init.normal_(net.bias)
+    rules = check(net.eval().to(dtype), 5 + torch.randn(*shape, dtype=dtype))
+    is_shared = len(shape) > 1 and shape[-1] % 64 == 0 and shape[-1] < 8448
+    assert Counter(rules.values())["norm"] == is_shared

@@ -17,8 +17,8 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.aten.calls import Aten, aten, multiply
+from tvmify.compiler.cuda.norms import norm
 from tvmify.compiler.cuda.products import by_kernel
-from tvmify.compiler.cuda.residual_norms import sum_and_norm
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, linear, values_and_readers
 
@@ -194,11 +194,12 @@ def _layer_norm(calling: _Calling, call: relax.Call) -> relax.Expr:
         return record("layer_norm", x, sizes, scale, shift, epsilon, False)
 
     operands = calling.in_half(call) or call.args
-    made = sum_and_norm(calling.builder_, *operands, epsilon) if len(axes) == 1 else None
+    made = norm(calling.builder_, *operands, epsilon) if len(axes) == 1 else None
     if made is None:
         return _in_half(calling, call, body)
     total, normed = made
-    calling.replace(operands[0], total, calling.visited.args[0])
+    if not total.same_as(operands[0]):
+        calling.replace(operands[0], total, calling.visited.args[0])
     return normed if normed.ty.dtype == call.ty.dtype else relax.op.astype(normed, call.ty.dtype)
 
 

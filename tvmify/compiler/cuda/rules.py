@@ -12,7 +12,7 @@ from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
-from tvmify.compiler.cuda.residual_norms import ResidualNorm
+from tvmify.compiler.cuda.norms import Norm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.kernels.common.loops import find, is_reduction_loop
 from tvmify.compiler.kernels.common.rewriting import uses
@@ -135,7 +135,7 @@ RULES: dict[str, ScheduleRule] = {
     "elementwise": OneKernel(Elementwise()),
     "row product": OneKernel(RowProduct()),
     "uneven row product": OneKernel(UnevenRowProduct()),
-    "residual norm": OneKernel(ResidualNorm()),
+    "norm": OneKernel(Norm()),
     "reduction": OneKernel(gpu.Reduction()),
     "general reduction": OneKernel(gpu.GeneralReduction()),
     "window": OneKernel(Window()),

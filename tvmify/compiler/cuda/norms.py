@@ -1,6 +1,7 @@
-"""A residual and the layer norm of the sum, as one kernel: the sum stays in registers.
+"""Layer norms along the last axis, also of a sum with a residual, as one kernel.
 
-Each row is one block's, each thread has one vector of it.
+Each row is one block's, and each thread has one vector of it, in registers from the load to the
+result.
 """
 
 from __future__ import annotations
@@ -17,13 +18,8 @@ from tvm.target import Target
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.passes.rewriting import is_call
 
-#: Names of the blocks.
-_BLOCKS = _SUM, _TOTAL, _SQUARES, _NORMED = (
-    "residual_sum",
-    "row_total",
-    "row_squares",
-    "residual_norm",
-)
+#: Names of the blocks; the first is only there where a residual is added.
+_SUM, _TOTAL, _SQUARES, _NORMED = "residual_sum", "row_total", "row_squares", "layer_norm"
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
 _DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: Nothing is fused with such functions.
@@ -57,58 +53,62 @@ def operands_of(builder: relax.BlockBuilder, total: Expr) -> tuple[Expr, Expr] |
     return None if found[0].same_as(found[1]) else (found[0], found[1])
 
 
-def sum_and_norm(
-    builder: relax.BlockBuilder,
-    total: Expr,
-    scale: Expr,
-    shift: Expr,
-    epsilon: float,
-) -> tuple[relax.Var, relax.Var] | None:
-    """Compute a sum and its layer norm along the last axis by one kernel.
+def norm(
+    builder: relax.BlockBuilder, x: Expr, scale: Expr, shift: Expr, epsilon: float
+) -> tuple[Expr, relax.Var] | None:
+    """Compute a layer norm along the last axis by a kernel, which adds what `x` is the sum of.
 
     Returns
     -------
-    tuple[relax.Var, relax.Var] | None
-        Both; None if it is no such sum, or PyTorch's kernel is to compute the norm.
+    tuple[Expr, relax.Var] | None
+        What was `x`, now perhaps of this kernel, and the norm; None if PyTorch's kernel is to
+        compute it.
     """
-    (*rows, width), dtype = _shape(total), str(total.ty.dtype)
-    operands = operands_of(builder, total) if isinstance(total, relax.Var) else None
-    is_shared = dtype in _DTYPES and lanes_of(width, dtype) is not None
-    if operands is None or not is_shared or math.prod(rows) == 1:  # one row is added by its product
+    (*rows, width), dtype = _shape(x), str(x.ty.dtype)
+    if not rows or math.prod(rows) == 0 or dtype not in _DTYPES or lanes_of(width, dtype) is None:
         return None
-    both = builder.emit(
+    # A single row is added by its product.
+    is_sum = isinstance(x, relax.Var) and math.prod(rows) > 1
+    summands = operands_of(builder, x) if is_sum else None
+    made = builder.emit(
         builder.call_te(
-            _compute,
-            *operands,
+            _normed if summands is None else _sum_and_norm,
+            *(summands or (x,)),
             scale,
             shift,
             epsilon,
-            primfunc_name_hint=_NORMED,
+            primfunc_name_hint=_NORMED if summands is None else f"{_SUM}_{_NORMED}",
             primfunc_attrs=_OPAQUE,
         )
     )
-    return builder.emit(relax.TupleGetItem(both, 0)), builder.emit(relax.TupleGetItem(both, 1))
+    if summands is None:
+        return x, made
+    return builder.emit(relax.TupleGetItem(made, 0)), builder.emit(relax.TupleGetItem(made, 1))
 
 
-def _compute(
+def _sum_and_norm(
     x: te.Tensor, residual: te.Tensor, scale: te.Tensor, shift: te.Tensor, epsilon: float
 ) -> list[te.Tensor]:
+    def added(*at: te.Var) -> Expr:
+        return (x[at].astype("float32") + residual[at].astype("float32")).astype(x.dtype)
+
+    both = te.compute(x.shape, added, name=_SUM)
+    return [both, _normed(both, scale, shift, epsilon)]
+
+
+def _normed(x: te.Tensor, scale: te.Tensor, shift: te.Tensor, epsilon: float) -> te.Tensor:
     *rows, width = x.shape
-    dtype, wide = x.dtype, "float32"
+    wide = "float32"
 
     def sum_over(name: str, element: object) -> te.Tensor:
         along = te.reduce_axis((0, width), "along")
         return te.compute(rows, lambda *at: te.sum(element(at, along), axis=along), name=name)
 
-    def added(*at: te.Var) -> Expr:
-        return (x[at].astype(wide) + residual[at].astype(wide)).astype(dtype)
-
-    total = te.compute(x.shape, added, name=_SUM)
-    mean = sum_over(_TOTAL, lambda at, along: total[(*at, along)].astype(wide))
+    total = sum_over(_TOTAL, lambda at, along: x[(*at, along)].astype(wide))
     part = tirx.const(1.0 / int(width), wide)
 
     def centred(at: Sequence[te.Var], along: te.Var) -> Expr:
-        return total[(*at, along)].astype(wide) - mean[tuple(at)] * part
+        return x[(*at, along)].astype(wide) - total[tuple(at)] * part
 
     def squared(at: Sequence[te.Var], along: te.Var) -> Expr:
         return centred(at, along) * centred(at, along)
@@ -119,56 +119,62 @@ def _compute(
         *row, along = at
         factor = tirx.rsqrt(squares[tuple(row)] * part + tirx.const(epsilon, wide))
         scaled = centred(row, along) * factor * scale[along].astype(wide)
-        return (scaled + shift[along].astype(wide)).astype(dtype)
+        return (scaled + shift[along].astype(wide)).astype(x.dtype)
 
-    return [total, te.compute(x.shape, normed, name=_NORMED)]
+    return te.compute(x.shape, normed, name=_NORMED)
 
 
 def _shape(x: Expr) -> list[int]:
     return [int(extent) for extent in x.ty.shape.values]
 
 
-class ResidualNorm(ScheduleRule):
-    """Of what `sum_and_norm` makes."""
+class Norm(ScheduleRule):
+    """Of what `norm` makes."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule it: a block for each row, a thread for each vector of it."""
         del target, tunable
         sch = s_tir.Schedule(func)
-        total, mean, squares, normed = (find(sch, name) for name in _BLOCKS)
-        if total is None or mean is None or squares is None or normed is None:
+        added = find(sch, _SUM)
+        total, squares, normed = (find(sch, name) for name in (_TOTAL, _SQUARES, _NORMED))
+        if total is None or squares is None or normed is None:
             return None
-        about = sch.get(total)
-        lanes = lanes_of(int(about.iter_vars[-1].dom.extent), str(about.writes[0].source.dtype))
-        computed = [sch.get(block).writes[0].source for block in (total, mean, squares)]
+        row_of = sch.get(total).reads[0].source
+        lanes = lanes_of(int(row_of.shape[-1]), str(row_of.dtype))
+        computed = [row_of, *(sch.get(block).writes[0].source for block in (total, squares))]
         parameters = [
             index
             for index, region in enumerate(sch.get(normed).reads)
             if not any(region.source.same_as(buffer) for buffer in computed)
         ]
         # The result that all else follows; the sum is still in registers where it is read again.
-        summed = sch.cache_write(total, 0, "local")
-        held = sch.cache_read(mean, 0, "local", [mean, squares, normed])
-        row = sch.fuse(*sch.get_loops(summed)[:-1])
+        summed = None if added is None else sch.cache_write(added, 0, "local")
+        held = sch.cache_read(total, 0, "local", [total, squares, normed])
+        first = held if summed is None else summed
+        row = sch.fuse(*sch.get_loops(first)[:-1])
         sch.bind(row, "blockIdx.x")
-        sch.compute_at(total, row)
-        for block in (held, mean, squares, normed):
+        if added is not None:
+            sch.compute_at(added, row)
+            sch.reverse_compute_at(held, row)
+        for block in (total, squares, normed):
             sch.reverse_compute_at(block, row)
         stored = sch.cache_write(normed, 0, "local")
         sch.reverse_compute_at(stored, row)
-        threads = {}
-        for block in (total, summed, held, mean, squares, normed, stored):
-            threads[block], vector = sch.split(sch.get_loops(block)[-1], [None, lanes])
-            sch.bind(threads[block], "threadIdx.x")
-            if block in (summed, held, stored):
+        # On their way while threads wait for each other.
+        loaded = [sch.cache_read(normed, index, "local") for index in parameters]
+        loaded += [] if added is None else [sch.cache_read(added, at, "local") for at in range(2)]
+        for block in loaded:
+            sch.compute_at(block, row, index=0)
+        vectors = (summed, held, stored, *loaded)
+        for block in (*vectors, added, total, squares, normed):
+            if block is None:
+                continue
+            thread, vector = sch.split(sch.get_loops(block)[-1], [None, lanes])
+            sch.bind(thread, "threadIdx.x")
+            if block in vectors:
                 sch.vectorize(vector)
             else:
                 sch.unroll(vector)
-        for block, indices in ((total, [0, 1]), (normed, parameters)):
-            for index in indices:
-                loaded = sch.cache_read(block, index, "local")
-                sch.compute_at(loaded, threads[block])
-                sch.vectorize(sch.get_loops(loaded)[-1])
-        for block in (mean, squares):
+        for block in (total, squares):
             sch.set_scope(block, 0, "local")
         return sch
