@@ -23,6 +23,7 @@
 #include "memory_ranges.h"
 #include "thread_pool.h"
 #include "tvm_allocator.h"
+#include "tvm_locks.h"
 
 namespace tvmify {
 namespace {
@@ -173,6 +174,7 @@ Library::Retired& Library::retired() {
 Library::Library(const at::Tensor& bytes, c10::DeviceType type) : type_(type) {
   check_is_library(bytes);
   publish_tvm_runtime();
+  hold_tvm_memory_at_forks();
   const bool on_cpu = type == c10::kCPU;
   if (!on_cpu) retired().clear();
   loaded_ = std::make_unique<Loaded>(on_cpu ? 1 : c10::impl::VirtualGuardImpl(type).deviceCount());
@@ -184,6 +186,7 @@ Library::Library(const at::Tensor& bytes, c10::DeviceType type) : type_(type) {
   loaded_->handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   TORCH_CHECK(loaded_->handle != nullptr, "a compiled library is gone after loading: ", dlerror());
   use_torch_threads(loaded_->handle);
+  use_fork_safe_lookup(loaded_->handle);
 }
 
 Library::~Library() {

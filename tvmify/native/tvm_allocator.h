@@ -4,11 +4,16 @@
 #include <dlpack/dlpack.h>
 #include <tvm/ffi/container/shape.h>
 
+#include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 // Copied from TVM's tvm/runtime/memory/memory_manager.h, which includes a header that the wheel
-// lacks; the library refuses any version of TVM other than the one it was built against.
+// lacks, and from its pooled_allocator.h; the library refuses any version of TVM other than the one
+// it was built against.
 namespace tvm::runtime::memory {
 
 enum AllocatorType { kNaive = 1, kPooled };
@@ -42,6 +47,28 @@ class __attribute__((visibility("default"))) Allocator {
 
  private:
   AllocatorType type_;
+};
+
+// Declared for its lock alone; TVM defines the functions.
+class PooledAllocator : public Allocator {
+ public:
+  std::recursive_mutex& mutex() { return mu_; }
+
+ protected:
+  size_t page_size_;
+  std::atomic<size_t> used_memory_;
+  std::unordered_map<size_t, std::vector<Buffer>> memory_pool_;
+  std::recursive_mutex mu_;
+};
+
+class __attribute__((visibility("default"))) MemoryManager {
+ public:
+  static MemoryManager* Global();
+  static Allocator* GetOrCreateAllocator(DLDevice device, AllocatorType type);
+  std::mutex& mutex() { return mu_; }
+
+ protected:
+  std::mutex mu_;  // more members follow
 };
 
 }  // namespace tvm::runtime::memory
