@@ -16,6 +16,7 @@ import torch
 from torch.nn.modules import activation
 from torch.utils._device import DeviceContext
 
+from tvmify.torch_compat.bystanders import is_bystander
 from tvmify.torch_compat.symbols import square_root
 from tvmify.torch_compat.tracing import traces_here
 
@@ -51,8 +52,10 @@ def answering_as_eager() -> Iterator[None]:
 
 def told(flag: bool) -> bool:
     """Return a flag of ``torch.compiler`` as the caller two frames up should see it."""
-    if not flag or not traces_here():
-        return flag
+    if not flag or is_bystander():
+        return False
+    if not traces_here():
+        return True
     module = sys._getframe(2).f_globals.get("__name__", "")
     return module.partition(".")[0] in _ADAPTING
 

@@ -40,6 +40,7 @@ from tvmify.errors import (
 from tvmify.signature import map_only
 from tvmify.system.faults import environment_fault
 from tvmify.torch_compat import node_annotations
+from tvmify.torch_compat.bystanders import unseen_by_others
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
@@ -113,7 +114,7 @@ def export(
         ``torch.export`` cannot handle it.
     """
     args, kwargs = examples((args, kwargs))
-    with tracing():
+    with tracing(), unseen_by_others():
         program = _export(module, args, kwargs, varying)
         spell_casts(program)
         _refuse_unknown_shapes(program)

@@ -120,11 +120,12 @@ def _decompose(program: ExportedProgram, stages: _Stages, *, is_kept: bool) -> D
     # Imported here: this takes seconds, and a warm process must not load the compiler.
     with stages("decompose"):
         from tvmify.compiler.frontend.decompositions import decompose
+        from tvmify.torch_compat.bystanders import unseen_by_others
 
         # A recording with symbols is built once for each size class.
         if (decomposed := _DECOMPOSED.get(program.graph_module)) is None:
             load_ahead()
-            with tracing():
+            with tracing(), unseen_by_others():
                 decomposed = decompose(program)
             if is_kept:
                 _DECOMPOSED[program.graph_module] = decomposed

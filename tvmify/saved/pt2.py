@@ -160,8 +160,9 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 def _record(module: nn.Module, args: Args, kwargs: Kwargs) -> ExportedProgram:
     # Imported here because a process that only calls compiled code never needs it.
     from tvmify.capture.exporting import quiet
+    from tvmify.torch_compat.bystanders import unseen_by_others
 
-    with tracing(beside_others=True), quiet():
+    with tracing(beside_others=True), unseen_by_others(), quiet():
         return torch.export.export(module, args, kwargs, strict=False)
 
 

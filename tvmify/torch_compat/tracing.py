@@ -30,7 +30,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +37,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tvmify.errors import TracedElsewhere, warn
 from tvmify.system import forks
+from tvmify.torch_compat.tracers import tracer_of_other_threads
 
 _LOCK = forks.Lock()
 #: The thread that traces.
@@ -56,19 +56,6 @@ _STATE = {
         "current_replay_node",
     ),
     "torch.fx._symbolic_trace": ("_is_fx_tracing_flag",),
-}
-_TORCH = Path(torch.__file__).parent
-#: Functions that run only while torch traces: file and names, and the public name of the API.
-_TRACERS = {
-    (str(_TORCH / file), function): name
-    for file, functions, name in (
-        ("export/_trace.py", "_export _export_for_training", "torch.export"),
-        ("export/exported_program.py", "_decompose_exported_program", "run_decompositions"),
-        ("_dynamo/convert_frame.py", "_compile _fullgraph_capture_frame", "torch.compile"),
-        ("fx/experimental/proxy_tensor.py", "dispatch_trace", "make_fx"),
-        ("fx/_symbolic_trace.py", "trace", "torch.fx.symbolic_trace"),
-    )
-    for function in functions.split()
 }
 
 
@@ -143,17 +130,7 @@ def tracer_elsewhere() -> str | None:
     """Return the name of the API that traces in another thread without our lock, or None."""
     if traces_elsewhere():
         return None  # our own tracing
-    here = threading.get_ident()
-    for thread, top in sys._current_frames().items():
-        frame = top if thread != here else None
-        found = None
-        while frame is not None:
-            code = frame.f_code
-            found = _TRACERS.get((code.co_filename, code.co_name), found)  # the outermost
-            frame = frame.f_back
-        if found is not None:
-            return found
-    return None
+    return tracer_of_other_threads()
 
 
 def settle() -> None:

@@ -1,0 +1,100 @@
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import _symbolic_trace
+
+from tvmify import tvmify
+from tvmify.torch_compat import bystanders
+
+
+class Slow(nn.Module):
+    """Waits while it is exported, and uses what torch replaces meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.inside, self.leave = threading.Event(), threading.Event()
+
+    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # TorchScript has no such
+        y = max(self.linear(x), 0.25)
+        self.inside.set()
+        assert self.leave.wait(60)
+        return y * math.pow(x.shape[0], 2)
+
+
+@contextlib.contextmanager
+def exporting(net: Slow) -> Iterator[nn.Module]:
+    """Be in the middle of an export, by us in another thread, in this context."""
+    compiled = tvmify(net.eval(), cache=False, compare=False, strict=True)
+
+    def call() -> None:
+        with torch.inference_mode():
+            compiled(torch.ones(3, 4))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert net.inside.wait(60)
+    try:
+        yield compiled
+    finally:
+        net.leave.set()
+        thread.join()
+
+
+def test_other_threads_run_eager_as_ever() -> None:
+    plain, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
+    expected, weight = plain(x), plain[0].weight
+    small, large = torch.tensor(1.0), torch.tensor(2.0)
+    with exporting(Slow()):
+        torch.testing.assert_close(plain(x), expected)
+        assert plain[0].weight is weight
+        with pytest.raises(AttributeError, match="no attribute 'other'"):
+            _ = plain.other
+        assert max(small, large) is large
+        assert min(small, large) is small
+        assert isinstance(math.pow(2, 3), float)
+        assert not torch.compiler.is_compiling()
+        assert not torch.compiler.is_exporting()
+        assert not _symbolic_trace.is_fx_tracing()
+        assert not _symbolic_trace.is_fx_symbolic_tracing()
+
+
+def test_the_thread_that_exports_sees_what_torch_replaces() -> None:
+    net, x = Slow(), torch.randn(3, 4)
+    with exporting(net) as compiled:
+        pass
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), net.linear(x).clamp_min(0.25) * 9)
+    assert compiled.cache_info().builds == 1
+
+
+def test_nothing_stays_replaced() -> None:
+    asked = (torch.compiler.is_compiling, _symbolic_trace.is_fx_tracing)
+    places = (max, min, math.pow, nn.Module.__call__, nn.Module.__getattr__)
+    before = [function.__code__ for function in asked]
+    patch_method = _symbolic_trace._Patcher.patch_method
+    with exporting(Slow()):
+        pass
+    assert [function.__code__ for function in asked] == before
+    assert places == (max, min, math.pow, nn.Module.__call__, nn.Module.__getattr__)
+    assert _symbolic_trace._Patcher.patch_method is patch_method
+
+
+def test_a_thread_that_traces_itself_is_no_bystander(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    class Asking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(bystanders.is_bystander())
+            return x + 1
+
+    monkeypatch.setattr(bystanders, "_exporting", -1)  # no thread has this number
+    assert bystanders.is_bystander()
+    torch.export.export(Asking(), (torch.ones(2),))
+    assert seen
+    assert not any(seen)
