@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tvmify.artifact import Artifact
 from tvmify.artifact.geometry import Geometry
 from tvmify.artifact.results import Argument, Computed, Constant, Repeated, View, Write
 from tvmify.runtime import Executor, PackedWeights, executor, graphs
-from tvmify.runtime.graphs import Graphs, obstacle
+from tvmify.runtime.graphs import Captured, Graphs, obstacle
 
 CUDA = '{"arch": "sm_90a", "kind": "cuda"}'
 
@@ -284,6 +285,20 @@ def test_a_graph_holds_the_weights_that_it_reads(device: Device):
     packed = store.take(programs.linear().packed, list)
     assert call._graph._kept is linear._packed
     assert all(any(held is tensor for held in call._graph._kept) for tensor in packed)
+
+
+def test_a_graph_holds_the_code_that_it_runs(device: Device):
+    # The driver crashes where a graph launches kernels of a library that was unloaded.
+    def run(given: Any) -> list[torch.Tensor]:
+        return [given[0] + 1]
+
+    graph, code = Captured(run, [x()], []), weakref.ref(run)
+    del run
+    gc.collect()
+    assert code() is not None
+    del graph
+    gc.collect()
+    assert code() is None
 
 
 def test_the_graph_used_longest_ago_makes_place(device: Device):

@@ -88,14 +88,14 @@ class _Recording:
         self._graph = graph
         self._reader: torch.cuda.Stream | None = None
         self._storages = [result.untyped_storage() for result in results]
+        self._counted = [storage._cdata for storage in self._storages]
         self._unshared = self._uses()
 
-    def _uses(self) -> list[tuple[int, int]]:
-        # The address, too: whoever resizes a result gives its storage other memory.
-        return [
-            (torch._C._storage_Use_Count(storage._cdata), storage.data_ptr())
-            for storage in self._storages
-        ]
+    def _uses(self) -> tuple[list[int], list[int]]:
+        # The addresses, too: whoever resizes a result gives its storage other memory.
+        count = torch._C._storage_Use_Count
+        addresses = [storage.data_ptr() for storage in self._storages]
+        return [count(storage) for storage in self._counted], addresses
 
     def is_free(self) -> bool:
         """Whether all that `lend` returned is gone, with all views of it."""
@@ -113,7 +113,8 @@ class _Recording:
         """Replay it, and return copies of the results."""
         self._graph.replay()
         copies = [torch.empty_like(result) for result in self.results]
-        _copy(copies, self.results)
+        for indices in _by_dtype(self.results):
+            _copy(copies, self.results, indices)
         return copies
 
 
@@ -130,7 +131,8 @@ class Captured:
     inputs
         Inputs of one call; later ones have the same shapes, dtypes and device.
     kept
-        Other tensors that the graph reads; they are kept alive as long as the graph is.
+        Other tensors that the graph reads; they are kept alive as long as the graph is, and so is
+        `run`, with the kernels that it launches.
     """
 
     def __init__(
@@ -139,10 +141,12 @@ class Captured:
         inputs: Sequence[torch.Tensor],
         kept: Sequence[torch.Tensor],
     ) -> None:
-        self._kept = kept
+        self._kept, self._run = kept, run
         self._device = inputs[0].device
+        self._on_device = torch.cuda.device(self._device)  # for calls, which hold the lock
         self._streams: set[torch.cuda.Stream] = set()
         self._using = forks.Lock()
+        self._launches = _by_dtype(inputs)
         # In inference mode, calls outside of it could not copy into the inputs, and would return
         # tensors that autograd refuses.
         with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self._device):
@@ -153,7 +157,7 @@ class Captured:
             # Restores the thread's stream even if the capture fails.
             with torch.cuda.stream(torch.cuda.Stream()):
                 self._follow(torch.cuda.current_stream())
-                _copy(self._inputs, inputs)
+                self._take(inputs)
                 run(self._inputs)  # libraries do their one-time setup here
                 pool = torch.cuda.graph_pool_handle()
                 self._lending, self._spare = (self._record(run, pool) for _ in range(2))
@@ -179,15 +183,24 @@ class Captured:
             torch._C._cuda_clearCublasWorkspaces()
         return _Recording(graph, results)
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """Replay on PyTorch's current stream, and return results that no later call changes."""
-        with self._using, torch.no_grad(), torch.cuda.device(self._device):
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Tensors | None:
+        """Replay on PyTorch's current stream, and return results that no later call changes.
+
+        None if this thread is capturing a graph, which cannot hold another.
+        """
+        with self._using, torch.no_grad(), self._on_device:
+            if torch.cuda.is_current_stream_capturing():
+                return None
             stream = torch.cuda.current_stream()
             self._follow(stream)
-            _copy(self._inputs, inputs)
+            self._take(inputs)
             if self._lending.is_free():
                 return self._lending.lend(stream)
             return self._spare.copied()
+
+    def _take(self, inputs: Sequence[torch.Tensor]) -> None:
+        for indices in self._launches:
+            _copy(self._inputs, inputs, indices)
 
     def _follow(self, stream: torch.cuda.Stream) -> None:
         """Switch to a stream, after making it wait for the previous one."""
@@ -202,15 +215,18 @@ class Captured:
             self._streams.add(stream)
 
 
-def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensors with one launch for those of each dtype, as PyTorch can."""
-    by_dtype: dict[torch.dtype, tuple[Tensors, Tensors]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        into, given = by_dtype.setdefault(target.dtype, ([], []))
-        into.append(target)
-        given.append(source)
-    for into, given in by_dtype.values():
-        torch._foreach_copy_(into, given)
+def _by_dtype(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Return the indices of the tensors that PyTorch can copy by one launch."""
+    found: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        found.setdefault(tensor.dtype, []).append(index)
+    return list(found.values())
+
+
+def _copy(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], indices: Sequence[int]
+) -> None:
+    torch._foreach_copy_([targets[i] for i in indices], [sources[i] for i in indices])
 
 
 class Graphs:
@@ -281,13 +297,12 @@ class GraphedCall:
     def __call__(self, leaves: tuple[Any, ...]) -> Any:
         """Run the program."""
         inputs = [leaves[index] for index in self._artifact.inputs]
-        if is_capturing(inputs[0].device):
-            return self._call(leaves)  # its kernels become a part of that graph
         graph = self._graph or self._captured(inputs)
-        if graph is None:
-            return self._call(leaves)
+        results = None if graph is None else graph(inputs)
+        if results is None:
+            return self._call(leaves)  # whose kernels may become a part of the caller's graph
         self._graphs.used(self)
-        return self._result(graph(inputs), leaves)
+        return self._result(results, leaves)
 
     def bind(self, state: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
         """Do what `Call.bind` does, and drop the graph, which reads the old weights."""
@@ -309,12 +324,14 @@ class GraphedCall:
         return self._call.obstacle(leaves)
 
     def _captured(self, inputs: Sequence[torch.Tensor]) -> Captured | None:
+        if is_capturing(inputs[0].device):
+            return None
         self._calls += 1
         if self.problem or self._calls <= _PLAIN_CALLS or not _CAPTURING.acquire(blocking=False):
             return None
         try:
-            kept = self._kept
-            graph = Captured(lambda given: self._run(tuple(given)), inputs, kept)
+            kept, run = self._kept, self._run
+            graph = Captured(lambda given: run(tuple(given)), inputs, kept)
             if kept is self._kept:  # otherwise it has captured weights that are gone
                 self._graph = graph
         except RuntimeError as error:
