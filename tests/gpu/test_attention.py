@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tvmify
 from tests.tolerances import assert_close_to_reference
@@ -20,6 +21,12 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
     return F.scaled_dot_product_attention(query, key, value, mask)
+
+
+def by_others(*args: Any) -> torch.Tensor:
+    """Compute it without cuDNN, whose attention is wrong in these cases with PyTorch 2.11."""
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return attention(*args)
 
 
 def computed(dtype: torch.dtype, mask: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
@@ -37,11 +44,11 @@ def test_rows_that_see_nothing(dtype: torch.dtype):
     def visible(result: torch.Tensor) -> torch.Tensor:
         return torch.where(seen.any(-1, keepdim=True), result, 0.0)
 
-    assert_close_to_reference(visible(result), lambda *x: visible(attention(*x)), given)
+    assert_close_to_reference(visible(result), lambda *x: visible(by_others(*x)), given)
     hidden = result[0, :, 3]  # here libraries differ: zero, or NaN
     assert bool((hidden.isnan() | (hidden == 0)).all())
 
 
 def test_masks_of_float32_beside_queries_of_any_type(dtype: torch.dtype):
     result, given = computed(dtype, torch.randn(2, 1, 64, 64, device=DEVICE))
-    assert_close_to_reference(result, attention, given)
+    assert_close_to_reference(result, by_others, given)

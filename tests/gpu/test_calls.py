@@ -19,6 +19,8 @@ from tvmify.dispatch import keys
 
 pytestmark = pytest.mark.usefixtures("inference")
 
+CUDA = torch.version.cuda
+
 
 def on_gpu(name: str, dtype: torch.dtype = torch.float32, device: str = "cuda") -> tuple[Any, Any]:
     """Return a network and an argument for it; more may come of ``NETS[name][1]``."""
@@ -216,13 +218,12 @@ def test_a_module_may_go_while_its_kernels_run_and_others_are_captured():
         fast(y)
         del gone
         gc.collect()
-    compiled(nn.ReLU())(x)  # what was dropped leaves now
+    compiled(nn.ReLU().eval())(x)  # what was dropped leaves now
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
     graph.replay()
     torch.cuda.synchronize()
 
 
-def test_the_driver_is_the_one_that_pytorch_sees():
-    bindings: Any = torch._C
-    version = bindings._cuda_getDriverVersion()
-    assert keys._driver_version() == f"{version // 1000}.{version % 1000 // 10}"
+def test_the_driver_serves_the_cuda_of_pytorch():
+    served, used = (str(version).split(".")[0] for version in (keys._driver_version(), CUDA))
+    assert int(served) >= int(used)

@@ -54,12 +54,16 @@ class CallAttention(AttentionLowering):
             if seen is not None and about.fill is not None:
                 weights = _filled(record, about, query, key, seen)
                 return record("permute", record("matmul", weights, value), _SWAP)
+            addend = seen
+            if seen is not None and str(mask.ty.dtype) == "bool":
+                # cuDNN, given bools, lets queries that see no key see some.
+                addend = record("log", record("type_as", seen, query))
             result = record(
                 "scaled_dot_product_attention",
                 query,
                 key,
                 value,
-                seen,
+                addend,
                 0.0,
                 causal,
                 about.scale,
