@@ -188,7 +188,13 @@ def test_rows_times_weights(check: Check, shape: tuple[int, ...], dtype: torch.d
 
 @pytest.mark.parametrize(
     ("rows", "dtype"),
-    [(264, torch.float32), (266, torch.float16), (267, torch.float16), (40, torch.float32)],
+    [
+        (264, torch.float32),
+        (266, torch.float16),
+        (267, torch.float16),
+        (40, torch.float32),
+        (8729, torch.float16),  # more than run at once, 29 a block
+    ],
     ids=str,
 )
 def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(

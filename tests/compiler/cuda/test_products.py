@@ -126,7 +126,7 @@ def test_a_product_of_two_arguments_is_the_library_s():
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("rows", "length"),
-    [(768, 768), (2304, 768), (768, 3072), (4096, 11008), (132, 1024), (7, 4096)],
+    [(768, 768), (2304, 768), (768, 3072), (4096, 11008), (132, 1024), (7, 4096), (50257, 768)],
 )
 def test_shapes_of_kernels(rows: int, length: int, dtype: str):
     shape = Shape.of(rows, length, dtype)
@@ -134,4 +134,5 @@ def test_shapes_of_kernels(rows: int, length: int, dtype: str):
     assert shape.lanes * (4 if dtype == "float32" else 2) == 16  # bytes of a load
     assert length % (shape.lanes * shape.threads) == rows % shape.rows == 0
     assert rows // shape.rows >= min(rows, 132)
-    assert 32 <= shape.threads <= 256 and shape.rows * shape.threads <= 256
+    assert 8 <= shape.threads <= 256 and shape.rows * shape.threads <= 512
+    assert shape.rows > 1 or shape.threads >= 32

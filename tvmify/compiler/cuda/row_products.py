@@ -25,8 +25,12 @@ _WARP = 32
 _BLOCK, _MOST_THREADS = 128, 256
 #: Loads that a thread has under way; with fewer, memory waits for it, with more, for registers.
 _LOADS = 4
-#: Multiprocessors of the largest GPU: fewer blocks leave some of them idle.
-_BLOCKS = 132
+#: Where there are more rows than run at once: lines are still read whole, and each thread has more
+#: loads under way.
+_FEWEST_THREADS, _MOST_LOADS = 8, 16
+#: Multiprocessors of the largest GPU, of which fewer blocks leave some idle, and the threads that
+#: each runs at once.
+_BLOCKS, _RESIDENT = 132, 2048
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,16 @@ class Shape:
             if loads <= _LOADS and rows * threads >= _BLOCKS * _BLOCK:
                 break
             threads, loads = 2 * threads, loads // 2
-        # Blocks for all multiprocessors, if there are as many rows.
-        several = range(_BLOCK // threads, 1, -1)
+        while (
+            threads > _FEWEST_THREADS
+            and 2 * loads <= _MOST_LOADS
+            and rows * threads > _BLOCKS * _RESIDENT
+        ):
+            threads, loads = threads // 2, 2 * loads
+        # Blocks for all multiprocessors, if there are as many rows; rather large ones, where rows
+        # divide by nothing smaller, than blocks of one row.
+        most = _BLOCK // threads
+        several = [*range(most, 1, -1), *range(most + 1, 4 * most + 1)]
         fits = (n for n in several if rows % n == 0 and rows // n >= _BLOCKS)
         return cls(next(fits, 1), threads, lanes)
 
