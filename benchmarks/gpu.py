@@ -1,9 +1,11 @@
 """tvmify on an NVIDIA GPU, against eager PyTorch and torch.compile.
 
-    python -m benchmarks.gpu [--cases resnet50*] [--contenders eager,tvmify] [--rounds 5]
+    python -m benchmarks.gpu [--cases resnet50*] [--contenders eager,tvmify] [--together]
 
 As `benchmarks.run`: each contender is a process of its own, and they take turns. Results are
-written after each case, and what fails or takes too long is a blank with its reason.
+written after each case, and what fails or takes too long is a blank with its reason. Contenders
+become ready one after the other, with the GPU to themselves; with ``--together`` all at once: that
+is faster, and disturbs those that time candidates.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--contenders", default="*", help="names or patterns (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of each (default: 5)")
     parser.add_argument("--seconds", type=float, default=450, help="for all of it (default: 450)")
+    parser.add_argument("--together", action="store_true", help="all become ready at once")
     parser.add_argument("--output", type=Path, default=Path("build/bench/gpu.json"))
     given = parser.parse_args(arguments)
     try:
@@ -52,13 +55,21 @@ def main(arguments: list[str] | None = None) -> None:
     machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     measured: dict[str, dict[str, Result]] = {}
     end = time.monotonic() + given.seconds
-    for number, name in enumerate(names):
-        share = (end - time.monotonic()) / (len(names) - number)
-        measured[name] = compare(name, contenders, given.rounds, share)
-        write(given.output, measured, machine, given.rounds)
-        console.print(table({name: measured[name]}, machine))
-        for result in filter(lambda result: result.reason, measured[name].values()):
-            console.print(f"{name}, {result.contender}: {result.reason}", markup=False)
+    with ExitStack() as stack:
+        comparisons = [Comparison(name, contenders, given.rounds, stack) for name in names]
+        if given.together:
+            get_ready(comparisons, [REFERENCE], end)
+            get_ready(comparisons, contenders, end)
+        for number, one in enumerate(comparisons):
+            share = (end - time.monotonic()) / (len(names) - number)
+            if not given.together:
+                for contender in (REFERENCE, *contenders):
+                    get_ready([one], [contender], time.monotonic() + share)
+            measured[one.name] = one.measured()
+            write(given.output, measured, machine, given.rounds)
+            console.print(table({one.name: one.results}, machine))
+            for result in filter(lambda result: result.reason, one.results.values()):
+                console.print(f"{one.name}, {result.contender}: {result.reason}", markup=False)
     console.print(table(measured, machine))
 
 
@@ -70,8 +81,8 @@ def write(path: Path, measured: dict[str, dict[str, Result]], machine: str, roun
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def compare(name: str, contenders: Sequence[str], rounds: int, seconds: float) -> dict[str, Result]:
-    """Return the results of contenders in one case; one that fails has a reason instead.
+class Comparison:
+    """The contenders in one case, each a process; one that fails has a reason for a result.
 
     Parameters
     ----------
@@ -81,33 +92,58 @@ def compare(name: str, contenders: Sequence[str], rounds: int, seconds: float) -
         Their names.
     rounds
         How many bursts each has.
-    seconds
-        What all of it may take: a contender that is not ready in time is left out.
+    stack
+        Ends their processes.
     """
-    results = {contender: Result(name, 0, contender) for contender in contenders}
-    ready_by = time.monotonic() + seconds - rounds * len(contenders) * 2 * BURST
-    with tempfile.TemporaryDirectory(prefix="tvmify-gpu-") as scratch, ExitStack() as stack:
-        folder = Path(scratch)
-        command = [sys.executable, "-m", "benchmarks.gpu_worker", name]
-        workers: dict[str, Worker] = {}
-        for contender in (REFERENCE, *contenders):
-            worker = Worker([*command, contender, scratch], folder, contender)
-            worker = stack.enter_context(worker)
+
+    def __init__(self, name: str, contenders: Sequence[str], rounds: int, stack: ExitStack) -> None:
+        self.name = name
+        self.results = {contender: Result(name, 0, contender) for contender in contenders}
+        self._rounds = rounds
+        self._stack = stack.enter_context(ExitStack())
+        self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tvmify-gpu-"))
+        self._starting: dict[str, Worker] = {}
+        self._ready: dict[str, Worker] = {}
+
+    def start(self, contender: str) -> None:
+        """Start the process of one; the reference comes first, and writes what all others read."""
+        if contender in self.results and self.results[contender].reason:
+            return
+        command = [sys.executable, "-m", "benchmarks.gpu_worker", self.name, contender]
+        worker = Worker([*command, self._folder], Path(self._folder), contender)
+        self._starting[contender] = self._stack.enter_context(worker)
+
+    def wait(self, end: float) -> None:
+        """Wait until those that were started are ready, or the clock shows this time."""
+        spare = self._rounds * len(self.results) * 2 * BURST  # what measuring takes
+        while self._starting:
+            contender, worker = self._starting.popitem()
+            failed = self.results.values() if contender == REFERENCE else [self.results[contender]]
             try:
-                report = worker.answer(ready_by - time.monotonic())
+                report = worker.answer(end - spare - time.monotonic())
             except WorkerError as error:
-                failed = contenders if contender == REFERENCE else [contender]
-                for one in failed:
-                    results[one].reason = str(error)
-                if contender == REFERENCE:
-                    break
+                for result in failed:
+                    result.reason = str(error)
                 continue
             if contender != REFERENCE:
-                result = results[contender]
+                result = self.results[contender]
                 result.first_call_s, result.error = report["first_call_s"], report["error"]
-                workers[contender] = worker
-        take_turns(workers, results, rounds)
-    return results
+                self._ready[contender] = worker
+
+    def measured(self) -> dict[str, Result]:
+        """Measure those that are ready, end all processes, and return the results."""
+        with self._stack:
+            take_turns(self._ready, self.results, self._rounds)
+        return self.results
+
+
+def get_ready(comparisons: Sequence[Comparison], contenders: Sequence[str], end: float) -> None:
+    """Let contenders compile, in all cases at once, until the clock shows this time."""
+    for one in comparisons:
+        for contender in contenders:
+            one.start(contender)
+    for one in comparisons:
+        one.wait(end)
 
 
 def table(measured: dict[str, dict[str, Result]], machine: str) -> Table:

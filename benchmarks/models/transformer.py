@@ -93,8 +93,10 @@ def gpt2_decode() -> Case:
     with torch.inference_mode():
         _, *past = module.eval()(before)
     tokens = torch.randint(50257, (1, 1))
-    # Clones: tensors of inference mode can be used outside of it only as inputs.
-    return module, (tokens, *(tensor.clone() for tensor in past))
+    # Contiguous, as concatenating makes them in all steps but the first. Clones, since tensors of
+    # inference mode can be used outside of it only as inputs.
+    layout = torch.contiguous_format
+    return module, (tokens, *(tensor.clone(memory_format=layout) for tensor in past))
 
 
 def whisper_tiny() -> Case:
