@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
+from tvm.ir import Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
@@ -118,6 +119,16 @@ def name_as(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> None:
 def named(*names: str) -> dict[str, list[str]]:
     """Return the ``attrs`` of a ``te.compute`` with these axes, those to reduce over last."""
     return {_AXES: list(names)}
+
+
+def value_along(realize: s_tir.SBlockRealize, name: str) -> Expr | None:
+    """Return the value of an axis where a block runs; None if it has no such axis.
+
+    The block may set the initial value of a reduction: it has the names of that, without the axes
+    to reduce over, which are the last.
+    """
+    given: Iterable[object] = realize.block.annotations.get(_AXES, ())  # type: ignore[assignment]
+    return dict(zip(map(str, given), realize.iter_values, strict=False)).get(name)
 
 
 def forget_axes(function: tirx.PrimFunc) -> tirx.PrimFunc:

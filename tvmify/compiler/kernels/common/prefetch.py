@@ -35,6 +35,8 @@ _PREFETCH = "tvmify.prefetch"
 FETCHES = "tvmify.fetches_ahead"
 #: Bytes of a cache line, on all processors of interest.
 _LINE = 64
+#: Where there may be as few tiles as this, there may be a single one as well.
+_FEWEST = 2
 #: LLVM's numbers of caches. L2 can have more lines in flight from memory than L1, and from L2 to L1
 #: the hardware prefetcher is fast enough.
 _TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
@@ -142,11 +144,23 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     present = tirx.min(total - (position - number), tiles)
     own = tirx.truncdiv(present + (columns - 1), present)
     count = -(-(-(-columns // fewest) * tile.taken * _bytes(panel)) // _LINE)
+    shared, alone = [], []
     for blocks, into in enumerate(ahead, 1):
         distance = tile.steps * (blocks * columns + number * own) + step * own
         for i in range(count):
             between = i * own * tile.taken // count
-            yield from prefetches(panel, _after(start, distance + between), 1, into)
+            shared += prefetches(panel, _after(start, distance + between), 1, into)
+        # A tile without others has all lines to fetch: too many prefetches where it has others.
+        distance = tile.steps * blocks * columns + step * columns
+        alone += prefetches(panel, _after(start, distance), columns * tile.taken, into)
+    if fewest > _FEWEST:
+        yield from shared
+    else:
+        yield tirx.IfThenElse(present == 1, _sequence(alone), _sequence(shared))
+
+
+def _sequence(statements: list[Stmt]) -> Stmt:
+    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
 def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:

@@ -26,6 +26,7 @@ from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
     fuse,
+    is_symbolic,
     output_bits,
     parallel_if_worth,
 )
@@ -33,7 +34,7 @@ from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
-from tvmify.compiler.kernels.matmul import compact, pairs
+from tvmify.compiler.kernels.matmul import compact, pairs, plan
 from tvmify.compiler.kernels.matmul.rule import add_up_blocks, split_rows
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
@@ -170,6 +171,8 @@ class JoinedMatmul(Rule):
         together = int(block.annotations[BLOCK])
         work = float(element_count(v.dom.extent for v in summed.iter_vars))
         row, column = sch.get_loops(last)
+        number = sizes.number_or_expression(sch.get(row).extent)
+        fewest = plan.fewest(together) if is_symbolic(sch, row) else together
         row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
         column_tile, column = sch.split(column, [None, columns])
         rows_first = bool(block.annotations[ROWS_FIRST])
@@ -178,7 +181,7 @@ class JoinedMatmul(Rule):
         outermost = fuse(sch, nest)
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, outermost, preserve_unit_loops=True)
-        along = add_up_blocks(sch, partial, anchor, last, machine)
+        along = add_up_blocks(sch, partial, anchor, last, machine, number)
         weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
         if together == 1:  # a single tile has each of them to itself
             weights /= count
@@ -190,6 +193,7 @@ class JoinedMatmul(Rule):
             together,
             ["row_tile"],
             nearby=machine.keeps(weights),
+            fewest=fewest,
             rows=["row_tile"] * narrow,
         )
         # What is broadcast is computed beforehand.

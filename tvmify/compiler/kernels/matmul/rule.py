@@ -20,6 +20,7 @@ from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
 from tvmify.compiler.kernels.common.legalizing import is_weight, plain
 from tvmify.compiler.kernels.common.loops import (
     element_count,
+    extent,
     find,
     fuse,
     is_reduction_loop,
@@ -31,6 +32,7 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.short_tiles import half_last_tile
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs, plan
@@ -117,6 +119,7 @@ class Matmul(Rule):
             store = sch.get_sblock(ROWS)
         loops = own_loops(sch, store)
         row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
+        count = sizes.number_or_expression(sch.get(row).extent)
         fewest = plan.fewest(together) if is_symbolic(sch, row) else together
         row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
         column_tile, column = sch.split(column, [None, columns])
@@ -135,12 +138,11 @@ class Matmul(Rule):
             packing = None
         if partial is None:
             sch.compute_at(anchor, row_tile, preserve_unit_loops=True)
+            along = keep_in_registers(sch, anchor, store, machine)
+            half_last_tile(sch, row_tile, count, rows)
         else:
             sch.compute_at(anchor, outermost, preserve_unit_loops=True)
-        if partial is None:
-            along = keep_in_registers(sch, anchor, store, machine)
-        else:
-            along = add_up_blocks(sch, partial, anchor, store, machine)
+            along = add_up_blocks(sch, partial, anchor, store, machine, count)
         if packing is not None:
             sch.compute_at(packing, outermost, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(packing)[-1], lanes)
@@ -185,14 +187,16 @@ def add_up_blocks(
     anchor: SBlockRV,
     store: SBlockRV,
     machine: Microarchitecture,
+    count: Size,
 ) -> LoopRV:
     """Add blocks of the reduction, from registers, to the sums of a whole block of rows.
 
-    A single block is stored as it is.
+    A single block is stored as it is. `count` is how many rows there are.
     """
     loops = sch.get_loops(anchor)[1:]
     blocks = [loop for loop in loops if is_reduction_loop(sch, loop)]
     *nest, row, column = loops[: len(loops) - len(blocks)]
+    rows = extent(sch, row)
     sch.reorder(*blocks, *nest, row, column)
     sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
     whole = (_depth(sch.get(partial)), "block") if blocks else None
@@ -200,6 +204,7 @@ def add_up_blocks(
     for step in blocks:
         initial = sch.get_loops(sch.decompose_reduction(anchor, step))
         sch.vectorize(initial[-1])
+    half_last_tile(sch, nest[-1], count, rows)
     vectorize(sch, sch.get_loops(store)[-1], machine.lanes(output_bits(sch, anchor)))
     return along
 
