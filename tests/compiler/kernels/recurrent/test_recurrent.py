@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
+from tvm.ir import Call, Expr
 
 from tests.compiler.kernels.kernels import AVX2, AVX512, NEON, TARGETS, Array, random
 from tvmify.compiler import intrinsics
 from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute
 from tvmify.compiler.kernels.recurrent import rule as recurrent
 from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -147,3 +150,28 @@ def test_what_decides_and_what_is_chosen_have_names():
     assert str(own) == "4 rows 1 vectors shared"
     with choosing(Choices("strict")):
         assert str(plan("lstm", 16, 256, AVX512)) == "4 rows 1 vectors sums of 32 shared"
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_activations_take_no_activations(kind: str):
+    # TVM's code generator repeats arguments: LLVM would take ten times as long.
+    stores: list[tirx.BufferStore] = []
+    calls: list[Call] = []
+
+    def note_store(statement: tirx.Stmt) -> None:
+        if isinstance(statement, tirx.BufferStore):
+            stores.append(statement)
+
+    def note_call(value: Expr) -> None:
+        if isinstance(value, Call) and value.op.name in {"tirx.sigmoid", "tirx.tanh"}:
+            calls.append(value)
+
+    rewrite_body(recurrent.kernel(plan(kind, 5, 37, AVX512), reverse=False), note_store)
+    for store in stores:
+        substitute(store.value, note_call)
+    taken, calls = calls, []
+    assert len(taken) >= GATES[kind]
+    for call in taken:
+        for argument in call.args:
+            substitute(argument, note_call)
+    assert not calls

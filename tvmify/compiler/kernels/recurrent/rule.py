@@ -98,7 +98,9 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                 def activate(row: Expr, i: Expr) -> None:
                     reset, update = (tirx.sigmoid(sums[row, gate, i]) for gate in (0, 1))
                     new = tile.projected(row, 2, i) + reset * sums[row, 2, i]
-                    T.buffer_store(sums, tirx.tanh(new), [row, 2, i])
+                    # Stored first, as TVM's code generator repeats arguments: here a sigmoid.
+                    T.buffer_store(sums, new, [row, 2, i])
+                    T.buffer_store(sums, tirx.tanh(sums[row, 2, i]), [row, 2, i])
                     old = layer.previous[tile.step % 2, tile.place(row), tile.unit(i)]
                     state = sums[row, 2, i] + update * (old - sums[row, 2, i])
                     T.buffer_store(sums, state, [row, 2, i])
