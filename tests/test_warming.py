@@ -194,7 +194,7 @@ def test_a_process_that_dies_takes_one_signature_with_it(models: Path) -> None:
         "my_models:make was in training mode; it was put into evaluation mode",
         "my_models:make is not decorated; it was, with the default options",
     ]
-    warmed = tvmify.warm_cache("my_models:make", shapes[2], shapes[0])
+    warmed = tvmify.warm_cache("my_models:make", shapes[2], shapes[0], jobs=1)
     assert [outcome.source for outcome in warmed.outcomes] == ["loaded from disk"] * 2
     assert warmed.is_complete
 

@@ -1,4 +1,4 @@
-"""Six of the architectures of ``make models``, and what that command makes of its results."""
+"""Some architectures of ``make models``, and what that command makes of its results."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from conformance.models import read, summary
 from conformance.trial import SIZES, Trial, attempt
 
 
+# Others, such as BERT, GPT-2 and Llama, have tests of their own.
 @pytest.mark.filterwarnings("ignore")  # of transformers
-@pytest.mark.parametrize("name", ["albert", "gpt2", "t5", "vit", "wav2vec2", "clip"])
+@pytest.mark.parametrize("name", ["t5", "wav2vec2", "clip"])
 def test_architecture(name: str) -> None:
     pytest.importorskip("transformers")
     trial = attempt(name, ARCHITECTURES[name], SIZES[:3])
