@@ -25,17 +25,17 @@ memory::PooledAllocator& pool() {
 }
 
 // TVM, too, locks the manager first where it locks both.
-void before_fork() {
+void lock_tvm_memory() {
   manager().mutex().lock();
   pool().mutex().lock();
 }
 
-void after_fork_in_parent() {
+void unlock_tvm_memory() {
   pool().mutex().unlock();
   manager().mutex().unlock();
 }
 
-void after_fork_in_child() {
+void renew_tvm_memory() {
   // A recursive mutex knows its owner by a number that the thread does not have here.
   new (&pool().mutex()) std::recursive_mutex;
   manager().mutex().unlock();
@@ -59,7 +59,7 @@ int make_once(void** place, int (*make)(void**)) {
 
 void hold_tvm_memory_at_forks() {
   [[maybe_unused]] static const int watching =
-      (pool(), pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child));
+      (pool(), pthread_atfork(lock_tvm_memory, unlock_tvm_memory, renew_tvm_memory));
 }
 
 void use_fork_safe_lookup(void* handle) {
