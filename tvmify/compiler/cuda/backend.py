@@ -22,14 +22,15 @@ CUDA = Backend(
     described=(merge_for_attention(), CancelTransposes(), CallAttention()),
     before_legalizing=tvm.transform.Sequential(
         [
+            FuseConvolutions(),
+            relax.transform.DeadCodeElimination(),
             ReshapeTransposes(),
             ReshapeRows(),
+            relax.transform.DeadCodeElimination(),
+            CallLibraries(),
             # One is a view, two would be fused into a kernel that copies.
             relax.transform.RemoveRedundantReshape(),
             relax.transform.DeadCodeElimination(),
-            FuseConvolutions(),
-            relax.transform.DeadCodeElimination(),
-            CallLibraries(),
         ]
     ),
     legalizers={

@@ -1,7 +1,8 @@
-"""A convolution with its bias, a residual and ReLU as one call of cuDNN, where that is faster.
+"""How a convolution is computed with what follows it: its bias, a residual and ReLU.
 
-Otherwise the convolution is one call, and a kernel of TVM's does the rest, which reads and writes
-the result once more. cuDNN rounds the bias to the type of the images.
+Apart, the convolution is one call of cuDNN, and a kernel of TVM's does the rest, which reads and
+writes the result once more. Fused, cuDNN does all of it. A convolution of patches may be a product,
+by cuBLAS with bias and ReLU. Libraries round the bias to the type of the images.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.aten.calls import Aten, aten
+from tvmify.compiler.cuda import patches
 from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import is_weight
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
-#: The candidates: the first is taken where nothing was measured.
-_APART, _FUSED = "apart", "fused"
+#: The candidates.
+_APART, _FUSED, _PRODUCT = "apart", "fused", "product"
 _DTYPES = frozenset({"float16", "bfloat16", "float32"})
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
 _CONVOLUTION, _RELU = (tvm.ir.Op.get(f"relax.nn.{name}") for name in ("conv2d", "relu"))
@@ -32,64 +34,106 @@ _CONVOLUTION, _RELU = (tvm.ir.Op.get(f"relax.nn.{name}") for name in ("conv2d", 
 
 @dataclass(frozen=True)
 class _Chain:
-    """``relu(convolution + bias + residual)``."""
+    """``relu(convolution + bias + residual)``, of which all but the convolution may be missing.
+
+    There is a residual only beside a bias and ReLU.
+    """
 
     convolution: relax.Call
-    bias: Expr
-    residual: Expr | None
+    bias: Expr | None = None
+    residual: Expr | None = None
+    has_relu: bool = False
 
     @property
     def operands(self) -> list[Expr]:
-        residual = [] if self.residual is None else [self.residual]
-        return [*self.convolution.args, self.bias, *residual]
+        return [*self.convolution.args, *(x for x in (self.bias, self.residual) if x is not None)]
+
+    @property
+    def candidates(self) -> list[str]:
+        """The first is taken where nothing was measured."""
+        others = [_APART, _FUSED] if self.has_relu else [_APART]
+        if not patches.has_patches(self.convolution):
+            return others
+        # By default PyTorch allows TF32 in convolutions of float32, and not in products.
+        is_half = str(self.convolution.ty.dtype) != "float32"
+        is_simple = is_half and self.residual is None
+        if is_simple or not patches.is_of_pixels(self.convolution):
+            return [_PRODUCT, *others]
+        return [*others, _PRODUCT]
 
 
 @compiler_pass
 class FuseConvolutions(PyExprMutator):
-    """Call cuDNN for whole chains, where that was measured to be faster."""
+    """Compute each chain as was measured to be the fastest."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
+        #: By the call that ends each. A convolution is in the longest that it begins.
+        self.chains: dict[relax.Call, _Chain] = {}
+        taken: set[relax.Call] = set()
+        for find in (self.ending_in_relu, self.ending_in_bias, _alone):
+            for value in self.values.values():
+                chain = find(value)
+                if chain and chain.convolution not in taken and self.is_ours(chain):
+                    taken.add(chain.convolution)
+                    self.chains[value] = chain
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
-        """Replace the ReLU at the end of a chain; the rest of it is dead code then."""
-        chain = self.chain(op) if is_call(_RELU, op) else None
-        if chain is None or not is_weight(self.builder_, self.visit_expr(chain.bias)):
+        """Replace the end of a chain; the rest of it is dead code then."""
+        chain = self.chains.get(op)
+        if chain is None:
             return super().visit_call_(op)
-        operands = [self.visit_expr(x) for x in chain.operands]
-        if choose(_workload(chain), (_APART, _FUSED), lambda: _sample(chain)) == _APART:
+        form = choose(_workload(chain), chain.candidates, lambda: _sample(chain))
+        if form == _APART:
             return super().visit_call_(op)
-        channels = _shape(op)[-1]
-        flat = self.builder_.emit(relax.op.reshape(operands[2], [channels]))
-        dtype = operands[0].ty.dtype
-        if flat.ty.dtype != dtype:
-            flat = self.builder_.emit(relax.op.astype(flat, dtype))
-        operands[2] = flat
-        body = functools.partial(_body, chain.convolution.attrs)
-        result = self.builder_.emit(aten(operands, _shape(op), str(dtype), body))
-        return result if op.ty.dtype == dtype else relax.op.astype(result, op.ty.dtype)
+        x, weight, *others = (self.visit_expr(operand) for operand in chain.operands)
+        if others:
+            others[0] = self.flat(others[0], x.ty.dtype)
+        compute = _product if form == _PRODUCT else _fused
+        result = compute(self.builder_, chain, [x, weight, *others])
+        return result if op.ty.dtype == x.ty.dtype else relax.op.astype(result, op.ty.dtype)
 
-    def chain(self, relu: relax.Call) -> _Chain | None:
-        """Return the chain that a ReLU ends, if it ends one that cuDNN has."""
-        value, residual = self.uncast(self.only_read_here(relu.args[0])), None
-        found = self.biased(value)
-        if found is None and is_call(_ADD, value):
-            for x, other in (value.args, reversed(value.args)):
-                found = self.biased(self.only_read_here(x))
-                if found is not None and _shape(other) == _shape(relu):
-                    source = self.values.get(other)
-                    residual = source.args[0] if is_call(_ASTYPE, source) else other
-                    break
-            else:
-                return None
-        if found is None:
+    def flat(self, bias: Expr, dtype: Any) -> Expr:
+        """Return a bias as libraries take it."""
+        bias = self.builder_.emit(relax.op.reshape(bias, [_shape(bias)[-1]]))
+        same = bias.ty.dtype == dtype
+        return bias if same else self.builder_.emit(relax.op.astype(bias, dtype))
+
+    def ending_in_relu(self, value: Expr) -> _Chain | None:
+        """Return the chain that a ReLU ends."""
+        if not is_call(_RELU, value):
             return None
-        convolution, bias = found
-        alike = (*convolution.args, convolution, *([] if residual is None else [residual]))
-        dtypes = {str(x.ty.dtype) for x in alike}
-        is_cudnns = len(dtypes) == 1 and dtypes <= _DTYPES and _is_plain(convolution)
-        return _Chain(convolution, bias, residual) if is_cudnns else None
+        shape, value = _shape(value), self.uncast(self.only_read_here(value.args[0]))
+        found = self.biased(value)
+        if found is not None:
+            return _Chain(*found, has_relu=True)
+        for x, other in (value.args, reversed(value.args)) if is_call(_ADD, value) else ():
+            found = self.biased(self.only_read_here(x))
+            if found is not None and _shape(other) == shape:
+                source = self.values.get(other)
+                residual = source.args[0] if is_call(_ASTYPE, source) else other
+                return _Chain(*found, residual, has_relu=True)
+        return None
+
+    def ending_in_bias(self, value: Expr) -> _Chain | None:
+        """Return the chain that an addition ends, or a cast of it to the type of the images."""
+        found = self.biased(value)
+        is_whole = found is not None and value.ty.dtype == found[0].ty.dtype
+        return _Chain(*found) if is_whole else None
+
+    def is_ours(self, chain: _Chain) -> bool:
+        """Whether there is more than one form of a chain, all of which take its operands."""
+        bias, convolution = chain.bias, chain.convolution
+        images = [x for x in (*convolution.args, convolution, chain.residual) if x is not None]
+        dtypes = {str(x.ty.dtype) for x in images}
+        return (
+            len(dtypes) == 1
+            and dtypes <= _DTYPES
+            and _is_plain(convolution)
+            and (bias is None or is_weight(self.builder_, bias))
+            and len(chain.candidates) > 1
+        )
 
     def biased(self, value: Expr | None) -> tuple[relax.Call, Expr] | None:
         """Return a convolution and what is added to each channel, in float32 or as it is."""
@@ -113,6 +157,10 @@ class FuseConvolutions(PyExprMutator):
         return self.values.get(x) if self.readers[x] == 1 else None
 
 
+def _alone(value: Expr) -> _Chain | None:
+    return _Chain(value) if is_call(_CONVOLUTION, value) else None
+
+
 def _is_bias(x: Expr, shape: Sequence[int]) -> bool:
     return _shape(x) in ([1, 1, 1, shape[-1]], [shape[-1]])
 
@@ -124,20 +172,36 @@ def _is_plain(convolution: relax.Call) -> bool:
     return (top, left) == (bottom, right) and layouts == ("NHWC", "OHWI")
 
 
-def _body(attributes: Any, record: Aten, x: Any, weight: Any, bias: Any, *residual: Any) -> Any:
-    images = [record("permute", image, [0, 3, 1, 2]) for image in (x, weight, *residual)]
-    geometry = [
-        [int(size) for size in sizes]
-        for sizes in (attributes.strides, attributes.padding[:2], attributes.dilation)
-    ]
-    groups = int(attributes.groups)
-    if residual:
-        *convolved, added = images
-        name = "cudnn_convolution_add_relu"
-        result = record(name, *convolved, added, 1.0, bias, *geometry, groups)
-    else:
-        result = record("cudnn_convolution_relu", *images, bias, *geometry, groups)
-    return record("permute", result, [0, 2, 3, 1])
+def _product(builder: relax.BlockBuilder, chain: _Chain, operands: Sequence[Expr]) -> relax.Expr:
+    x, weight, *others = operands
+    bias, *residual = others or [None]
+    shape, has_relu = _shape(chain.convolution), chain.has_relu and not residual
+    result = patches.multiply(builder, x, weight, bias, shape=shape, has_relu=has_relu)
+    for other in residual:
+        result = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(result, other))))
+    return result
+
+
+def _fused(builder: relax.BlockBuilder, chain: _Chain, operands: Sequence[Expr]) -> relax.Expr:
+    attributes = chain.convolution.attrs
+
+    def body(record: Aten, x: Any, weight: Any, bias: Any, *residual: Any) -> Any:
+        images = [record("permute", image, [0, 3, 1, 2]) for image in (x, weight, *residual)]
+        geometry = [
+            [int(size) for size in sizes]
+            for sizes in (attributes.strides, attributes.padding[:2], attributes.dilation)
+        ]
+        groups = int(attributes.groups)
+        if residual:
+            *convolved, added = images
+            name = "cudnn_convolution_add_relu"
+            result = record(name, *convolved, added, 1.0, bias, *geometry, groups)
+        else:
+            result = record("cudnn_convolution_relu", *images, bias, *geometry, groups)
+        return record("permute", result, [0, 2, 3, 1])
+
+    dtype = str(operands[0].ty.dtype)
+    return builder.emit(aten(operands, _shape(chain.convolution), dtype, body))
 
 
 def _workload(chain: _Chain) -> str:
@@ -146,30 +210,28 @@ def _workload(chain: _Chain) -> str:
     sizes = " by ".join("x".join(map(str, _shape(x))) for x in convolution.args)
     how = ["strides", "padding", "dilation"]
     numbers = " ".join(f"{name} {[int(n) for n in getattr(attributes, name)]}" for name in how)
-    end = " + residual" if chain.residual is not None else ""
+    parts = {"bias": chain.bias, "residual": chain.residual, "relu": chain.has_relu or None}
+    end = "".join(f" + {name}" for name, part in parts.items() if part is not None)
     return f"convolution {convolution.ty.dtype} {sizes} {numbers} of {attributes.groups}{end}"
 
 
 def _sample(chain: _Chain) -> Sample:
     result = relax.TensorType(_shape(chain.convolution), chain.convolution.ty.dtype)
-    weights = (False, True, True, *([False] if chain.residual is not None else []))
+    weights = (False, True, True, False)[: len(chain.operands)]
     types = [*(operand.ty for operand in chain.operands), result]
-    return Sample(types, weights, functools.partial(_spelt, chain.convolution.attrs))
+    return Sample(types, weights, functools.partial(_spelt, chain))
 
 
-def _spelt(
-    attributes: Any, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
-) -> relax.Expr:
-    x, weight, bias, *residual = operands
-    value = builder.emit(relax.Call(_CONVOLUTION, [x, weight], attributes))
-    if bias.ty.dtype != value.ty.dtype:
-        value = builder.emit(relax.op.astype(value, bias.ty.dtype))
-    value = builder.emit(relax.op.add(value, bias))
+def _spelt(chain: _Chain, builder: relax.BlockBuilder, operands: Sequence[relax.Var]) -> relax.Expr:
+    x, weight, *others = operands
+    value = builder.emit(relax.Call(_CONVOLUTION, [x, weight], chain.convolution.attrs))
+    for other in others:
+        if other.ty.dtype != value.ty.dtype:
+            value = builder.emit(relax.op.astype(value, other.ty.dtype))
+        value = builder.emit(relax.op.add(value, other))
     if value.ty.dtype != x.ty.dtype:
         value = builder.emit(relax.op.astype(value, x.ty.dtype))
-    for other in residual:
-        value = builder.emit(relax.op.add(value, other))
-    return relax.op.nn.relu(value)
+    return builder.emit(relax.op.nn.relu(value)) if chain.has_relu else value
 
 
 def _shape(x: Expr) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -245,66 +244,6 @@ def test_rows_times_weights_are_summed_in_float32(dtype: torch.dtype):
         artifact = check(net, x)
     assert b"aten::" not in artifact.library
     assert any("row_product" in name for name in artifact.report["kernels"])
-
-
-class Normed(nn.Module):
-    """Convolutions with batch norms, a residual, and ReLU at the end of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
-        self.second = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
-        for norm in self.norms:
-            nn.init.uniform_(norm.running_var, 0.5, 2.0)
-            nn.init.normal_(norm.running_mean)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.norms[0](self.first(x)))
-        return F.relu(self.norms[1](self.second(x)) + x)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_batch_norms_are_in_the_weights(dtype: torch.dtype):
-    artifact = check(Normed().eval().to(dtype), torch.randn(2, 3, 9, 9).to(dtype))
-    kernels = [name for name in artifact.report["kernels"] if "relu" in name]
-    assert len(kernels) == 2 and not any("multiply" in name for name in kernels)
-
-
-class Fused(dict[str, str]):
-    """Says that chains of a convolution were measured to be faster as one call."""
-
-    def get(self, workload: str, default: Any = None) -> str:
-        return "fused"
-
-
-@pytest.fixture
-def cudnn() -> Iterator[None]:
-    """Let PyTorch for the CPU have two operators of cuDNN."""
-    library = torch.library.Library("aten", "IMPL")
-
-    def relu(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int):
-        return F.conv2d(x, w, bias, stride, padding, dilation, groups).relu()
-
-    def add_relu(x: Any, w: Any, z: Any, alpha: Any, bias: Any, *geometry: Any):
-        return (F.conv2d(x, w, bias, *geometry) + alpha * z).relu()
-
-    library.impl("cudnn_convolution_relu", relu, "CPU")
-    library.impl("cudnn_convolution_add_relu", add_relu, "CPU")
-    yield
-    library._destroy()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.usefixtures("cudnn")
-def test_a_convolution_takes_bias_residual_and_relu_along(dtype: torch.dtype):
-    with choosing(Choices(measured=Fused())) as choices:
-        artifact = check(Normed().eval().to(dtype), torch.randn(2, 3, 9, 9).to(dtype))
-    assert not any("relu" in name for name in artifact.report["kernels"])
-    assert b"aten::cudnn_convolution_relu" in artifact.library
-    assert b"aten::cudnn_convolution_add_relu" in artifact.library
-    chains = [name for name in choices.asked if name.startswith("convolution")]
-    assert len(chains) == 2 and chains[1].endswith("+ residual")
 
 
 def test_projections_are_one_product_and_masks_are_converted_once():

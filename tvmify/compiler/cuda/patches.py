@@ -1,0 +1,91 @@
+"""Convolutions whose windows tile the images, as products: of a matrix of patches, and the weight.
+
+Those of one pixel are such convolutions, and those that embed the patches of vision transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import relax
+from tvm.ir import Expr
+
+from tvmify.compiler.aten.calls import Aten, aten
+
+
+def has_patches(convolution: relax.Call) -> bool:
+    """Whether each element of the images is in exactly one window; the layout is channels last."""
+    attributes = convolution.attrs
+    (_, *extents, _), (_, *kernel, _) = map(_shape, convolution.args)
+    return (
+        [int(stride) for stride in attributes.strides] == kernel
+        and not any(int(size) for size in attributes.padding)
+        and all(int(step) == 1 for step in attributes.dilation)
+        and int(attributes.groups) == 1
+        and all(extent % size == 0 for extent, size in zip(extents, kernel, strict=True))
+    )
+
+
+def is_of_pixels(convolution: relax.Call) -> bool:
+    """Whether each window is one pixel, so that the images are the patches as they are."""
+    return math.prod(_shape(convolution.args[1])[1:3]) == 1
+
+
+def multiply(
+    builder: relax.BlockBuilder,
+    images: Expr,
+    weight: Expr,
+    bias: Expr | None,
+    *,
+    shape: list[int],
+    has_relu: bool = False,
+) -> Expr:
+    """Return a convolution, for which `has_patches` holds, as a product.
+
+    Parameters
+    ----------
+    bias
+        An element for each channel, of the dtype of the images.
+    shape
+        Of the result.
+    has_relu
+        Whether ReLU follows the bias.
+    """
+    channels, *kernel, _ = _shape(weight)
+    patches = _patches(builder, images, kernel)
+    weight = builder.emit(relax.op.reshape(weight, [channels, _shape(patches)[-1]]))
+    rows = _shape(patches)[0]
+    if has_relu and bias is not None and rows > 1:
+        dtype = str(images.ty.dtype)
+        product = aten([patches, weight, bias], [rows, channels], dtype, _with_relu)
+        return builder.emit(relax.op.reshape(builder.emit(product), shape))
+    # Of operators that `ReshapeRows` and `CallLibraries` know: one row may be a kernel's.
+    turned = builder.emit(relax.op.permute_dims(weight))
+    product = builder.emit(relax.op.matmul(patches, turned))
+    if bias is not None:
+        product = builder.emit(relax.op.add(product, bias))
+    result = builder.emit(relax.op.reshape(product, shape))
+    return builder.emit(relax.op.nn.relu(result)) if has_relu else result
+
+
+def _with_relu(record: Aten, patches: Any, weight: Any, bias: Any) -> Any:
+    """Add bias and ReLU in the product's own kernel: cuBLASLt has both."""
+    turned = record("transpose", weight, 0, 1)
+    return record("_addmm_activation", bias, patches, turned, 1, 1, False)
+
+
+def _patches(builder: relax.BlockBuilder, images: Expr, kernel: list[int]) -> Expr:
+    """Return the elements of each window as a row, in the order of a filter's."""
+    count, height, width, channels = _shape(images)
+    (high, wide), length = kernel, math.prod(kernel) * channels
+    if high * wide > 1:
+        split = [count, height // high, high, width // wide, wide, channels]
+        images = builder.emit(relax.op.reshape(images, split))
+        images = builder.emit(relax.op.permute_dims(images, [0, 1, 3, 2, 4, 5]))
+    rows = count * (height // high) * (width // wide)
+    return builder.emit(relax.op.reshape(images, [rows, length]))
+
+
+def _shape(x: Expr) -> list[int]:
+    return [int(extent) for extent in x.ty.shape.values]
