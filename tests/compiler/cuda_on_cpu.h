@@ -46,6 +46,15 @@ inline ushort4 make_ushort4(int x, int y, int z, int w) {
   const auto narrow = [](int value) { return static_cast<unsigned short>(value); };
   return {narrow(x), narrow(y), narrow(z), narrow(w)};
 }
+inline half4 make_half4(half x, half y, half z, half w) { return {x, y, z, w}; }
+inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
+inline half __float2half_rn(float x) { return static_cast<half>(x); }
+inline uint __pack_half2(half low, half high) {
+  const half both[] = {low, high};
+  uint packed;
+  std::memcpy(&packed, both, sizeof packed);
+  return packed;
+}
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 
 namespace emulated {

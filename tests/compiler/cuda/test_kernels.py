@@ -100,6 +100,30 @@ def test_elements(check: Check, columns: int, rule: str):
     assert next(found for name, found in rules.items() if "gelu" in name) == rule, rules
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(64, torch.float16), (12, torch.float16), (20, torch.float32), (7, torch.float32)],
+    ids=str,
+)
+def test_threads_move_and_compute_neighbours(check: Check, columns: int, dtype: torch.dtype):
+    def several(
+        x: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor
+    ) -> list[torch.Tensor]:
+        moved = [torch.cat([x, y], 1), F.pad(x, (0, 0, 1, 2)), x[:, rows], x[:, 1:3] + 0]
+        chosen = [torch.where(mask, x, y), x.masked_fill(mask, 2), x * mask]
+        joined = torch.cat([x, y], 1) * 2 + torch.cat([y, x], 1).relu()
+        cast = [x.float() * 2, x.half() + 1, (x * 9).int() + 1]
+        return [*moved, *chosen, *cast, joined, x.unsqueeze(1).expand(3, 2, 5, -1) + x[:, None, :1]]
+
+    x, y = (torch.randn(3, 5, columns).to(dtype) for _ in range(2))
+    mask, rows = torch.rand(3, 5, columns) > 0.5, torch.tensor([4, 0, 4, -2])
+    rules = check(several, x, y, mask, rows)
+    is_even = columns % 2 == 0
+    assert (Counter(rules.values())["elementwise"] >= 10) == is_even, rules
+    named = {name: rule for name, rule in rules.items() if "concat" in name or "where" in name}
+    assert set(named.values()) == ({"elementwise"} if is_even else {"fallback"}), rules
+
+
 def test_convolutions_and_pools(check: Check):
     rules = check(Residual().eval(), torch.randn(2, 3, 32, 32))
     assert "reduction" in rules.values()

@@ -5,71 +5,20 @@ from __future__ import annotations
 import math
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, Op
 from tvm.s_tir.dlight import gpu
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 from tvm.target import Target
-from tvm_ffi import structural_walk
 
+from tvmify.compiler.cuda.elementwise import Elementwise
 from tvmify.compiler.cuda.norms import Norm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.kernels.common.loops import find, is_reduction_loop
-from tvmify.compiler.kernels.common.rewriting import uses
 
-#: Elements that a thread reads and writes at once, and threads of a block.
-_LANES, _THREADS = 4, 256
+#: Threads of a block.
+_THREADS = 256
 #: The most elements that one thread reduces.
 _WINDOW = 64
-_VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32"})
-#: Functions that TVM lowers for several elements at once.
-_VECTOR_CALLS = frozenset(f"tirx.{name}" for name in "erf exp rsqrt sigmoid sqrt tanh".split())
-
-
-class Elementwise(ScheduleRule):
-    """Let each thread read and write a few neighbours at once: narrow accesses waste bandwidth."""
-
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule one block without sums whose last axis runs along memory in all it touches."""
-        del target, tunable
-        sch = s_tir.Schedule(func)
-        infos = normalize_prim_func(sch)
-        infos = None if infos is None else try_inline(sch, infos)
-        if infos is None or len(infos) != 1 or not infos[0].is_injective():
-            return None
-        loops = sch.get_loops(infos[0].block_rv)
-        if not loops or not _runs_along_memory(sch.get(infos[0].block_rv)):
-            return None
-        blocks, threads, lanes = sch.split(sch.fuse(*loops), [None, _THREADS, _LANES])
-        sch.bind(blocks, "blockIdx.x")
-        sch.bind(threads, "threadIdx.x")
-        sch.vectorize(lanes)
-        return sch
-
-
-def _runs_along_memory(block: s_tir.SBlock) -> bool:
-    last = block.iter_vars[-1]
-    if int(last.dom.extent) % _LANES or not _calls(block) <= _VECTOR_CALLS:
-        return False
-    for access in (*block.reads, *block.writes):
-        if str(access.source.dtype) not in _VECTOR_DTYPES:
-            return False
-        *before, at = [region.min for region in access.region] or [tirx.const(0)]
-        if any(uses(index, [last.var]) for index in before):
-            return False
-        if uses(at, [last.var]) and not at.same_as(last.var):
-            return False
-    return True
-
-
-def _calls(block: s_tir.SBlock) -> set[str]:
-    found: set[str] = set()
-
-    def note(call: Call) -> None:
-        found.add(call.op.name if isinstance(call.op, Op) else str(call.op))
-
-    structural_walk(block.body, (Call, note))
-    return found
 
 
 class Window(ScheduleRule):

@@ -1,0 +1,174 @@
+"""Schedules of what computes each element by itself: 16 bytes of neighbours for each thread.
+
+Narrower accesses waste bandwidth. What only moves elements is vectorized whole. Else loads and
+stores are, and a thread computes its elements one after the other, so that all functions and types
+may be between them: TVM's code generator has no vectors of eight float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tvm
+from tvm import s_tir, sym, tirx
+from tvm.ir import Call, Expr, Op, Range, TensorLoad
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.base import ScheduleRule, try_inline
+from tvm.s_tir.schedule import LoopRV
+from tvm.target import Target
+from tvm.tirx import FloatImm, IntImm
+from tvm_ffi import structural_walk
+
+from tvmify.compiler.kernels.common.rewriting import uses
+
+#: What a thread reads or writes at once, and threads of a block.
+_BYTES, _MOST_THREADS, _FEWEST_THREADS, _WARP = 16, 256, 64, 32
+#: Multiprocessors of the largest GPU: fewer blocks leave some of them idle.
+_BLOCKS = 132
+#: Types of which TVM has vectors; of bool it has none that lie in memory as PyTorch's do.
+_VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32", "int32"})
+_CHOICE = "prim.if_then_else"
+#: Functions that TVM lowers for several elements at once.
+_VECTOR_CALLS = frozenset(
+    (_CHOICE, *(f"tirx.{name}" for name in "erf exp rsqrt sigmoid sqrt tanh".split()))
+)
+
+
+class Elementwise(ScheduleRule):
+    """Let each thread read and write a few neighbours at once."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule one block without sums whose last axis runs along memory in all it touches."""
+        del target, tunable
+        sch = s_tir.Schedule(func)
+        infos = normalize_prim_func(sch)
+        infos = None if infos is None else try_inline(sch, infos)
+        if infos is None or len(infos) != 1 or not infos[0].is_injective():
+            return None
+        block = infos[0].block_rv
+        about, loops = sch.get(block), sch.get_loops(block)
+        if not loops or len(about.writes) != 1 or not _runs_along_memory(about):
+            return None
+        last = about.iter_vars[-1].var
+        choices = [call for call in _calls(about) if _name(call) == _CHOICE]
+        is_uniform = not any(uses(choice.args[0], [last]) for choice in choices)
+        moves = is_uniform and _only_moves(about)
+        is_whole = moves or (bool(choices) and is_uniform and _is_for_vectors(about))
+        lanes = _lanes(about, _BYTES if moves else 4 if is_whole else 8)
+        if lanes is None:
+            return None
+        elements = math.prod(int(sch.get(loop).extent) for loop in loops)
+        if (threads := _threads(elements // lanes)) is None:
+            return None
+        thread, vector = _shared(sch, loops, threads, lanes)
+        if is_whole:
+            sch.vectorize(vector)
+            return sch
+        loaded = [sch.cache_read(block, index, "local") for index in _vectors_read(about)]
+        stored = sch.cache_write(block, 0, "local")
+        for copy in loaded:
+            sch.compute_at(copy, thread)
+        sch.reverse_compute_at(stored, thread)
+        for copy in (*loaded, stored):
+            sch.vectorize(sch.get_loops(copy)[-1])
+        sch.unroll(vector)
+        return sch
+
+
+def _threads(vectors: int) -> int | None:
+    """Return how many threads blocks have, all of which have a vector: nothing is out of bounds."""
+    most = _MOST_THREADS
+    while most > _FEWEST_THREADS and vectors < most * _BLOCKS:
+        most //= 2
+    if vectors <= _MOST_THREADS:
+        return vectors
+    fits = [threads for threads in range(most, _WARP - 1, -1) if vectors % threads == 0]
+    return next((threads for threads in fits if threads % _WARP == 0), max(fits, default=None))
+
+
+def _shared(
+    sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: int, lanes: int
+) -> tuple[LoopRV, LoopRV]:
+    """Share loops among threads; return the loop of threads, and that of a thread."""
+    *before, last = loops
+    along, vector = sch.split(last, [None, lanes])
+    blocks, thread = sch.split(sch.fuse(*before, along), [None, threads])
+    sch.bind(blocks, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+    return thread, vector
+
+
+def _lanes(block: s_tir.SBlock, most: int) -> int | None:
+    """Return how many neighbours a thread has: so that none of its vectors is wider than a load."""
+    extent = int(block.iter_vars[-1].dom.extent)
+    accesses = [*block.writes, *(block.reads[index] for index in _vectors_read(block))]
+    widest = max(tvm.DataType(str(access.source.dtype)).bits for access in accesses)
+    lanes = min(most, _BYTES * 8 // widest)
+    while lanes > 1 and extent % lanes:
+        lanes //= 2
+    return lanes if lanes > 1 and extent > 1 else None
+
+
+def _runs_along_memory(block: s_tir.SBlock) -> bool:
+    last = block.iter_vars[-1].var
+    if str(block.writes[0].source.dtype) not in _VECTOR_DTYPES:
+        return False
+    for access in (*block.reads, *block.writes):
+        *before, at = [region.min for region in access.region] or [tirx.const(0)]
+        if any(uses(index, [last]) for index in before):
+            return False
+        if uses(at, [last]) and not at.same_as(last):
+            return False
+    return True
+
+
+def _vectors_read(block: s_tir.SBlock) -> list[int]:
+    """Return which reads are of neighbours, and safe whatever the block's conditions are."""
+    analyzer = sym.Analyzer()
+    for var in block.iter_vars:
+        analyzer.bind(var.var, var.dom)
+    last = block.iter_vars[-1].var
+
+    def is_inside(region: Range, extent: Expr) -> bool:
+        is_one = isinstance(region.extent, IntImm) and int(region.extent) == 1
+        at = region.min
+        return is_one and analyzer.can_prove(at >= 0) and analyzer.can_prove(at < extent)
+
+    return [
+        index
+        for index, access in enumerate(block.reads)
+        if str(access.source.dtype) in _VECTOR_DTYPES
+        and access.region
+        and access.region[-1].min.same_as(last)
+        and all(map(is_inside, access.region, access.source.shape))
+    ]
+
+
+def _calls(block: s_tir.SBlock) -> list[Call]:
+    found: list[Call] = []
+    structural_walk(block.body, (Call, found.append))
+    return found
+
+
+def _name(call: Call) -> str:
+    return call.op.name if isinstance(call.op, Op) else str(call.op)
+
+
+def _only_moves(block: s_tir.SBlock) -> bool:
+    """Whether a block computes nothing: each element is one of what it reads, or a constant."""
+
+    def is_moved(value: Expr) -> bool:
+        if isinstance(value, Call) and _name(value) == _CHOICE:
+            return all(map(is_moved, value.args[1:]))
+        return isinstance(value, (TensorLoad, FloatImm, IntImm))
+
+    return isinstance(block.body, tirx.BufferStore) and is_moved(block.body.value)
+
+
+def _is_for_vectors(block: s_tir.SBlock) -> bool:
+    """Whether TVM can compute all of it in vectors."""
+    accesses = (*block.reads, *block.writes)
+    return {_name(call) for call in _calls(block)} <= _VECTOR_CALLS and all(
+        str(access.source.dtype) in _VECTOR_DTYPES for access in accesses
+    )
