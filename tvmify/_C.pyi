@@ -130,6 +130,17 @@ class LatestCall:
         """Forget the call."""
 
 @final
+class Lent:
+    """Tensors whose memory is lent to callers, again once nobody holds what was lent."""
+
+    def __new__(cls, tensors: list[torch.Tensor], /) -> Lent:
+        """Lend these, of which the caller has the only uses, and keeps as many as there are."""
+    def is_free(self) -> bool:
+        """Whether all that was lent is gone, with all views of it, and none was resized."""
+    def lend(self) -> list[torch.Tensor]:
+        """Return other tensors in the same memory."""
+
+@final
 class ShapeGuard:
     """Decides which shapes a program serves.
 

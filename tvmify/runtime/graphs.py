@@ -18,7 +18,7 @@ import torch
 from tvmify.artifact import Artifact
 from tvmify.artifact.results import Computed, computed_count, materialize
 from tvmify.errors import warn
-from tvmify.runtime.native import Call
+from tvmify.runtime.native import Call, Lent
 from tvmify.system import forks
 from tvmify.system.forks import short_lock
 from tvmify.target import Target
@@ -87,19 +87,11 @@ class _Recording:
         self.results = results
         self._graph = graph
         self._reader: torch.cuda.Stream | None = None
-        self._storages = [result.untyped_storage() for result in results]
-        self._counted = [storage._cdata for storage in self._storages]
-        self._unshared = self._uses()
-
-    def _uses(self) -> tuple[list[int], list[int]]:
-        # The addresses, too: whoever resizes a result gives its storage other memory.
-        count = torch._C._storage_Use_Count
-        addresses = [storage.data_ptr() for storage in self._storages]
-        return [count(storage) for storage in self._counted], addresses
+        self._lent = Lent(results)
 
     def is_free(self) -> bool:
         """Whether all that `lend` returned is gone, with all views of it."""
-        return self._uses() == self._unshared
+        return self._lent.is_free()
 
     def lend(self, stream: torch.cuda.Stream) -> Tensors:
         """Replay it on a stream, and return the results where they are."""
@@ -107,7 +99,7 @@ class _Recording:
             stream.wait_stream(self._reader)  # it may still read what was lent before
         self._reader = stream
         self._graph.replay()
-        return [result.data for result in self.results]
+        return self._lent.lend()
 
     def copied(self) -> Tensors:
         """Replay it, and return copies of the results."""

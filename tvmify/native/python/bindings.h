@@ -39,6 +39,6 @@ PyObject* jit_graphs(PyObject* module, PyObject* handler);
 PyObject* module_of_graph(PyObject* module, PyObject* args);
 
 // The classes of the module.
-extern PyType_Spec guard_spec, call_spec, latest_call_spec, shortcut_spec;
+extern PyType_Spec guard_spec, call_spec, latest_call_spec, lent_spec, shortcut_spec;
 
 }  // namespace tvmify::python

@@ -46,8 +46,8 @@ PyMODINIT_FUNC PyInit__C() {
   using namespace tvmify::python;
   Owned module(PyModule_Create(&definition));
   if (module == nullptr) return nullptr;
-  for (PyType_Spec* spec :
-       {&guard_spec, &call_spec, &latest_call_spec, &shortcut_spec, &shape_guard_spec}) {
+  for (PyType_Spec* spec : {&guard_spec, &call_spec, &latest_call_spec, &lent_spec, &shortcut_spec,
+                            &shape_guard_spec}) {
     const Owned type(PyType_FromSpec(spec));
     auto* const added = reinterpret_cast<PyTypeObject*>(type.get());
     if (added == nullptr || PyModule_AddType(module.get(), added) < 0) return nullptr;
