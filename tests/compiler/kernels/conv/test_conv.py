@@ -8,8 +8,10 @@ from math import prod
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tvm import relax, tirx
 
+from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import (
     AVX2,
     AVX512,
@@ -290,3 +292,20 @@ def test_neon_multiplies_and_adds_vectors(groups, rule):
     built = build(describe, [random(1, 8, 8, 16)], weights, NEON)
     assert built.rules == {rule}
     assert re.search(r"fmla\tv\d+\.4s", built.assembly())
+
+
+def test_images_of_any_size_whose_rows_are_padded_to_whole_tiles():
+    """With 128 channels, TVM could not simplify where in a padded row an element lies."""
+    weights = [random(128, 4, 3, 3, seed=1), random(128, 128, 3, 3, seed=2) / 16]
+
+    def two(builder, image, first, second):
+        half = builder.emit(op.nn.relu(builder.emit(op.nn.conv2d(image, first, 2, 1))))
+        return op.nn.conv2d(half, second, 1, 1)
+
+    def expected(image, first, second):
+        image, first, second = map(torch.from_numpy, (image, first, second))
+        return F.conv2d(F.conv2d(image, first, None, 2, 1).relu(), second, None, 1, 1).numpy()
+
+    program = symbolic.build(two, [((1, 4, "s0", "s1"), "float32")], weights, hint=32)
+    for height, width in ((5, 40), (16, 17), (33, 2)):
+        symbolic.check(program, expected, [random(1, 4, height, width, seed=3)], weights)

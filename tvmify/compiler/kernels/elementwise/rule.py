@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -25,6 +28,8 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 #: Short loops over conditions, as of a concatenation of many small parts, are unrolled. Enough
 #: for the 27 parts of DLRM's; nothing longer was measured.
 _UNROLLED = 128
+#: Iterations that are enough to be shared out: eight for each of two threads.
+_SHARED = 16
 
 
 class Elementwise(Several):
@@ -93,9 +98,11 @@ def schedule_block(
     around, vectors = _cut(sch, row, lanes, sums if reduced else 0, alone=not outer)
     outer += [] if rows and outer else around
     if outer:
-        whole = fuse(sch, outer)
+        shared = _shared_out(sch, outer)
+        whole = fuse(sch, outer[:shared])
         parallel_if_worth(sch, whole, machine, work)
-        short = not is_symbolic(sch, whole) and extent(sch, whole) <= _UNROLLED
+        is_whole = shared == len(outer) and not is_symbolic(sch, whole)
+        short = is_whole and extent(sch, whole) <= _UNROLLED
         if short and _is_guarded(sch, block) and not reduced:
             sch.unroll(whole)  # then each condition is known
     if reduced:
@@ -104,6 +111,21 @@ def schedule_block(
     if reduced:
         initial = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
         _make_vectors(sch, initial[-len(vectors) :] if vectors else [])
+
+
+def _shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
+    """Return how many loops become the one that is shared out among threads: all, unless it would
+    be divided by a symbol to learn in which row it is. That takes as long as several vectors, and
+    TVM does not understand all quotients of padded sizes. So loops from the last symbolic one on
+    are loops of their own; only that one is not, where there would be too few iterations to share.
+    """
+    several = [i for i, loop in enumerate(outer) if is_symbolic(sch, loop) or extent(sch, loop) > 1]
+    symbolic = [i for i in several[1:] if is_symbolic(sch, outer[i])]
+    if not symbolic:
+        return len(outer)
+    last = symbolic[-1]
+    enough = prod(extent(sch, loop) for loop in outer[:last]) >= _SHARED
+    return last if enough else last + 1
 
 
 def _cut(
