@@ -5,7 +5,8 @@ from typing import Any, final
 
 import torch
 
-from tvmify.artifact.results import Result, Write
+from tvmify.artifact.results import Result
+from tvmify.artifact.writes import Write
 
 def flatten(
     args: tuple[Any, ...], kwargs: dict[str, Any], /

@@ -21,12 +21,11 @@ from tvmify.artifact.results import (
     Result,
     StateTensor,
     View,
-    Write,
     computed_count,
     hidden,
     materialize,
-    validate,
 )
+from tvmify.artifact.writes import Write
 
 INDICES = st.integers(0, (1 << 62) - 1)
 PLACES = st.builds(Argument, INDICES) | st.builds(StateTensor, INDICES)
@@ -64,11 +63,6 @@ def test_a_result_is_read_as_it_was_written(result: Result) -> None:
     again = Result.from_json(json.loads(json.dumps(result.to_json())))
     assert again == result and type(again) is type(result)
     assert json.dumps(again.to_json()) == json.dumps(result.to_json())
-
-
-@given(WRITES)
-def test_a_write_is_read_as_it_was_written(write: Write) -> None:
-    assert Write.from_json(json.loads(json.dumps(write.to_json()))) == write
 
 
 @given(st.data())
@@ -136,39 +130,6 @@ def test_a_damaged_result_is_refused_or_another_result(data: st.DataObject) -> N
 def test_what_is_no_result_is_refused(description: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         Result.from_json(description)
-
-
-@pytest.mark.parametrize(
-    "description",
-    [
-        0,
-        ["state", 0],
-        [["state", 0]],
-        [["state", 0], 0],
-        [["computed", 0], ["computed", 0]],
-        [["repeated", 0], ["computed", 0]],
-        [["state", 0], ["argument", 0]],
-        [["state", 0], ["computed", 0], 0],
-    ],
-    ids=repr,
-)
-def test_what_is_no_write_is_refused(description: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        Write.from_json(description)
-
-
-def test_results_and_writes_refer_to_what_is_there() -> None:
-    view = View(StateTensor(1), Geometry((), (), 0))
-    validate([Computed(9), Repeated(0), Argument(9), view], [Write(StateTensor(1), Computed(9))], 2)
-    for wrong in ([Repeated(0)], [Computed(0), Repeated(1)]):
-        with pytest.raises(ValueError, match="repeats"):
-            validate(wrong, [], 2)
-    with pytest.raises(ValueError, match="no state 2 of 2"):
-        validate([StateTensor(2)], [], 2)
-    with pytest.raises(ValueError, match="no state 1 of 1"):
-        validate([view], [], 1)
-    with pytest.raises(ValueError, match="no state 0 of 0"):
-        validate([], [Write(StateTensor(0), Computed(0))], 0)
 
 
 def test_leaves_are_the_objects_themselves_and_views_share_their_memory() -> None:

@@ -7,7 +7,11 @@ import pytest
 
 from tests.cache.programs import artifact_of
 from tvmify.artifact import Artifact
+from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.results import Argument, Computed, Repeated, StateTensor, View
 from tvmify.artifact.shapes import Shapes, Symbol
+from tvmify.artifact.validation import check_references
+from tvmify.artifact.writes import Write
 
 
 def read(**changes: Any) -> Artifact:
@@ -80,3 +84,19 @@ def test_shapes_are_read_and_left_out_where_there_are_none() -> None:
 def test_what_describes_no_program_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, AttributeError, LookupError)):
         read(**changes)
+
+
+def test_results_and_writes_refer_to_what_is_there() -> None:
+    view = View(StateTensor(1), Geometry((), (), 0))
+    check_references(
+        [Computed(9), Repeated(0), Argument(9), view], [Write(StateTensor(1), Computed(9))], 2
+    )
+    for wrong in ([Repeated(0)], [Computed(0), Repeated(1)]):
+        with pytest.raises(ValueError, match="repeats"):
+            check_references(wrong, [], 2)
+    with pytest.raises(ValueError, match="no state 2 of 2"):
+        check_references([StateTensor(2)], [], 2)
+    with pytest.raises(ValueError, match="no state 1 of 1"):
+        check_references([view], [], 1)
+    with pytest.raises(ValueError, match="no state 0 of 0"):
+        check_references([], [Write(StateTensor(0), Computed(0))], 0)

@@ -6,7 +6,8 @@ import random
 
 from tvmify.artifact import Artifact, Seconds
 from tvmify.artifact.geometry import Geometry
-from tvmify.artifact.results import Argument, Computed, Constant, StateTensor, View, Write
+from tvmify.artifact.results import Argument, Computed, Constant, StateTensor, View
+from tvmify.artifact.writes import Write
 from tvmify.cache import Key
 
 

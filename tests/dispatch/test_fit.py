@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.geometry import Geometry
-from tvmify.artifact.results import Argument, Computed, StateTensor, View, Write
+from tvmify.artifact.results import Argument, Computed, StateTensor, View
 from tvmify.artifact.structure import structure_text
+from tvmify.artifact.writes import Write
 from tvmify.cache import Key
 from tvmify.dispatch.fit import misfit
 

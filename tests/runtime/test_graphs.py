@@ -15,7 +15,8 @@ from tests.runtime import programs
 from tvmify import TvmifyWarning
 from tvmify.artifact import Artifact
 from tvmify.artifact.geometry import Geometry
-from tvmify.artifact.results import Argument, Computed, Constant, Repeated, View, Write
+from tvmify.artifact.results import Argument, Computed, Constant, Repeated, View
+from tvmify.artifact.writes import Write
 from tvmify.runtime import Executor, PackedWeights, executor, graphs
 from tvmify.runtime.graphs import Captured, Graphs, obstacle
 

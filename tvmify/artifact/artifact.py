@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tvmify.artifact import validation
-from tvmify.artifact.results import Result, StateTensor, Write
+from tvmify.artifact.results import Result, StateTensor
 from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.writes import Write
 
 #: Increment when the meaning of a field or the calling convention of the library changes.
 FORMAT_VERSION = 7

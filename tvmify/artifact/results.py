@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from tvmify.artifact.expressions import (
     Size,
@@ -306,37 +306,6 @@ _KINDS: dict[str, type[Result]] = {
     for cls in (Computed, Argument, StateTensor, Repeated, Constant, ComputedSize, View)
 }
 
-#: What a program may write to.
-Writable: TypeAlias = Argument | StateTensor
-
-
-@dataclass(frozen=True)
-class Write:
-    """A computed tensor, and the target that it is copied into after the program has run."""
-
-    target: Writable
-    source: Computed
-
-    def __post_init__(self) -> None:
-        expect(isinstance(self.target, Writable), f"a write to {self.target!r:.50}")
-        expect(isinstance(self.source, Computed), f"a write of {self.source!r:.50}")
-
-    def to_json(self) -> list[Any]:
-        """Return values that JSON can hold: those of its two fields."""
-        return [self.target.to_json(), self.source.to_json()]
-
-    @classmethod
-    def from_json(cls, value: Any) -> Write:
-        """Read what `to_json` returned; it may come from anywhere.
-
-        Raises
-        ------
-        TypeError, ValueError
-            It does not describe a write.
-        """
-        target, source = value
-        return cls(Result.from_json(target), Result.from_json(source))  # type: ignore[arg-type]  # checked
-
 
 def materialize(
     results: Iterable[Result],
@@ -364,29 +333,6 @@ def materialize(
     for result in results:
         leaves.append(result.take(sources))
     return leaves
-
-
-def validate(results: Iterable[Result], writes: Iterable[Write], states: int) -> None:
-    """Check everything about results and writes that is known before a call.
-
-    The numbers of arguments and of computed tensors are only known when the program is called.
-
-    Parameters
-    ----------
-    results, writes
-        Of one program.
-    states
-        The number of names in ``Artifact.state``.
-
-    Raises
-    ------
-    ValueError
-        One of them refers to something that does not exist.
-    """
-    for position, result in enumerate(results):
-        result.check(position, states)
-    for write in writes:
-        write.target.check(0, states)
 
 
 def computed_count(results: Iterable[Result]) -> int:

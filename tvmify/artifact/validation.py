@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tvmify.artifact import results
 from tvmify.artifact.geometry import check_indices
+from tvmify.artifact.results import Result
+from tvmify.artifact.writes import Write
 
 if TYPE_CHECKING:
     from tvmify.artifact import Artifact
@@ -31,7 +32,30 @@ def check(artifact: Artifact) -> None:
     symbols = {symbol.name for symbol in artifact.shapes.symbols} if artifact.shapes else set()
     for output in artifact.outputs:
         _expect(output.symbols() <= symbols, "a result has a symbol that is not in shapes")
-    results.validate(artifact.outputs, artifact.writes, len(artifact.state))
+    check_references(artifact.outputs, artifact.writes, len(artifact.state))
+
+
+def check_references(results: Iterable[Result], writes: Iterable[Write], states: int) -> None:
+    """Check what results and writes refer to, as far as that is known before a call.
+
+    The numbers of arguments and of computed tensors are only known when the program is called.
+
+    Parameters
+    ----------
+    results, writes
+        Of one program.
+    states
+        The number of names in ``Artifact.state``.
+
+    Raises
+    ------
+    ValueError
+        One of them refers to something that does not exist.
+    """
+    for position, result in enumerate(results):
+        result.check(position, states)
+    for write in writes:
+        write.target.check(0, states)
 
 
 def _check_verdicts(verdicts: Mapping[Any, Iterable[Any]]) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tests.compiler.programs import check, compiled, executed, target
-from tvmify.artifact.results import Argument, Computed, Constant, StateTensor, Write
+from tvmify.artifact.results import Argument, Computed, Constant, StateTensor
+from tvmify.artifact.writes import Write
 from tvmify.compiler import compile
 from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
 from tvmify.target import Target

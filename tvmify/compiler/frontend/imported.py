@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import tvm
 
-from tvmify.artifact.results import Result, Write
+from tvmify.artifact.results import Result
+from tvmify.artifact.writes import Write
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from tvmify.artifact.results import (
     Result,
     StateTensor,
     View,
-    Write,
 )
 from tvmify.artifact.structure import structure_text
+from tvmify.artifact.writes import Write
 from tvmify.compiler.aten import operators
 from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.frontend.constants import constant_of

@@ -1,0 +1,40 @@
+"""Writes: how they are stored, and which descriptions of them are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvmify.artifact.results import Argument, Computed, StateTensor
+from tvmify.artifact.writes import Write
+
+INDICES = st.integers(0, (1 << 62) - 1)
+TARGETS = st.builds(Argument, INDICES) | st.builds(StateTensor, INDICES)
+
+
+@given(st.builds(Write, TARGETS, st.builds(Computed, INDICES)))
+def test_a_write_is_read_as_it_was_written(write: Write) -> None:
+    assert Write.from_json(json.loads(json.dumps(write.to_json()))) == write
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        0,
+        ["state", 0],
+        [["state", 0]],
+        [["state", 0], 0],
+        [["computed", 0], ["computed", 0]],
+        [["repeated", 0], ["computed", 0]],
+        [["state", 0], ["argument", 0]],
+        [["state", 0], ["computed", 0], 0],
+    ],
+    ids=repr,
+)
+def test_what_is_no_write_is_refused(description: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Write.from_json(description)
