@@ -3,7 +3,7 @@
     python -m benchmarks.ports [--mca llvm-mca-19] [--only PATTERN] [--assembly]
 
 Nothing runs on such a processor: kernels are built here, and llvm-mca computes how many cycles the
-loop with the most multiply-adds takes if every operand is in the first cache. LLVM 19 is the first
+loop with the most multiply-adds takes if every operand is in L1. LLVM 19 is the first
 with models of both cores. ``--assembly`` prints the loops.
 """
 

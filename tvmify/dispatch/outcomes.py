@@ -31,7 +31,7 @@ class Outcomes(MemoryCache[Outcome]):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        # Not among the values, since a hit is not asked whether it is one.
+        # Apart from the hits, which need no test of their kind that way.
         self._missing: MemoryCache[Eager] = MemoryCache(size)
         self.undescribed: MemoryCache[Eager] = MemoryCache(_MOST_REASONS)
         self.evictions = 0

@@ -191,7 +191,7 @@ def test_masks(queries: int, shape: tuple[int, ...], dtype: str):
 
 @pytest.mark.parametrize(
     ("queries", "empty", "keys"),
-    pairs([19, 2], [0.0, np.nan], [700, 2100]),  # 2,100 keys do not stay in the second cache
+    pairs([19, 2], [0.0, np.nan], [700, 2100]),  # 2,100 keys do not stay in L2
 )
 def test_queries_that_see_nothing(queries: int, empty: float, keys: int):
     mask = np.zeros((1, 1, queries, keys), np.float32)

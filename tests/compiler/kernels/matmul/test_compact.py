@@ -213,7 +213,7 @@ def test_not_where_a_cache_holds_the_weights(monkeypatch):
     assert not _applies()
     monkeypatch.undo()
     monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=size - 1))
-    assert not _applies()  # the second cache does
+    assert not _applies()  # L2 does
 
 
 def test_each_weight_counts_once_and_activations_do_not(monkeypatch):

@@ -226,7 +226,7 @@ def test_tiles_suit_all_numbers_of_rows_of_a_class():
 @pytest.mark.parametrize(("target", "lines"), [(AVX2, 2), (AVX512, 1)])
 def test_rows_are_fetched_ahead_where_few_columns_need_them(target, lines):
     # An iteration takes four steps of 6 rows with AVX2, two with AVX-512; a line has 16 elements.
-    # All weights stay in the second cache: of others, two blocks are on their way.
+    # All weights stay in L2: of others, two blocks are on their way.
     def prefetches(columns):
         weights = [random(columns, 64, seed=1), random(columns, seed=2)]
         inputs = [random(64, 64)]

@@ -93,7 +93,7 @@ def test_products(shape, columns):
 def test_few_rows_without_the_instruction(monkeypatch, rows, depth, columns, target):
     operands = _operands((rows, depth), columns)
     near = build(_linear, *operands, target)
-    assert not _in_pairs(near)  # the second cache keeps the weights: nothing waits for them
+    assert not _in_pairs(near)  # L2 keeps the weights: nothing waits for them
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     distant = check(_linear, _expected, *operands, rule="matmul", target=target)
     assert _in_pairs(distant)

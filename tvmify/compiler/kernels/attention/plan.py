@@ -76,7 +76,7 @@ def candidates(attention: Attention, machine: Microarchitecture) -> list[Plan]:
 def for_all(plan: Plan, about: Attention, machine: Microarchitecture) -> Plan:
     """Return a plan, made for the likely number of keys, for all numbers of them.
 
-    A block becomes as long as the first cache lets it: most calls then have no other.
+    A block becomes as long as fits in L1: most calls then have no other.
     """
     if isinstance(plan, Rows) or sizes.is_static(about.key.length):
         return plan
@@ -161,7 +161,7 @@ def _cut(about: Attention, tile: tiles.Tile, groups: int, machine: Microarchitec
 
 
 def _most_keys(queries: int, keys: int, about: Attention, machine: Microarchitecture) -> int:
-    """How many tiles of keys may make a block, so that its scores stay in the first cache."""
+    """How many tiles of keys may make a block, so that its scores stay in L1."""
     numbers = machine.l1_bytes // ATTENTION.scores * 8 // bits_of(about.dtype)
     return max(1, numbers // queries // keys)
 

@@ -39,7 +39,7 @@ _LINE = 64
 _FEWEST = 2
 #: LLVM's numbers of caches. L2 can have more lines in flight from memory than L1, and from L2 to L1
 #: the hardware prefetcher is fast enough.
-_TO_READ, _FIRST_CACHE, _SECOND_CACHE, _DATA = 0, 3, 2, 1
+_TO_READ, _L1, _L2, _DATA = 0, 3, 2, 1
 
 
 def fetch_ahead(
@@ -77,7 +77,7 @@ def fetch_ahead(
     """
     fewest = tiles if fewest is None else fewest
     if fewest > 1 or not nearby:
-        cache = _FIRST_CACHE if nearby else _SECOND_CACHE
+        cache = _L1 if nearby else _L2
         if tiles == 1:
             rows = ()
         axes = Axes.of(sch.get(block))
@@ -98,10 +98,8 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
     return function if changed.same_as(function) else changed.with_attr(FETCHES, True)
 
 
-def prefetches(
-    buffer: tirx.Var, index: list[Expr], count: int, cache: int = _FIRST_CACHE
-) -> Iterator[Stmt]:
-    """Fetch so many elements from an index on, into the first cache unless told otherwise.
+def prefetches(buffer: tirx.Var, index: list[Expr], count: int, cache: int = _L1) -> Iterator[Stmt]:
+    """Fetch so many elements from an index on, into L1 unless told otherwise.
 
     An index past the end of an axis is what follows in memory all the same, and past the end of the
     buffer a prefetch does nothing.
@@ -122,14 +120,14 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     panel, start = tile.panel.source, tile.start(tile.panel)
     columns, step = int(panel.shape[-1]), tile.step
     if fewest == 1:
-        ahead = [_FIRST_CACHE, _SECOND_CACHE] if _is_compact(tile.panel) else [cache]
+        ahead = [_L1, _L2] if _is_compact(tile.panel) else [cache]
         for times, into in enumerate(ahead, 1):
             distance = step * columns + times * PREFETCH.distance // _bytes(panel)
             yield from prefetches(panel, _after(start, distance), columns * tile.taken, into)
         return
     ahead = [cache]
-    if cache != _FIRST_CACHE and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
-        ahead = [_FIRST_CACHE, cache]
+    if cache != _L1 and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
+        ahead = [_L1, cache]
     # Every step asks for its share of the next block; with many tiles, a part of a line.
     position = _flat([tile.variables[i] for i in numbers])
     number, share = position % tiles, -(-columns // tiles)

@@ -28,8 +28,8 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Partial sums are added up in steps of so many.
 _STEP = 4
-#: So many partial sums of a row at most: more than 16 vectors leave the registers, and all that
-#: there may be are stepped through in the first cache.
+#: The most partial sums of a row: more than 16 vectors leave the registers, and all that there
+#: may be are stepped through in L1.
 _WIDEST = 1024
 
 

@@ -408,7 +408,7 @@ def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
 
 
 def test_weights_from_memory_are_fetched_two_blocks_ahead():
-    """The next block into the first cache, the one after it into the second."""
+    """The next block into L1, the one after it into L2."""
 
     def fetched(outputs):
         built = Case((1, 14, 14, 256), outputs).build("winograd F2 shared", AVX512)
@@ -418,7 +418,7 @@ def test_weights_from_memory_are_fetched_two_blocks_ahead():
     assert (first, second) == (3, 2)
     distance = after_it.indices[-1] - next_one.indices[-1]
     assert int(sym.Analyzer().simplify(distance)) == 64 * 64  # elements of a block
-    assert [cache for _, cache in fetched(16)] == [3]  # the second cache keeps these
+    assert [cache for _, cache in fetched(16)] == [3]  # L2 keeps these
 
 
 def _prefetches(built):
