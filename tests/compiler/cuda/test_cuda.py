@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.compiler.gpu_programs import cross_built, exported, gpu, needs_nvcc
@@ -152,3 +153,13 @@ def test_an_mlp_is_built_the_same_twice():
     first, second = (cross_built(net, torch.randn(2, 8)) for _ in range(2))
     assert first.report["kernels"] == second.report["kernels"] == {"gelu": "elementwise"}
     assert first.packed == second.packed
+
+
+@needs_nvcc
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_vectors_compile_in_rows_of_any_length(dtype: torch.dtype):
+    def moved(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        joined = torch.cat([x[:, :8], y], 0)
+        return [joined, joined * 2, x[:, :8] * 2 + y, F.pad(y, (0, 0, 1, 1)), y.mT[:, :3] + 1]
+
+    cross_built(moved, torch.randn(6, 9).to(dtype), torch.randn(6, 8).to(dtype))

@@ -112,7 +112,7 @@ def test_threads_move_and_compute_neighbours(check: Check, columns: int, dtype: 
         moved = [torch.cat([x, y], 1), F.pad(x, (0, 0, 1, 2)), x[:, rows], x[:, 1:3] + 0]
         chosen = [torch.where(mask, x, y), x.masked_fill(mask, 2), x * mask]
         joined = torch.cat([x, y], 1) * 2 + torch.cat([y, x], 1).relu()
-        cast = [x.float() * 2, x.half() + 1, (x * 9).int() + 1]
+        cast = [x.float() * 2, x.half() + 1, (x * 9).int() + 1, (x * 9).long().to(x.dtype)]
         return [*moved, *chosen, *cast, joined, x.unsqueeze(1).expand(3, 2, 5, -1) + x[:, None, :1]]
 
     x, y = (torch.randn(3, 5, columns).to(dtype) for _ in range(2))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import tvm
 from tvm import s_tir, sym, tirx
-from tvm.ir import Call, Expr, Op, Range, TensorLoad
+from tvm.ir import Call, Expr, Op, Range, TensorLoad, TensorRegion
 from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import ScheduleRule, try_inline
 from tvm.s_tir.schedule import LoopRV
@@ -55,7 +55,9 @@ class Elementwise(ScheduleRule):
         is_uniform = not any(uses(choice.args[0], [last]) for choice in choices)
         moves = is_uniform and _only_moves(about)
         is_whole = moves or (bool(choices) and is_uniform and _is_for_vectors(about))
-        lanes = _lanes(about, _BYTES if moves else 4 if is_whole else 8)
+        # TVM loads eight at once, or gathers four.
+        is_aligned = all(_is_aligned(access, last, 8) for access in about.reads)
+        lanes = _lanes(about, 4 if is_whole and not (moves and is_aligned) else 8)
         if lanes is None:
             return None
         elements = math.prod(int(sch.get(loop).extent) for loop in loops)
@@ -65,7 +67,11 @@ class Elementwise(ScheduleRule):
         if is_whole:
             sch.vectorize(vector)
             return sch
-        loaded = [sch.cache_read(block, index, "local") for index in _vectors_read(about)]
+        loaded = [
+            sch.cache_read(block, index, "local")
+            for index in _vectors_read(about)
+            if _is_aligned(about.reads[index], last, lanes)
+        ]
         stored = sch.cache_write(block, 0, "local")
         for copy in loaded:
             sch.compute_at(copy, thread)
@@ -108,6 +114,12 @@ def _lanes(block: s_tir.SBlock, most: int) -> int | None:
     while lanes > 1 and extent % lanes:
         lanes //= 2
     return lanes if lanes > 1 and extent > 1 else None
+
+
+def _is_aligned(access: TensorRegion, last: tirx.Var, lanes: int) -> bool:
+    """Whether vectors begin at multiples of their size in each row."""
+    is_along = bool(access.region) and uses(access.region[-1].min, [last])
+    return not is_along or int(access.source.shape[-1]) % lanes == 0
 
 
 def _runs_along_memory(block: s_tir.SBlock) -> bool:

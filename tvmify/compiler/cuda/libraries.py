@@ -65,8 +65,10 @@ class _Calling(PyExprMutator):
     def narrow(self, x: Expr) -> Expr | None:
         """Return the tensor of a half type that a tensor was made of, if it was."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        source = value.args[0] if is_call(_ASTYPE, value) else None
-        return source if source is not None and str(source.ty.dtype) in _HALF else None
+        if not is_call(_ASTYPE, value) or str(value.ty.dtype) not in ("float32", "float64"):
+            return None  # an integer has lost something
+        source = value.args[0]
+        return source if str(source.ty.dtype) in _HALF else None
 
     def in_half(self, call: relax.Call) -> list[Expr] | None:
         """Return the tensors of one half type that all arguments were made of, if they were."""
