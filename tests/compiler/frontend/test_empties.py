@@ -96,3 +96,15 @@ def test_errors_over_no_elements_are_those_of_eager(
             got = outcome(tvmify(lambda x, f=function: f(x), cache=False, compare=False), x)
         assert got is expected, name
     assert raised > 5
+
+
+@torch.inference_mode()
+def test_a_size_that_varies_beside_one_of_zero_has_one_program() -> None:
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return x[:, :0].unsqueeze(1).expand(x.shape[0], 2, 0).sum(2) + x.sum()
+
+    function = tvmify(spread, cache=False, compare=False, strict=True)
+    for rows in (5, 9, 13, 40):  # the second program is tuned for another number of rows
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(function(x), spread(x))
+    assert function.cache_info().builds == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,15 +13,19 @@ from tvm.ir import Expr
 
 from tvmify.compiler.aten import operators
 from tvmify.compiler.messages import first_line
-from tvmify.compiler.sizes import hint
+from tvmify.compiler.sizes import hint, hints
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.silence import silenced
-from tvmify.torch_compat.symbols import hint_of
 
 
-def refuse_what_raises(node: fx.Node) -> None:
+def refuse_what_raises(node: fx.Node, sizes: Callable[[torch.Tensor], tuple[Any, ...]]) -> None:
     """Try a call that reads a tensor without elements, which computes next to nothing. A recorded
     program may have results of such calls where eager raises an error: shapes alone do not tell.
+
+    Parameters
+    ----------
+    sizes
+        Returns the shape of a value in the terms of the compiler, as the arguments of the node are.
 
     Raises
     ------
@@ -34,7 +40,8 @@ def refuse_what_raises(node: fx.Node) -> None:
         or not any(_is_empty(argument) for argument in node.all_input_nodes)
     ):
         return
-    args, kwargs = pytree.tree_map(_example, (list(node.args), dict(node.kwargs)))
+    example = partial(_example, sizes)
+    args, kwargs = pytree.tree_map(example, (list(node.args), dict(node.kwargs)))
     try:
         with torch.no_grad(), silenced():  # the user's own call warns
             target(*args, **kwargs)
@@ -52,7 +59,7 @@ def _is_empty(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and is_empty(value)
 
 
-def _example(argument: Any) -> Any:
+def _example(sizes: Callable[[torch.Tensor], tuple[Any, ...]], argument: Any) -> Any:
     """Return zeros of the same shape in a minimum of memory; numbers for symbolic sizes."""
     if isinstance(argument, Expr):
         return hint(argument)
@@ -61,4 +68,4 @@ def _example(argument: Any) -> Any:
     value = argument.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.zeros((), dtype=value.dtype).expand([hint_of(extent) for extent in value.shape])
+    return torch.zeros((), dtype=value.dtype).expand(hints(sizes(value)))

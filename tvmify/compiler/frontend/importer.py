@@ -256,7 +256,7 @@ class Importer(ExportedProgramImporter):
 
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
-        refuse_what_raises(node)
+        refuse_what_raises(node, self.sizes)
         if isinstance(expected, torch.Tensor) and is_empty(expected) and not is_complex(node):
             return self._empty(expected)
         name = operators.short_name(node)
