@@ -98,6 +98,12 @@ def test_modes_of_torch_compile() -> None:
             CompileOptions.of({"mode": mode})
 
 
+@pytest.mark.parametrize(("name", "meant"), [("device", "target"), ("tuning", "tune")])
+def test_the_name_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"did you mean '{meant}'"):
+        CompileOptions.of({name: "cpu"})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [

@@ -40,6 +40,8 @@ _OF_TORCH_COMPILE = {
     "fullgraph": "write strict=True, with which a call never runs in eager PyTorch",
     "options": "write them as keywords",
 }
+#: What others call an option.
+_OTHER_NAMES = {"device": "target", "precision": "accuracy"}
 
 
 class Options(TypedDict, total=False):
@@ -318,7 +320,8 @@ def check_names(given: Iterable[str], names: Sequence[str]) -> None:
     """
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
+            meant = _OTHER_NAMES.get(str(name), str(name))
+            near = difflib.get_close_matches(meant, names, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise OptionError(f"unknown option {name!r}: choose from {', '.join(names)}{hint}")
 
