@@ -201,8 +201,11 @@ class UnsupportedOperator(NotCompiled):
 
 
 def described(error: BaseException, longest: int = 300) -> str:
-    """Return the type and the first line of an error, since many texts mean little on their own."""
-    line = (str(error).strip().splitlines() or [""])[0][:longest]
+    """Return the type and the first line of an error, since many texts mean little on their own.
+
+    It has no full stop, since it is part of a sentence.
+    """
+    line = (str(error).strip().splitlines() or [""])[0][:longest].removesuffix(".")
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 

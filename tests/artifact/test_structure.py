@@ -166,6 +166,16 @@ def test_a_container_that_is_changed_is_changed(
     assert same(ours, theirs)
 
 
+def test_an_object_of_a_local_class_runs_in_eager(inference: None) -> None:
+    class Pair:
+        def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
+            self.parts = first, second
+
+    with pytest.warns(TvmifyWarning, match="whose class is at the top of its module"):
+        result = decorate(lambda x: Pair(x + 1, x * 2))(X)
+    assert torch.equal(result.parts[0], X + 1)
+
+
 def test_a_cache_of_transformers_runs_in_eager(inference: None) -> None:
     def remember(x: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         keys, _ = cache.update(x, x, 0)

@@ -53,6 +53,10 @@ _DECORATE_AROUND = (
     "Write it with torch.where, or decorate the submodules around it and leave this place to "
     "eager PyTorch."
 )
+_KNOWN_RESULTS = (
+    "Return tensors in tuples, lists or dicts, or an object with plain attributes whose class is "
+    "at the top of its module."
+)
 #: They print whole graphs or tracebacks about what we report ourselves.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 #: Packages whose frames mean nothing to the author of the module.
@@ -157,9 +161,12 @@ def _export(
             if fault := environment_fault(error, "torch.export"):
                 raise fault from error
             line = described(error).partition(". ")[0]
+            is_result = "in output, which is not a known type" in line
             raise CaptureError(
                 f"torch.export failed: {line} ({_user_line(error)})",
-                "Run the module in eager PyTorch to see whether it fails there as well.",
+                _KNOWN_RESULTS
+                if is_result
+                else "Run the module in eager PyTorch to see whether it fails there as well.",
             ) from error
 
 
