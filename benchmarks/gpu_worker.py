@@ -66,9 +66,12 @@ def loaded(case: Case, device: str = DEVICE) -> tuple[torch.nn.Module, tuple[tor
     """Return a model in float16 and its arguments, on the GPU or another device."""
     module, args = build(case.model)
     module = module.half().to(device)
+    args = tuple(_batched(arg, case).to(device) for arg in args)
     if any(isinstance(child, torch.nn.Conv2d) for child in module.modules()):
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return module, tuple(_batched(arg, case).to(device) for arg in args)
+        layout = torch.channels_last
+        module = module.to(memory_format=layout)  # type: ignore[call-overload]
+        args = tuple(arg.contiguous(memory_format=layout) for arg in args)
+    return module, args
 
 
 def _batched(tensor: torch.Tensor, case: Case) -> torch.Tensor:
@@ -77,7 +80,7 @@ def _batched(tensor: torch.Tensor, case: Case) -> torch.Tensor:
     tensor = tensor.repeat(case.batch, *[1] * (tensor.dim() - 1))
     if tensor.is_floating_point():
         tensor = tensor.half()
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+    return tensor
 
 
 # ----------------------------------------------------------------------------------- contenders

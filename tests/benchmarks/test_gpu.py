@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import gpu
-from benchmarks.gpu_worker import CASES, Case, _batched
+from benchmarks.gpu_worker import CASES, Case, _batched, loaded
 from benchmarks.results import Result
 
 
@@ -49,7 +49,6 @@ def test_batches_repeat_the_example() -> None:
     image = torch.randn(1, 3, 4, 4)
     batch = _batched(image, CASES["resnet50_32"])
     assert batch.shape == (32, 3, 4, 4)
-    assert batch.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(batch[7], image[0].half())
     tokens = torch.arange(6).reshape(1, 6)
     assert _batched(tokens, Case("", batch=2, tokens=8)).tolist() == [[0, 1, 2, 3, 4, 5, 0, 1]] * 2
@@ -59,3 +58,10 @@ def test_batches_repeat_the_example() -> None:
 def test_without_a_gpu_the_benchmark_says_so() -> None:
     with pytest.raises(SystemExit, match="no NVIDIA GPU"):
         gpu.main(["--cases", "mlp*"])
+
+
+def test_images_have_their_channels_last_and_caches_do_not() -> None:
+    _, (image,) = loaded(CASES["resnet50_1"], "cpu")
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    _, (_, *cache) = loaded(CASES["gpt2_decode_1"], "cpu")
+    assert len(cache) == 24 and all(tensor.is_contiguous() for tensor in cache)

@@ -24,23 +24,27 @@ class CallAttention(AttentionLowering):
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
-        #: Masks of bool as what PyTorch would make of them in each layer.
+        #: Masks as what PyTorch would make of them in each layer.
         self.addends: dict[tuple[Expr, str], Expr] = {}
 
     def addend(self, mask: Expr, dtype: str) -> Expr:
-        """Return what a mask of bool adds to scores, which layers share."""
+        """Return what a mask adds to scores of another type, which layers share."""
         known = self.addends.get((mask, dtype))
         if known is None:
-            shown, hidden = (relax.const(value, dtype) for value in (0.0, -math.inf))
-            known = self.builder_.emit(relax.op.where(mask, shown, hidden))
+            if str(mask.ty.dtype) == "bool":
+                shown, hidden = (relax.const(value, dtype) for value in (0.0, -math.inf))
+                known = self.builder_.emit(relax.op.where(mask, shown, hidden))
+            else:  # which cuDNN would read as if it was of that type
+                known = self.builder_.emit(relax.op.astype(mask, dtype))
             self.addends[mask, dtype] = known
         return known
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""
         operands = (about.query, about.key, about.value)
-        if mask is not None and str(mask.ty.dtype) == "bool" and _only_adds(about):
-            mask = self.addend(mask, about.dtype)
+        if mask is not None and str(mask.ty.dtype) != about.dtype:
+            if str(mask.ty.dtype) != "bool" or _only_adds(about):
+                mask = self.addend(mask, about.dtype)
         counts = (about.heads, about.heads // about.shared, about.heads // about.shared)
 
         def body(record: Aten, *values: Any) -> Any:

@@ -111,6 +111,15 @@ def test_masks_of_float32_beside_half_queries(dtype: torch.dtype):
     check(attention, q, k, v, torch.randn(2, 1, 8, 8))
 
 
+def test_layers_share_a_mask_of_another_type():
+    def layers(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return attention(attention(q, k, v, mask), k, v, mask)
+
+    q, k, v = torch.randn(3, 2, 4, 8, 16).half().unbind()
+    artifact = check(layers, q, k, v, torch.randn(2, 1, 8, 8))
+    assert [name for name in artifact.report["kernels"] if "cast" in name] == ["cast"]
+
+
 @pytest.mark.parametrize("fill", [float("-inf"), -1e4])
 def test_scores_that_are_filled(fill: float):
     def spelt(q: Any, k: Any, v: Any, hidden: Any) -> Any:
