@@ -42,9 +42,9 @@ class CallAttention(AttentionLowering):
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""
         operands = (about.query, about.key, about.value)
-        if mask is not None and str(mask.ty.dtype) != about.dtype:
-            if str(mask.ty.dtype) != "bool" or _only_adds(about):
-                mask = self.addend(mask, about.dtype)
+        is_other = mask is not None and str(mask.ty.dtype) != about.dtype
+        if is_other and (str(mask.ty.dtype) != "bool" or _only_adds(about)):
+            mask = self.addend(mask, about.dtype)
         counts = (about.heads, about.heads // about.shared, about.heads // about.shared)
 
         def body(record: Aten, *values: Any) -> Any:
