@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -29,6 +30,13 @@ def llama(transformers: Any) -> Any:
     )
 
 
+def gpt2(transformers: Any) -> Any:
+    sizes = {"vocab_size": 100, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
+    )
+
+
 @pytest.mark.parametrize(("make", "keywords"), [(bert, {}), (llama, {"use_cache": False})])
 @torch.no_grad()
 def test_one_program_serves_all_lengths_but_the_first(make: Any, keywords: dict[str, Any]) -> None:
@@ -40,3 +48,22 @@ def test_one_program_serves_all_lengths_but_the_first(make: Any, keywords: dict[
         assert_close_to_reference(got, lambda tokens: model(tokens, **keywords)[0], (tokens,))
     info = tvmify.cache_info(fast)
     assert (info.builds, info.eager) == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize(("make", "cache"), [(gpt2, None), (llama, "static")])
+def test_two_programs_for_prompts_and_two_for_steps(make: Any, cache: str | None) -> None:
+    torch.manual_seed(0)
+    model = make(pytest.importorskip("transformers")).eval()
+    for weight in model.parameters():  # so that every token follows from all before it
+        torch.nn.init.normal_(weight, std=0.2)
+    fast = copy.deepcopy(model)
+    fast.forward = torch.compile(fast.forward, backend="tvmify", options={"strict": True})
+    for length, more in ((9, 4), (11, 5)):  # steps of one class of sizes
+        given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        given |= {"input_ids": torch.randint(3, 100, (2, length)), "max_new_tokens": more}
+        given |= {"cache_implementation": cache}
+        given["attention_mask"] = torch.ones_like(given["input_ids"])
+        assert torch.equal(fast.generate(**given), model.generate(**given))
+    info = tvmify.cache_info(fast.forward)
+    assert (info.builds, info.eager) == (4, 0)
