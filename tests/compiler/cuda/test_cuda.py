@@ -71,6 +71,14 @@ def test_functions_of_elements(dtype: torch.dtype):
 
 
 @needs_nvcc
+def test_half_numbers_in_a_program_of_float32():
+    cross_built(
+        lambda mask, x: torch.where(mask, x, 0).half() + x, torch.ones(4, 33) > 0, torch.ones(4, 33)
+    )
+    cross_built(lambda mask, x: mask.half() + x, torch.ones(4, 33) > 0, torch.ones(4, 33))
+
+
+@needs_nvcc
 def test_what_nvcc_refuses_is_an_error():
     with pytest.raises(BuildError, match="nvcc for sm_10"):
         compile(exported(torch.relu, torch.zeros(4)), gpu("sm_10"))

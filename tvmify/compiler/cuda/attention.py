@@ -42,8 +42,7 @@ class CallAttention(AttentionLowering):
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""
         operands = (about.query, about.key, about.value)
-        is_other = mask is not None and str(mask.ty.dtype) != about.dtype
-        if is_other and (str(mask.ty.dtype) != "bool" or _only_adds(about)):
+        if mask is not None and str(mask.ty.dtype) not in (about.dtype, _kept(about)):
             mask = self.addend(mask, about.dtype)
         counts = (about.heads, about.heads // about.shared, about.heads // about.shared)
 
@@ -81,8 +80,9 @@ class CallAttention(AttentionLowering):
         return aten(tensors, about.out, about.dtype, body)
 
 
-def _only_adds(about: Attention) -> bool:
-    return about.fill is None and not about.causal
+def _kept(about: Attention) -> str | None:
+    """Return the type of masks that are more than what is added to scores."""
+    return "bool" if about.causal or about.fill is not None else None
 
 
 def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:

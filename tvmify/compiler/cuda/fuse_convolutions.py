@@ -104,13 +104,15 @@ class FuseConvolutions(PyExprMutator):
         """Return the chain that a ReLU ends."""
         if not is_call(_RELU, value):
             return None
-        shape, value = _shape(value), self.uncast(self.only_read_here(value.args[0]))
-        found = self.biased(value)
+        total = self.uncast(self.only_read_here(value.args[0]))
+        found = self.biased(total)
         if found is not None:
             return _Chain(*found, has_relu=True)
-        for x, other in (value.args, reversed(value.args)) if is_call(_ADD, value) else ():
+        if total is None or not is_call(_ADD, total):
+            return None
+        for x, other in (total.args, reversed(total.args)):
             found = self.biased(self.only_read_here(x))
-            if found is not None and _shape(other) == shape:
+            if found is not None and _shape(other) == _shape(value):
                 source = self.values.get(other)
                 residual = source.args[0] if is_call(_ASTYPE, source) else other
                 return _Chain(*found, residual, has_relu=True)
@@ -119,8 +121,9 @@ class FuseConvolutions(PyExprMutator):
     def ending_in_bias(self, value: Expr) -> _Chain | None:
         """Return the chain that an addition ends, or a cast of it to the type of the images."""
         found = self.biased(value)
-        is_whole = found is not None and value.ty.dtype == found[0].ty.dtype
-        return _Chain(*found) if is_whole else None
+        if found is None or value.ty.dtype != found[0].ty.dtype:
+            return None
+        return _Chain(*found)
 
     def is_ours(self, chain: _Chain) -> bool:
         """Whether there is more than one form of a chain, all of which take its operands."""

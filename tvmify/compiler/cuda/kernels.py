@@ -26,6 +26,8 @@ _KIND, _HOST = b"cuda", b"_lib"
 #: TVM's names of the forms of their code. The driver is given what is called a cubin, and takes a
 #: fatbin there, too.
 _SOURCE, _BINARY = b"cuda", b"cubin"
+#: TVM leaves it out where only a constant is of a half type.
+_HEADER = "#include <cuda_fp16.h>\n"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ def generate(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Kernels:
     with _GENERATING, _without_runtime():
         module = codegen_build(ir_mod, target)
     source = str(module.inspect_source("cuda"))
-    return Kernels(module, source, nvcc.compile(source, str(target.attrs["arch"])))
+    compiled = nvcc.compile(_HEADER + source, str(target.attrs["arch"]))
+    return Kernels(module, source, compiled)
 
 
 @contextmanager
