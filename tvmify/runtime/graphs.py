@@ -280,6 +280,7 @@ class GraphedCall:
         self._rebuild = rebuild
         self._graphs = graphs
         computed = [Computed(i) for i in range(computed_count(artifact.outputs))]
+        self._returns_all = list(artifact.outputs) == computed
         self._run = Call(compiled, tuple(range(len(artifact.inputs))), computed, list)
         self._graph: Captured | None = None
         self._kept: Sequence[torch.Tensor] = ()
@@ -337,5 +338,6 @@ class GraphedCall:
         return self._graph
 
     def _result(self, tensors: Tensors, leaves: tuple[Any, ...]) -> Any:
-        made = materialize(self._artifact.outputs, tensors, leaves)
-        return made[0] if self._rebuild is None else self._rebuild(made)
+        if not self._returns_all:
+            tensors = materialize(self._artifact.outputs, tensors, leaves)
+        return tensors[0] if self._rebuild is None else self._rebuild(tensors)
