@@ -139,8 +139,10 @@ def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
     # The last block has fewer tiles, which share the lines among them. There are as many prefetches
     # as the fewest need; several of more tiles are of one line.
     total = prod(tile.variables[i][0].dom.extent for i in numbers)
-    present = tirx.min(total - (position - number), tiles)
-    own = tirx.truncdiv(present + (columns - 1), present)
+    # In variables, since each prefetch would repeat, and each pass read, how they are computed.
+    present, own = (tirx.Var(name, "int64") for name in ("present", "own"))
+    yield tirx.Bind(present, tirx.min(total - (position - number), tiles))
+    yield tirx.Bind(own, tirx.truncdiv(present + (columns - 1), present))
     count = -(-(-(-columns // fewest) * tile.taken * _bytes(panel)) // _LINE)
     shared, alone = [], []
     for blocks, into in enumerate(ahead, 1):
