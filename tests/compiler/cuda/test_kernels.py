@@ -129,6 +129,26 @@ def test_convolutions_and_pools(check: Check):
     assert "reduction" in rules.values()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("channels", [7, 12, 64])
+def test_pools_read_neighbours_at_once(check: Check, channels: int, dtype: torch.dtype):
+    def pooled(x: torch.Tensor) -> list[torch.Tensor]:
+        stem = F.conv2d(x, x[:1, :, :1, :1])[..., :1] + x  # channels last, as in a network
+        sums = F.avg_pool2d(stem, 2, 2), F.avg_pool2d(stem, 3, 2, 1, count_include_pad=False)
+        return [F.max_pool2d(stem, 3, 2, 1), F.max_pool2d(stem, (2, 3)), *sums]
+
+    rules = check(pooled, torch.randn(3, channels, 9, 11, dtype=dtype))
+    assert list(rules.values()).count("window") == 2, rules
+
+
+def test_windows_of_what_is_computed(check: Check):
+    def several(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [F.gelu(x).amax(1), (x.float() * 2).amin(1), (x * y).amax(1), x[:, :, 1:9].amax(1)]
+
+    x, y = torch.randn(2, 6, 5, 16).half(), torch.randn(2, 6, 5, 16).half()
+    check(several, x, y)
+
+
 def test_a_transformer(check: Check):
     mask = torch.rand(2, 1, 6, 6) > 0.3
     mask[..., 0] = True

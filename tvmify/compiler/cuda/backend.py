@@ -14,7 +14,7 @@ from tvmify.compiler.cuda.reshape_transposes import ReshapeTransposes
 from tvmify.compiler.cuda.rules import RULES
 from tvmify.compiler.kernels.attention.merge_projections import merge_for_attention
 from tvmify.compiler.kernels.elementwise import reshape
-from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
+from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN, KEEP_NAN_IN_WARPS
 from tvmify.compiler.kernels.reduction import template as sums
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 
@@ -35,6 +35,7 @@ CUDA = Backend(
     ),
     legalizers={
         **KEEP_NAN,
+        **KEEP_NAN_IN_WARPS,
         "relax.reshape": reshape.legalize,
         "relax.sum": sums.legalize_whole,
         "relax.mean": sums.legalize_whole,

@@ -61,7 +61,7 @@ class Elementwise(ScheduleRule):
         if lanes is None:
             return None
         elements = math.prod(int(sch.get(loop).extent) for loop in loops)
-        if (threads := _threads(elements // lanes)) is None:
+        if (threads := threads_for(elements // lanes)) is None:
             return None
         thread, vector = _shared(sch, loops, threads, lanes)
         if is_whole:
@@ -82,7 +82,7 @@ class Elementwise(ScheduleRule):
         return sch
 
 
-def _threads(vectors: int) -> int | None:
+def threads_for(vectors: int) -> int | None:
     """Return how many threads blocks have, all of which have a vector: nothing is out of bounds."""
     most = _MOST_THREADS
     while most > _FEWEST_THREADS and vectors < most * _BLOCKS:
@@ -161,6 +161,18 @@ def _calls(block: s_tir.SBlock) -> list[Call]:
     found: list[Call] = []
     structural_walk(block.body, (Call, found.append))
     return found
+
+
+def moves_vectors(block: s_tir.SBlock) -> bool:
+    """Whether a block computes nothing, and may move 16 bytes of its last axis at once."""
+    last = block.iter_vars[-1].var
+    choices = [call for call in _calls(block) if _name(call) == _CHOICE]
+    return (
+        _only_moves(block)
+        and _runs_along_memory(block)
+        and not any(uses(choice.args[0], [last]) for choice in choices)
+        and all(_is_aligned(access, last, 8) for access in block.reads)
+    )
 
 
 def _name(call: Call) -> str:

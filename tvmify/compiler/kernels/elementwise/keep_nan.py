@@ -176,11 +176,11 @@ def _integer_of(dtype: str) -> str:
     return dtype.replace("bfloat", "int").replace("float", "int")
 
 
-def _legalize_reduction(largest: bool) -> Callable[..., relax.Expr]:
+def _legalize_reduction(largest: bool, fewest_bits: int = 0) -> Callable[..., relax.Expr]:
     """Reduce floats as integers in the same order, where NaN is one more number beyond infinity.
 
     Integer maxima and minima are reducers that TVM's schedules can split among lanes; one that
-    tests for NaN is not.
+    tests for NaN is not. Integers have at least `fewest_bits`.
     """
     name = "max" if largest else "min"
 
@@ -192,9 +192,19 @@ def _legalize_reduction(largest: bool) -> Callable[..., relax.Expr]:
         def compute(x: te.Tensor) -> te.Tensor:
             if "float" not in str(x.dtype):
                 return reduce(x, axes, keep)
-            ordered = elementwise(_ordered_max if largest else _ordered_min)(x)
-            best = reduce(ordered, axes, keep)
-            return te.compute(best.shape, lambda *i: _float_of(best(*i), str(x.dtype)), name=name)
+            order = _ordered_max if largest else _ordered_min
+            dtype, integer = str(x.dtype), _integer_of(str(x.dtype))
+            wide = f"int{max(fewest_bits, int(integer.removeprefix('int')))}"
+
+            def ordered(value: Scalar) -> Scalar:
+                return order(value).astype(wide)
+
+            best = reduce(elementwise(ordered)(x), axes, keep)
+
+            def element(*at: Scalar) -> Scalar:
+                return _float_of(best(*at).astype(integer), dtype)
+
+            return te.compute(best.shape, element, name=name)
 
         return bb.call_te(compute, call.args[0], primfunc_name_hint=name)
 
@@ -315,4 +325,10 @@ KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
     "relax.not_equal": _legalize(_not_equal),
     "relax.subtract": _legalize(_subtract, hide_zeros=True),
     "relax.zeros": _legalize_zeros,
+}
+#: The extremes for GPUs: threads of a warp exchange 32 bits. Narrower ones would go through shared
+#: memory, by code of TVM's that relies on threads being in step.
+KEEP_NAN_IN_WARPS = {
+    "relax.max": _legalize_reduction(True, fewest_bits=32),
+    "relax.min": _legalize_reduction(False, fewest_bits=32),
 }

@@ -1,0 +1,91 @@
+"""How windows, as of pools, are reduced: by a thread for each few neighbours of the result.
+
+What each step reads goes through registers: it is read once, however often the step uses it, by
+16 bytes where neighbours of the result read neighbours, as channels that come last do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from tvmify.compiler.cuda.elementwise import moves_vectors, threads_for
+from tvmify.compiler.kernels.common.loops import is_reduction_loop
+from tvmify.compiler.kernels.common.rewriting import uses
+
+#: Threads of a block where those of single elements need a bound, and the most that one reduces.
+_THREADS, _MOST = 256, 64
+#: What a thread reads at once, and the types of which TVM has vectors.
+_BYTES = 16
+_VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32"})
+
+
+class Window(ScheduleRule):
+    """Of one block that reduces little to each of many elements, after padding at most."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule the windows of a few neighbours for each thread."""
+        del target, tunable
+        sch = s_tir.Schedule(func)
+        infos = normalize_prim_func(sch)
+        if infos is None or not infos[-1].is_reduction():
+            return None
+        *producers, window = infos
+        block = window.block_rv
+        reduced = [loop for loop in sch.get_loops(block) if is_reduction_loop(sch, loop)]
+        size = math.prod(int(sch.get(loop).extent) for loop in reduced)
+        if len(sch.get(block).writes) != 1 or not 1 < size <= _MOST:
+            return None
+        if not all(producer.is_injective() for producer in producers):
+            return None
+        read = next(iter(producers[-1:]), None)
+        for producer in producers[:-1]:
+            sch.compute_inline(producer.block_rv)
+        loaded = sch.cache_read(block, 0, "local") if read is None else read.block_rv
+        if read is not None:
+            sch.set_scope(loaded, 0, "local")
+        lanes = _lanes(sch.get(block)) if moves_vectors(sch.get(loaded)) else 1
+        elements = math.prod(int(extent) for extent in sch.get(block).writes[0].source.shape)
+        threads = threads_for(elements // lanes) if lanes > 1 else None
+        if threads is None:
+            threads, lanes = _THREADS, 1
+        stored = sch.cache_write(block, 0, "local")
+        *outer, last = (loop for loop in sch.get_loops(block) if not is_reduction_loop(sch, loop))
+        along, neighbour = sch.split(last, [None, lanes])
+        sch.reorder(*outer, along, *reduced, neighbour)
+        blocks, thread = sch.split(sch.fuse(*outer, along), [None, threads])
+        sch.bind(blocks, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
+        sch.reverse_compute_at(stored, thread)
+        sch.compute_at(loaded, reduced[-1])
+        if lanes > 1:
+            for copy in (stored, loaded):
+                sch.vectorize(sch.get_loops(copy)[-1])
+        sch.unroll(neighbour)
+        sch.decompose_reduction(block, reduced[0])
+        return sch
+
+
+def _lanes(block: s_tir.SBlock) -> int:
+    """Return how many neighbours of the result a thread has."""
+    (written,) = block.writes
+    along = written.region[-1].min
+    if not all(_has_neighbours(access, along) for access in (written, *block.reads)):
+        return 1
+    lanes = _BYTES * 8 // tvm.DataType(str(written.source.dtype)).bits
+    while lanes > 1 and int(written.source.shape[-1]) % lanes:
+        lanes //= 2
+    return lanes
+
+
+def _has_neighbours(access: TensorRegion, along: tirx.Var) -> bool:
+    """Whether the last axis of an access, and no other, is this variable."""
+    *before, last = (region.min for region in access.region)
+    is_known = str(access.source.dtype) in _VECTOR_DTYPES
+    return is_known and last.same_as(along) and not any(uses(index, [along]) for index in before)
