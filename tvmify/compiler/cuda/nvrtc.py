@@ -14,9 +14,20 @@ _MODULE = "cuda.bindings.nvrtc"
 
 
 def find() -> str | None:
-    """Return the module through which NVRTC can be called, if it is installed."""
+    """Return the module through which NVRTC can be called, if all that it takes is installed.
+
+    PyTorch brings NVRTC and its module, and not nvFatbin.
+    """
     packages = ("cuda", "cuda.bindings", _MODULE)
-    return _MODULE if all(importlib.util.find_spec(name) for name in packages) else None
+    if not all(importlib.util.find_spec(name) for name in packages):
+        return None
+    pathfinder: Any = importlib.import_module("cuda.pathfinder")
+    try:
+        pathfinder.load_nvidia_dynamic_lib("nvfatbin")
+    except RuntimeError:
+        return None
+    headers = map(pathfinder.find_nvidia_header_directory, _HEADERS)
+    return None if None in headers else _MODULE
 
 
 def compile(source: str, generation: str, options: Sequence[str]) -> bytes:
@@ -34,13 +45,11 @@ def compile(source: str, generation: str, options: Sequence[str]) -> bytes:
     Raises
     ------
     RuntimeError
-        NVRTC refuses the source, or does not know the architecture, or a part of it is missing.
+        NVRTC refuses the source, or does not know the architecture.
     """
     nvrtc: Any = importlib.import_module(_MODULE)
     pathfinder: Any = importlib.import_module("cuda.pathfinder")
-    folders = [pathfinder.find_nvidia_header_directory(name) for name in _HEADERS]
-    if None in folders:
-        raise RuntimeError(f"NVRTC finds no headers of CUDA: pip install {PACKAGES}")
+    folders = map(pathfinder.find_nvidia_header_directory, _HEADERS)
     includes = (f"--include-path={folder}" for folder in folders)
     given = [f"--gpu-architecture=sm_{generation}", *options, *includes]
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, None, None))
@@ -62,10 +71,7 @@ def compile(source: str, generation: str, options: Sequence[str]) -> bytes:
 
 def _joined(cubin: bytes, ptx: bytes, generation: str) -> bytes:
     nvfatbin: Any = importlib.import_module("cuda.bindings.nvfatbin")
-    try:
-        handle = nvfatbin.create(["-64"], 1)
-    except RuntimeError as error:  # it is loaded at the first call
-        raise RuntimeError(f"nvFatbin is missing: pip install {PACKAGES}") from error
+    handle = nvfatbin.create(["-64"], 1)
     try:
         nvfatbin.add_cubin(handle, cubin, len(cubin), generation, "kernels")
         nvfatbin.add_ptx(handle, ptx, len(ptx), generation, "kernels", "")
