@@ -29,7 +29,7 @@ class Supported(NamedTuple):
 #: Oldest first, without gaps.
 TORCH = (
     Supported("2.11", "some"),
-    Supported("2.12", "none"),
+    Supported("2.12", "smoke"),
     Supported("2.13", "all"),
     Supported("2.14", "some"),
     Supported("2.15", "smoke"),
@@ -37,7 +37,7 @@ TORCH = (
 PYTHON = (
     Supported("3.10", "some"),
     Supported("3.11", "all"),
-    Supported("3.12", "none"),
+    Supported("3.12", "smoke"),
     Supported("3.13", "smoke"),
 )
 
