@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import tvm
 from tvm import s_tir, sym, tirx
 from tvm.ir import Call, Expr, Op, Range, TensorLoad, TensorRegion
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -20,14 +19,11 @@ from tvm.target import Target
 from tvm.tirx import FloatImm, IntImm
 from tvm_ffi import structural_walk
 
+from tvmify.compiler.cuda.gpus import MULTIPROCESSORS, VECTOR_DTYPES, WARP, vector_lanes
 from tvmify.compiler.kernels.common.rewriting import uses
 
-#: What a thread reads or writes at once, and threads of a block.
-_BYTES, _MOST_THREADS, _FEWEST_THREADS, _WARP = 16, 256, 64, 32
-#: Multiprocessors of the largest GPU: fewer blocks leave some of them idle.
-_BLOCKS = 132
-#: Types of which TVM has vectors; of bool it has none that lie in memory as PyTorch's do.
-_VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32", "int32"})
+#: Threads of a block.
+_MOST_THREADS, _FEWEST_THREADS = 256, 64
 _CHOICE = "prim.if_then_else"
 #: Functions that TVM lowers for several elements at once.
 _VECTOR_CALLS = frozenset(
@@ -51,13 +47,11 @@ class Elementwise(ScheduleRule):
         if not loops or len(about.writes) != 1 or not _runs_along_memory(about):
             return None
         last = about.iter_vars[-1].var
-        choices = [call for call in _calls(about) if _name(call) == _CHOICE]
-        is_uniform = not any(uses(choice.args[0], [last]) for choice in choices)
-        moves = is_uniform and _only_moves(about)
-        is_whole = moves or (bool(choices) and is_uniform and _is_for_vectors(about))
+        is_whole = _chooses_for_rows(about) and (
+            _only_moves(about) or (bool(_choices(about)) and _is_for_vectors(about))
+        )
         # TVM loads eight at once, or gathers four.
-        is_aligned = all(_is_aligned(access, last, 8) for access in about.reads)
-        lanes = _lanes(about, 4 if is_whole and not (moves and is_aligned) else 8)
+        lanes = _lanes(about, 8 if not is_whole or moves_vectors(about) else 4)
         if lanes is None:
             return None
         elements = math.prod(int(sch.get(loop).extent) for loop in loops)
@@ -85,12 +79,12 @@ class Elementwise(ScheduleRule):
 def threads_for(vectors: int) -> int | None:
     """Return how many threads blocks have, all of which have a vector: nothing is out of bounds."""
     most = _MOST_THREADS
-    while most > _FEWEST_THREADS and vectors < most * _BLOCKS:
+    while most > _FEWEST_THREADS and vectors < most * MULTIPROCESSORS:
         most //= 2
     if vectors <= _MOST_THREADS:
         return vectors
-    fits = [threads for threads in range(most, _WARP - 1, -1) if vectors % threads == 0]
-    return next((threads for threads in fits if threads % _WARP == 0), max(fits, default=None))
+    fits = [threads for threads in range(most, WARP - 1, -1) if vectors % threads == 0]
+    return next((threads for threads in fits if threads % WARP == 0), max(fits, default=None))
 
 
 def _shared(
@@ -109,8 +103,7 @@ def _lanes(block: s_tir.SBlock, most: int) -> int | None:
     """Return how many neighbours a thread has: so that none of its vectors is wider than a load."""
     extent = int(block.iter_vars[-1].dom.extent)
     accesses = [*block.writes, *(block.reads[index] for index in _vectors_read(block))]
-    widest = max(tvm.DataType(str(access.source.dtype)).bits for access in accesses)
-    lanes = min(most, _BYTES * 8 // widest)
+    lanes = min(most, *(vector_lanes(str(access.source.dtype)) for access in accesses))
     while lanes > 1 and extent % lanes:
         lanes //= 2
     return lanes if lanes > 1 and extent > 1 else None
@@ -124,7 +117,7 @@ def _is_aligned(access: TensorRegion, last: tirx.Var, lanes: int) -> bool:
 
 def _runs_along_memory(block: s_tir.SBlock) -> bool:
     last = block.iter_vars[-1].var
-    if str(block.writes[0].source.dtype) not in _VECTOR_DTYPES:
+    if str(block.writes[0].source.dtype) not in VECTOR_DTYPES:
         return False
     for access in (*block.reads, *block.writes):
         *before, at = [region.min for region in access.region] or [tirx.const(0)]
@@ -150,7 +143,7 @@ def _vectors_read(block: s_tir.SBlock) -> list[int]:
     return [
         index
         for index, access in enumerate(block.reads)
-        if str(access.source.dtype) in _VECTOR_DTYPES
+        if str(access.source.dtype) in VECTOR_DTYPES
         and access.region
         and access.region[-1].min.same_as(last)
         and all(map(is_inside, access.region, access.source.shape))
@@ -166,13 +159,22 @@ def _calls(block: s_tir.SBlock) -> list[Call]:
 def moves_vectors(block: s_tir.SBlock) -> bool:
     """Whether a block computes nothing, and may move 16 bytes of its last axis at once."""
     last = block.iter_vars[-1].var
-    choices = [call for call in _calls(block) if _name(call) == _CHOICE]
     return (
         _only_moves(block)
         and _runs_along_memory(block)
-        and not any(uses(choice.args[0], [last]) for choice in choices)
+        and _chooses_for_rows(block)
         and all(_is_aligned(access, last, 8) for access in block.reads)
     )
+
+
+def _choices(block: s_tir.SBlock) -> list[Call]:
+    return [call for call in _calls(block) if _name(call) == _CHOICE]
+
+
+def _chooses_for_rows(block: s_tir.SBlock) -> bool:
+    """Whether all neighbours along the last axis take the same side of each condition."""
+    last = block.iter_vars[-1].var
+    return not any(uses(choice.args[0], [last]) for choice in _choices(block))
 
 
 def _name(call: Call) -> str:
@@ -194,5 +196,5 @@ def _is_for_vectors(block: s_tir.SBlock) -> bool:
     """Whether TVM can compute all of it in vectors."""
     accesses = (*block.reads, *block.writes)
     return {_name(call) for call in _calls(block)} <= _VECTOR_CALLS and all(
-        str(access.source.dtype) in _VECTOR_DTYPES for access in accesses
+        str(access.source.dtype) in VECTOR_DTYPES for access in accesses
     )

@@ -19,6 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.aten.calls import Aten, aten
 from tvmify.compiler.cuda import patches
+from tvmify.compiler.cuda.gpus import FLOAT_DTYPES
 from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import is_weight
 from tvmify.compiler.kernels.common.sample import Sample
@@ -27,7 +28,6 @@ from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
 #: The candidates.
 _APART, _FUSED, _PRODUCT = "apart", "fused", "product"
-_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
 _CONVOLUTION, _RELU = (tvm.ir.Op.get(f"relax.nn.{name}") for name in ("conv2d", "relu"))
 
@@ -132,7 +132,7 @@ class FuseConvolutions(PyExprMutator):
         dtypes = {str(x.ty.dtype) for x in images}
         return (
             len(dtypes) == 1
-            and dtypes <= _DTYPES
+            and dtypes <= FLOAT_DTYPES
             and _is_plain(convolution)
             and (bias is None or is_weight(self.builder_, bias))
             and len(chain.candidates) > 1

@@ -15,23 +15,24 @@ from tvm.ir import Expr
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, WARP, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.passes.rewriting import is_call
 
 #: Names of the blocks; the first is only there where a residual is added.
 _SUM, _TOTAL, _SQUARES, _NORMED = "residual_sum", "row_total", "row_squares", "layer_norm"
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
-_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: Nothing is fused with such functions.
 _OPAQUE = {"op_pattern": 8}
-_VECTOR_BYTES, _WARP, _MOST_THREADS = 16, 32, 1024
+#: Threads of a block.
+_MOST_THREADS = 1024
 
 
 def lanes_of(width: int, dtype: str) -> int | None:
     """Return how many elements of a row each thread has; None if they cannot be shared so."""
-    most = _VECTOR_BYTES * 8 // tvm.DataType(dtype).bits
+    most = vector_lanes(dtype)
     for lanes in (most, most // 2, most // 4):
-        if lanes > 1 and width % (lanes * _WARP) == 0 and width // lanes <= _MOST_THREADS:
+        if lanes > 1 and width % (lanes * WARP) == 0 and width // lanes <= _MOST_THREADS:
             return lanes
     return None
 
@@ -65,7 +66,9 @@ def norm(
         compute it.
     """
     (*rows, width), dtype = _shape(x), str(x.ty.dtype)
-    if not rows or math.prod(rows) == 0 or dtype not in _DTYPES or lanes_of(width, dtype) is None:
+    if not rows or math.prod(rows) == 0:
+        return None
+    if dtype not in FLOAT_DTYPES or lanes_of(width, dtype) is None:
         return None
     # A single row is added by its product.
     is_sum = isinstance(x, relax.Var) and math.prod(rows) > 1

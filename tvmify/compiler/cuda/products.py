@@ -16,6 +16,7 @@ from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.cuda.gpus import FLOAT_DTYPES
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, Shape
 from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import accumulator, is_weight
@@ -25,7 +26,6 @@ from tvmify.compiler.passes.rewriting import is_call, values_and_readers
 
 #: The candidates.
 _LIBRARY, _KERNEL = "library", "kernel"
-_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: Elements of a weight below which either form takes as long as it takes to begin, and of a row
 #: below which it is no sum to speak of: TVM's last rule is wrong for sums of one element.
 _FEWEST, _SHORTEST = 1 << 14, 32
@@ -105,7 +105,7 @@ def by_kernel(
     if not (
         len(_shape(right)) == 2
         and _is_row(shape)
-        and dtype in _DTYPES
+        and dtype in FLOAT_DTYPES
         and all(str(operand.ty.dtype) == dtype for operand in operands)
         and math.prod(_shape(right)) >= _FEWEST
         and _shape(left)[-1] >= _SHORTEST

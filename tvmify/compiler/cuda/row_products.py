@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from tvmify.compiler.cuda.gpus import MULTIPROCESSORS, RESIDENT_THREADS, WARP, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
 
 #: Name of the block in such kernels.
 ROW_PRODUCT = "row_product"
-#: What a thread loads at once.
-_LOAD_BYTES = 16
-_WARP = 32
 #: Threads of a block, and the most that add up one row.
 _BLOCK, _MOST_THREADS = 128, 256
 #: Loads that a thread has under way; with fewer, memory waits for it, with more, for registers.
@@ -28,9 +25,6 @@ _LOADS = 4
 #: Where there are more rows than run at once: lines are still read whole, and each thread has more
 #: loads under way.
 _FEWEST_THREADS, _MOST_LOADS = 8, 16
-#: Multiprocessors of the largest GPU, of which fewer blocks leave some idle, and the threads that
-#: each runs at once.
-_BLOCKS, _RESIDENT = 132, 2048
 
 
 @dataclass(frozen=True)
@@ -54,26 +48,26 @@ class Shape:
     @classmethod
     def of(cls, rows: int, length: int, dtype: str) -> Shape | None:
         """Return the shape for a weight of so many rows; None where loads would be narrower."""
-        lanes = _LOAD_BYTES * 8 // tvm.DataType(dtype).bits
-        loads, rest = divmod(length, lanes * _WARP)
+        lanes = vector_lanes(dtype)
+        loads, rest = divmod(length, lanes * WARP)
         if rest:
             return None
-        threads = _WARP
+        threads = WARP
         while loads % 2 == 0 and threads < _MOST_THREADS:
-            if loads <= _LOADS and rows * threads >= _BLOCKS * _BLOCK:
+            if loads <= _LOADS and rows * threads >= MULTIPROCESSORS * _BLOCK:
                 break
             threads, loads = 2 * threads, loads // 2
         while (
             threads > _FEWEST_THREADS
             and 2 * loads <= _MOST_LOADS
-            and rows * threads > _BLOCKS * _RESIDENT
+            and rows * threads > MULTIPROCESSORS * RESIDENT_THREADS
         ):
             threads, loads = threads // 2, 2 * loads
         # Blocks for all multiprocessors, if there are as many rows; rather large ones, where rows
         # divide by nothing smaller, than blocks of one row.
         most = _BLOCK // threads
         several = [*range(most, 1, -1), *range(most + 1, 4 * most + 1)]
-        fits = (n for n in several if rows % n == 0 and rows // n >= _BLOCKS)
+        fits = (n for n in several if rows % n == 0 and rows // n >= MULTIPROCESSORS)
         return cls(next(fits, 1), threads, lanes)
 
 

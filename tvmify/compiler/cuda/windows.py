@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
 from tvm.s_tir.dlight.analysis import normalize_prim_func
@@ -16,14 +15,12 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from tvmify.compiler.cuda.elementwise import moves_vectors, threads_for
+from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, vector_lanes
 from tvmify.compiler.kernels.common.loops import is_reduction_loop
 from tvmify.compiler.kernels.common.rewriting import uses
 
 #: Threads of a block where those of single elements need a bound, and the most that one reduces.
 _THREADS, _MOST = 256, 64
-#: What a thread reads at once, and the types of which TVM has vectors.
-_BYTES = 16
-_VECTOR_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 
 
 class Window(ScheduleRule):
@@ -78,7 +75,7 @@ def _lanes(block: s_tir.SBlock) -> int:
     along = written.region[-1].min
     if not all(_has_neighbours(access, along) for access in (written, *block.reads)):
         return 1
-    lanes = _BYTES * 8 // tvm.DataType(str(written.source.dtype)).bits
+    lanes = vector_lanes(str(written.source.dtype))
     while lanes > 1 and int(written.source.shape[-1]) % lanes:
         lanes //= 2
     return lanes
@@ -87,5 +84,5 @@ def _lanes(block: s_tir.SBlock) -> int:
 def _has_neighbours(access: TensorRegion, along: tirx.Var) -> bool:
     """Whether the last axis of an access, and no other, is this variable."""
     *before, last = (region.min for region in access.region)
-    is_known = str(access.source.dtype) in _VECTOR_DTYPES
+    is_known = str(access.source.dtype) in FLOAT_DTYPES
     return is_known and last.same_as(along) and not any(uses(index, [along]) for index in before)
