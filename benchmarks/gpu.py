@@ -115,20 +115,23 @@ class Comparison:
 
     def wait(self, end: float) -> None:
         """Wait until those that were started are ready, or the clock shows this time."""
-        spare = self._rounds * len(self.results) * 2 * BURST  # what measuring takes
+        end -= self._rounds * len(self.results) * 2 * BURST  # what measuring takes
+        if (reference := self._starting.pop(REFERENCE, None)) is not None:
+            try:
+                reference.answer(end - time.monotonic())
+            except WorkerError as error:
+                for result in self.results.values():
+                    result.reason = str(error)
         while self._starting:
             contender, worker = self._starting.popitem()
-            failed = self.results.values() if contender == REFERENCE else [self.results[contender]]
+            result = self.results[contender]
             try:
-                report = worker.answer(end - spare - time.monotonic())
+                report = worker.answer(end - time.monotonic())
             except WorkerError as error:
-                for result in failed:
-                    result.reason = str(error)
+                result.reason = str(error)
                 continue
-            if contender != REFERENCE:
-                result = self.results[contender]
-                result.first_call_s, result.error = report["first_call_s"], report["error"]
-                self._ready[contender] = worker
+            result.first_call_s, result.error = report["first_call_s"], report["error"]
+            self._ready[contender] = worker
 
     def measured(self) -> dict[str, Result]:
         """Measure those that are ready, end all processes, and return the results."""

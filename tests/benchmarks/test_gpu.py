@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 from benchmarks import gpu
-from benchmarks.gpu_worker import CASES, Case, _batched, loaded
+from benchmarks.gpu_worker import CASES, REFERENCE, Case, _batched, loaded
+from benchmarks.process import WorkerError
 from benchmarks.results import Result
 
 
@@ -52,6 +56,46 @@ def test_batches_repeat_the_example() -> None:
     torch.testing.assert_close(batch[7], image[0].half())
     tokens = torch.arange(6).reshape(1, 6)
     assert _batched(tokens, Case("", batch=2, tokens=8)).tolist() == [[0, 1, 2, 3, 4, 5, 0, 1]] * 2
+
+
+class _Worker(contextlib.AbstractContextManager):
+    """A process whose contender fails if it is the one that `failing` names."""
+
+    failing = ""
+
+    def __init__(self, command: list[str], folder: Path, contender: str) -> None:
+        self.contender = contender
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def answer(self, patience: float) -> dict[str, float]:
+        if self.contender == self.failing:
+            raise WorkerError("out of memory")
+        return {"first_call_s": 1.0, "error": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("failing", "reasons"),
+    [
+        ("", ["", ""]),
+        ("tvmify", ["", "out of memory"]),
+        (REFERENCE, ["out of memory", "out of memory"]),
+    ],
+)
+def test_without_a_reference_no_contender_is_measured(
+    monkeypatch: pytest.MonkeyPatch, failing: str, reasons: list[str]
+) -> None:
+    monkeypatch.setattr(gpu, "Worker", _Worker)
+    monkeypatch.setattr(_Worker, "failing", failing)
+    with contextlib.ExitStack() as stack:
+        one = gpu.Comparison("mlp_1", ["eager", "tvmify"], 5, stack)
+        gpu.get_ready([one], [REFERENCE], time.monotonic())
+        gpu.get_ready([one], ["eager", "tvmify"], time.monotonic())
+        assert [result.reason or "" for result in one.results.values()] == reasons
+        assert sorted(one._ready) == [
+            name for name, reason in zip(one.results, reasons, strict=True) if not reason
+        ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
