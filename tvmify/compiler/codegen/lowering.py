@@ -15,6 +15,7 @@ from tvm.tirx.build import split_host_device_mods
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
 from tvmify.compiler.codegen.narrow_indices import NarrowIndices
+from tvmify.compiler.codegen.place_allocations import PlaceAllocations
 from tvmify.compiler.codegen.positive_sizes import PositiveSizes
 from tvmify.compiler.codegen.round_bfloat16 import RoundBfloat16
 from tvmify.compiler.codegen.share_evenly import ShareEvenly
@@ -90,7 +91,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
     return [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),
-        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        PlaceAllocations(),
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.CompactBufferAllocation(),
         s_tir.transform.LowerMatchBuffer(),
