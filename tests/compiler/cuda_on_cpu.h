@@ -1,5 +1,6 @@
 // CUDA C++ as TVM writes it for float32 and float16, run by one thread of a CPU: each thread of a block is a
 // coroutine, and blocks run one after the other, so that shared memory can be static.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -82,63 +83,84 @@ struct Warp : Group {
   uint64_t values[kWarp] = {};
 };
 
+// Its coroutine serves all blocks. `ucontext` only makes it: each of its switches is a system call.
 struct Thread {
-  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  jmp_buf place;
   Dim index;
   int lane;
   Warp* warp;
   bool ended;
 };
 
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Group block;
 inline Dim block_index;
 inline Thread* self;
 inline void (*body)(void**);
 inline void** arguments;
 
-inline void run_thread() {
-  body(arguments);
-  self->ended = true;
-  --block.alive;
-  block.release();
-  --self->warp->alive;
-  self->warp->release();
+inline void suspend() {
+  if (_setjmp(self->place) == 0) _longjmp(scheduler, 1);
+}
+
+inline void resume(Thread& thread) {
+  self = &thread;
+  if (_setjmp(scheduler) == 0) _longjmp(thread.place, 1);
 }
 
 inline void wait(Group& group) {
   const int before = group.passed;
   ++group.arrived;
   group.release();
-  while (group.passed == before) swapcontext(&self->context, &scheduler);
+  while (group.passed == before) suspend();
+}
+
+inline void run_thread() {
+  suspend();
+  while (true) {
+    body(arguments);
+    self->ended = true;
+    --block.alive;
+    block.release();
+    --self->warp->alive;
+    self->warp->release();
+    suspend();
+  }
+}
+
+inline void start(Thread& thread) {
+  self = &thread;
+  thread.stack.reset(new char[kStack]);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = thread.stack.get();
+  context.uc_stack.ss_size = kStack;
+  makecontext(&context, run_thread, 0);
+  if (_setjmp(scheduler) == 0) setcontext(&context);
 }
 
 inline void run_block(Dim size) {
   const int count = size.x * size.y * size.z;
-  static std::vector<std::unique_ptr<char[]>> stacks;
-  while (static_cast<int>(stacks.size()) < count) stacks.emplace_back(new char[kStack]);
+  static std::vector<std::unique_ptr<Thread>> threads;
+  while (static_cast<int>(threads.size()) < count) {
+    threads.push_back(std::make_unique<Thread>());
+    start(*threads.back());
+  }
   std::vector<Warp> warps((count + kWarp - 1) / kWarp);
-  std::vector<Thread> threads(count);
   block = Group();
   block.alive = count;
   for (int i = 0; i < count; ++i) {
-    Thread& thread = threads[i];
+    Thread& thread = *threads[i];
     thread.index = {i % size.x, i / size.x % size.y, i / size.x / size.y};
     thread.lane = i % kWarp;
     thread.warp = &warps[i / kWarp];
     thread.ended = false;
     ++thread.warp->alive;
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = stacks[i].get();
-    thread.context.uc_stack.ss_size = kStack;
-    thread.context.uc_link = &scheduler;
-    makecontext(&thread.context, run_thread, 0);
   }
   while (block.alive > 0) {
-    for (Thread& thread : threads) {
-      if (thread.ended) continue;
-      self = &thread;
-      swapcontext(&scheduler, &thread.context);
+    for (int i = 0; i < count; ++i) {
+      if (!threads[i]->ended) resume(*threads[i]);
     }
   }
 }

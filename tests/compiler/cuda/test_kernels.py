@@ -129,8 +129,11 @@ def test_convolutions_and_pools(check: Check):
     assert "reduction" in rules.values()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("channels", [7, 12, 64])
+@pytest.mark.parametrize(
+    ("channels", "dtype"),
+    [(7, torch.float32), (12, torch.float16), (64, torch.float32), (64, torch.float16)],
+    ids=str,
+)
 def test_pools_read_neighbours_at_once(check: Check, channels: int, dtype: torch.dtype):
     def pooled(x: torch.Tensor) -> list[torch.Tensor]:
         stem = F.conv2d(x, x[:1, :, :1, :1])[..., :1] + x  # channels last, as in a network
