@@ -11,6 +11,8 @@ import inspect
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -72,7 +74,7 @@ def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
         The text of its program.
     """
     if callable_ is not None:
-        return any(_LAYOUT & methods for _, methods, _, _ in _functions(callable_))
+        return any(_LAYOUT & code.methods for code, _ in _functions(callable_))
     return any(f" = aten::{name}(" in fingerprint for name in _LAYOUT)
 
 
@@ -84,15 +86,15 @@ def asks_for_identity(callable_: Any) -> bool:
             return True
     elif isinstance(callable_, torch.jit.ScriptFunction):
         return True
-    return any(compares or "id" in names for names, _, compares, _ in _functions(callable_))
+    return any(code.compares or "id" in code.names for code, _ in _functions(callable_))
 
 
 def question_of(callable_: Any) -> str | None:
     """Return the name by which code asks what only Python can answer, or None. Torch's own modules
     compute the same, scripted or not.
     """
-    for names, _, _, values in _functions(callable_):
-        if found := names & _NAMES:
+    for code, values in _functions(callable_):
+        if found := code.names & _NAMES:
             return min(found)
         for value in values:
             if any(value is asked for asked in _FUNCTIONS):
@@ -102,12 +104,37 @@ def question_of(callable_: Any) -> str | None:
 
 def names_in(callable_: Any) -> set[str]:
     """Return all names used in the code of a module or function, apart from torch's own code."""
-    return {name for names, *_ in _functions(callable_) for name in names}
+    return {name for code, _ in _functions(callable_) for name in code.names}
 
 
-def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], bool, list[Any]]]:
-    """Yield facts about each function that may be called. These are the names it uses, the methods
-    it calls, whether it compares objects by identity, and the values of the names.
+@dataclass(frozen=True)
+class _Code:
+    """What the code of a function shows.
+
+    Attributes
+    ----------
+    names
+        Those that it uses.
+    methods
+        The names of the methods that it calls.
+    compares
+        Whether it compares objects by identity.
+    """
+
+    names: frozenset[str]
+    methods: frozenset[str]
+    compares: bool
+
+    @classmethod
+    @lru_cache(maxsize=4096)  # a capture asks about each function several times
+    def of(cls, code: types.CodeType) -> _Code:
+        """Read it."""
+        return cls(frozenset(_names(code)), frozenset(_methods(code)), _compares_objects(code))
+
+
+def _functions(callable_: Any) -> Iterator[tuple[_Code, list[Any]]]:
+    """Yield what the code of each function that may be called shows, and what the names in it refer
+    to.
     """
     todo: list[tuple[Any, Any]] = []
     if isinstance(callable_, torch.nn.Module):
@@ -126,10 +153,9 @@ def _functions(callable_: Any) -> Iterator[tuple[set[str], set[str], bool, list[
         if (function.__module__ or "").partition(".")[0] == "torch":
             continue
         seen.add(function.__code__)
-        names = set(_names(function.__code__))
-        values = list(_values(function, names, owner))
-        code = function.__code__
-        yield names, set(_methods(code)), _compares_objects(code), values
+        code = _Code.of(function.__code__)
+        values = list(_values(function, code.names, owner))
+        yield code, values
         todo += [(value, owner) for value in values]
 
 
@@ -169,7 +195,7 @@ def _compares_objects(code: types.CodeType) -> bool:
     return any(map(_compares_objects, constants))
 
 
-def _values(function: types.FunctionType, names: set[str], owner: Any) -> Iterator[Any]:
+def _values(function: types.FunctionType, names: frozenset[str], owner: Any) -> Iterator[Any]:
     """Yield what the names in a function may refer to: globals, attributes, and what these hold."""
     found = [function.__globals__.get(name) for name in names]
     cells = function.__closure__ or ()

@@ -14,7 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from math import gcd
+from itertools import count, islice
+from math import gcd, isqrt
 from typing import Any, TypeAlias
 
 import tvm_ffi
@@ -142,8 +143,7 @@ def trials() -> list[Callable[[Any], int]]:
     names = sorted(_known())
     if not names:
         return [int]
-    primes = [n for n in range(211, 20000) if all(n % d for d in range(2, 150) if d < n)]
-    primes = primes[: len(names)]
+    primes = list(islice(_primes(), len(names)))
     return [
         hint,
         *(
@@ -151,6 +151,11 @@ def trials() -> list[Callable[[Any], int]]:
             for order in (primes, primes[::-1])
         ),
     ]
+
+
+def _primes() -> Iterator[int]:
+    """Yield primes that are larger than most numbers that sizes are combined with."""
+    return (n for n in count(211, 2) if all(n % d for d in range(3, isqrt(n) + 1, 2)))
 
 
 def hints(shape: Iterable[Any]) -> list[int]:

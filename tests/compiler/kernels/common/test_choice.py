@@ -7,6 +7,7 @@ from tvmify.compiler.kernels.common.choice import (
     is_asking,
     is_measured,
     is_strict,
+    once,
 )
 
 
@@ -47,3 +48,18 @@ def test_whoever_takes_time_to_name_a_workload_knows_whether_it_is_in_vain():
     with choosing(Choices(measured={"work": "1"})):
         assert not is_asking()
         assert is_measured()
+
+
+def test_a_compilation_finds_the_same_only_once():
+    asked = []
+
+    def find(size: int, name: str) -> tuple[int, str, bool]:
+        asked.append(size)
+        return size, name, is_strict()
+
+    with choosing(Choices()):
+        assert once(find, 2, "a") == once(find, 2, "a") == (2, "a", False)
+        assert once(find, 3, "a") == (3, "a", False)
+    with choosing(Choices(accuracy="strict")):
+        assert once(find, 2, "a") == (2, "a", True)
+    assert asked == [2, 3, 2]

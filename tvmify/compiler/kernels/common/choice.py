@@ -8,7 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from typing_extensions import TypeVarTuple, Unpack
+
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Choices:
     most
         How many candidates of a workload are worth measuring. The heuristic lists the most
         promising ones first.
+    found
+        Filled likewise: the results of `once`.
     """
 
     accuracy: str = "default"
@@ -41,6 +46,7 @@ class Choices:
     samples: dict[str, Any] = field(default_factory=dict)
     asks: bool = False
     most: int = 6
+    found: dict[object, Any] = field(default_factory=dict)
 
 
 _CURRENT: ContextVar[Choices | None] = ContextVar("choices", default=None)
@@ -91,6 +97,17 @@ def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | N
         current.samples[workload] = sample()
     current.asked.setdefault(workload, names[: current.most])
     return settled(workload, candidates)
+
+
+def once(find: Callable[[Unpack[Arguments]], T], *args: Unpack[Arguments]) -> T:
+    """Return what a function finds for these arguments. It is called once in a compilation: the
+    layers of a model are alike, and estimating what suits them takes longer than describing them.
+    """
+    found = _current().found
+    key = find, args
+    if key not in found:
+        found[key] = find(*args)
+    return found[key]
 
 
 def settled(workload: str, candidates: Sequence[T]) -> T:

@@ -86,7 +86,7 @@ def choose(
     sample: Callable[[], Sample] | None = None,
 ) -> Plan:
     """Choose a plan; the alternatives are for measurements, see `choice.choose`."""
-    return choice.choose(str(work), candidates(work, machine, bits), sample)
+    return choice.choose(str(work), choice.once(candidates, work, machine, bits), sample)
 
 
 def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture, bits: int) -> Plan:

@@ -11,6 +11,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
@@ -306,8 +307,9 @@ def plan_for(
     if sizes.is_static(*extents):
         return plans.choose(work, machine, bits, sample)
     if work.packed:
-        return plans.choose_for_any_rows(work, sizes.factor(rows), machine, bits)
-    return plans.candidates(work, machine, bits)[0]
+        factor = sizes.factor(rows)
+        return choice.once(plans.choose_for_any_rows, work, factor, machine, bits)
+    return choice.once(plans.candidates, work, machine, bits)[0]
 
 
 def workload(
