@@ -5,6 +5,7 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+import torch
 
 from tvmify import OptionError
 from tvmify.options import CompileOptions
@@ -73,8 +74,26 @@ def test_wrong_value_is_named(name: str, value: object) -> None:
         CompileOptions.of({name: value})
 
 
-def test_the_name_of_a_device_is_understood_as_target() -> None:
-    assert CompileOptions(target="cpu") == CompileOptions(target="llvm")
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [
+        ("cpu", "llvm"),
+        (torch.device("cpu"), "llvm"),
+        (torch.device("cuda"), "cuda"),
+        (torch.device("cuda", 1), "cuda"),
+        ("cuda:0", "cuda"),
+    ],
+)
+def test_a_device_or_its_name_is_understood_as_target(device: object, target: str) -> None:
+    assert CompileOptions.of({"target": device}) == CompileOptions(target=target)
+
+
+def test_a_device_that_nothing_is_built_for_is_no_target() -> None:
+    with pytest.raises(OptionError, match=r"unknown target device\(type='meta'\): choose one"):
+        CompileOptions(target=torch.device("meta"))
+
+
+def test_the_name_of_a_device_is_understood_as_kind() -> None:
     described = {"kind": "cpu", "mcpu": "znver4"}
     assert CompileOptions(target=described).target == {"kind": "llvm", "mcpu": "znver4"}
     assert described["kind"] == "cpu"

@@ -122,10 +122,21 @@ class LatestCall:
 
         It is the same call while `flatten` gives it the same key and the guard sees no change.
         """
-    def keep(self, generation: int, guard: Guard, key: object, run: Callable[..., Any], /) -> None:
+    def keep(
+        self,
+        generation: int,
+        guard: Guard,
+        key: object,
+        run: Callable[..., Any],
+        names: tuple[str, ...],
+        free: int,
+        /,
+    ) -> None:
         """Remember a call, unless something was to be forgotten since that generation.
 
         ``run`` takes the leaves, as a `Call` does. A key that is not bytes is that of no call.
+        ``names`` are those of the keyword arguments, in the order of the leaves; a call may have
+        the first ``free`` of them in another one.
         """
     def forget(self) -> None:
         """Forget the call."""

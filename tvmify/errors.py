@@ -6,8 +6,9 @@ import sys
 import warnings
 from collections.abc import Collection, Sequence
 
-#: TorchScript's operator that sets an attribute of a module.
+#: TorchScript's operators that set an attribute of a module, and print.
 SET_ATTRIBUTE = "prim::SetAttr"
+PRINT = "prim::Print"
 
 
 class TvmifyError(Exception):
@@ -129,6 +130,35 @@ class DependsOnValues(CaptureError):
         return True
 
 
+class HasEffects(CaptureError):
+    """Forward prints or logs, or changes what outlives the call: a list, a counter, an object.
+
+    Compiled code only computes. So that side effects happen once a call, forward runs in Python,
+    and the submodules that it calls are compiled.
+
+    Parameters
+    ----------
+    may_cease
+        Whether a later call may be without: the first one fills caches.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        next_step: str = "Move that out of forward to compile all of it, or decorate the "
+        "submodules around it.",
+        *,
+        may_cease: bool = False,
+    ) -> None:
+        super().__init__(reason, next_step)
+        self.may_cease = may_cease
+
+    @property
+    def parts_may_compile(self) -> bool:
+        """The submodules that it calls."""
+        return True
+
+
 class NumberNeeded(CaptureError):
     """Forward uses the values of numbers in its arguments for more than arithmetic.
 
@@ -193,8 +223,8 @@ class UnsupportedOperator(NotCompiled):
 
     @property
     def parts_may_compile(self) -> bool:
-        """Those between the changes of the module's attributes, if these stand in the way."""
-        return self.sets_attributes
+        """Those between side effects, if these stand in the way."""
+        return self.sets_attributes or PRINT in self.operators
 
     def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str]]:  # type: ignore[override]
         return type(self), (self.operators, self.detail)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 from tvmify import target as targets
 from tvmify.errors import OptionError
 from tvmify.system import variables
+from tvmify.target import TargetOption
 from tvmify.torch_compat.declared_sizes import declared_size
 
 # Marks a field that cannot change the compiled code, so it is not part of the disk key.
@@ -50,7 +51,7 @@ class Options(TypedDict, total=False):
     They are the fields of `CompileOptions`, and ``mode``, which stands for some of them.
     """
 
-    target: str | Mapping[str, Any] | None
+    target: TargetOption
     accuracy: Literal["default", "strict"]
     dynamic: bool | None
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None
@@ -75,8 +76,8 @@ class CompileOptions:
     Attributes
     ----------
     target
-        What TVM builds for: ``"llvm"`` (or ``"cpu"``), ``"cuda"``, a dict of TVM's target
-        attributes with a ``"kind"``, or None to follow the device of the inputs.
+        What TVM builds for: ``"llvm"`` (or ``"cpu"``), ``"cuda"``, a ``torch.device``, a dict of
+        TVM's target attributes with a ``"kind"``, or None to follow the device of the inputs.
     accuracy
         ``"default"``: the largest error of a layer, against float64, is at most 5 times that of
         eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most twice eager's; this
@@ -138,7 +139,7 @@ class CompileOptions:
     """
 
     # The key has a separate entry for the target, resolved for the device of the call.
-    target: str | Mapping[str, Any] | None = field(default=None, metadata=_NOT_KEYED)
+    target: TargetOption = field(default=None, metadata=_NOT_KEYED)
     accuracy: str = "default"
     dynamic: bool | None = field(default=None, metadata=_NOT_KEYED)
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = field(

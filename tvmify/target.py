@@ -7,9 +7,23 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from tvmify.errors import OptionError, UnsupportedTarget
+
+
+class Device(Protocol):
+    """A ``torch.device``, without torch, which the command line does not need."""
+
+    @property
+    def type(self) -> str:
+        """As ``torch.device.type``."""
+        ...
+
+
+#: What ``target=`` accepts, and what `check` makes of it.
+TargetOption: TypeAlias = str | Device | Mapping[str, Any] | None
+CheckedTarget: TypeAlias = str | Mapping[str, Any] | None
 
 #: The target for each type of torch device.
 TARGET_OF_DEVICE = {"cpu": "llvm", "cuda": "cuda"}
@@ -30,6 +44,8 @@ _GPU = {
 #: Features that affect choices but that the generated code does not need: oneDNN has kernels for
 #: them, and detects them itself.
 _OF_LIBRARIES = frozenset({"amx-bf16"})
+#: Ends the name of one of several devices.
+_INDEX = re.compile(r":\d+$")
 _ARCH = re.compile(r"sm_\d{2,3}[af]?")
 
 
@@ -94,34 +110,37 @@ class Target:
         return [*needed, f"cuda:{self.attributes['arch']}"] if self.kind == "cuda" else needed
 
 
-def check(option: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
+def check(option: TargetOption) -> CheckedTarget:
     """Validate the ``target=`` option without looking at the machine; return it as TVM spells it.
 
-    The name of a device stands for what TVM builds for it: ``"cpu"`` for ``"llvm"``.
+    A device, or its name, stands for what TVM builds for its type: ``"cpu"`` for ``"llvm"``. Its
+    index plays no part, since code runs where the tensors of a call are.
 
     Raises
     ------
     OptionError
         The kind is unknown (the message lists the known ones), or a GPU's ``arch`` is malformed.
     """
-    if isinstance(option, str):
-        option = _KIND_NAMED.get(option, option)
-    elif isinstance(option, Mapping) and isinstance(named := option.get("kind"), str):
-        option = {**option, "kind": _KIND_NAMED.get(named, named)}
-    kind = option.get("kind") if isinstance(option, Mapping) else option
+    if isinstance(option, Mapping):
+        kind = option.get("kind")
+        kind = _KIND_NAMED.get(kind, kind) if isinstance(kind, str) else kind
+        checked: CheckedTarget = {**option, "kind": kind}
+    else:
+        named = None if option is None else _INDEX.sub("", str(option))
+        kind = checked = _KIND_NAMED.get(named, named) if named else named
     if option is not None and kind not in KINDS:
         raise OptionError(
             f"unknown target {option!r}: choose one of {', '.join(map(repr, KINDS))}, a dict with "
             "one of these as 'kind', or leave it out to follow the device of the inputs"
         )
-    arch = option.get("arch") if isinstance(option, Mapping) and kind == "cuda" else None
+    arch = checked.get("arch") if isinstance(checked, Mapping) and kind == "cuda" else None
     if arch is not None and not _ARCH.fullmatch(str(arch)):
         raise OptionError(f"unknown architecture {arch!r}: name one as 'sm_80' or 'sm_90a'")
-    return option
+    return checked
 
 
 def target_for(
-    option: str | Mapping[str, Any] | None,
+    option: CheckedTarget,
     device_type: str,
     cpu_features: Sequence[str],
     capability: tuple[int, int] | None = None,

@@ -246,12 +246,12 @@ def test_arguments_that_share_memory_are_for_eager(view: Callable[..., Any], no_
 def test_what_eager_refuses_to_write_to_is_refused(no_grad: None):
     fast = decorate(twice_written)
     fast(*given(twice_written))
-    with pytest.warns(TvmifyWarning, match="share memory"), pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):
         fast(torch.zeros(1, 4).expand(3, 4))
     with torch.inference_mode():
         x = torch.zeros(3, 4)
         fast(x.clone())
-    with pytest.warns(TvmifyWarning, match="inference tensor"), pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):
         fast(x)
 
 
@@ -347,7 +347,7 @@ def test_views_of_strided_arguments_are_for_eager(no_grad: None):
     fast = decorate(shared)
     fast(*inputs(1, 3, 4))
     x = inputs(1, 4, 3)[0].t()
-    with pytest.warns(TvmifyWarning, match="not contiguous"), pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError):
         fast(x)  # as eager: this has no view of that shape
     x = strided(inputs(1, 3, 4)[0])
     part = decorate(lambda x: (x + 1, x[1:]))

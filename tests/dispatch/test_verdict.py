@@ -1,6 +1,7 @@
 """Eager PyTorch runs what it computes faster."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -165,3 +166,12 @@ def test_gradients_still_flow_when_eager_is_faster(verdicts):
     net = new()
     net(torch.randn(2, 4)).sum().backward()
     assert net.linear.weight.grad is not None
+
+
+def test_what_eager_warns_of_is_shown_once() -> None:
+    def eager() -> None:
+        warnings.warn("of the user", stacklevel=1)
+
+    with pytest.warns(UserWarning, match="of the user") as shown:
+        judge({}, lambda: None, eager)
+    assert len(shown) == 1

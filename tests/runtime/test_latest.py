@@ -31,7 +31,7 @@ class Run:
 def latest_of(run: Run, members: dict[str, Any]) -> LatestCall:
     latest = LatestCall()
     guard = Guard([(members, name, value) for name, value in members.items()], [], [X])
-    latest.keep(latest.generation, guard, flatten((X,), {})[1], run)
+    latest.keep(latest.generation, guard, flatten((X,), {})[1], run, (), 0)
     return latest
 
 
@@ -83,7 +83,7 @@ def test_nor_is_one_of_a_changed_module():
 
 def test_a_key_that_is_not_bytes_is_that_of_no_call():
     latest = LatestCall()
-    latest.keep(0, Guard([], [], []), None, Run("result"))
+    latest.keep(0, Guard([], [], []), None, Run("result"), (), 0)
     assert latest((object(),), {}) is NotImplemented
 
 
@@ -92,7 +92,7 @@ def test_what_was_found_before_something_was_forgotten_is_not_kept():
     generation = latest.generation
     latest.forget()
     assert latest((X,), {}) is NotImplemented
-    latest.keep(generation, Guard([], [], []), flatten((X,), {})[1], Run("stale"))
+    latest.keep(generation, Guard([], [], []), flatten((X,), {})[1], Run("stale"), (), 0)
     assert latest((X,), {}) is NotImplemented
 
 
@@ -111,7 +111,7 @@ def test_an_error_reaches_the_caller():
 
 def test_only_guards_are_kept():
     with pytest.raises(TypeError, match="expected a Guard, got a int"):
-        LatestCall().keep(0, 3, b"", Run("result"))  # type: ignore[arg-type]
+        LatestCall().keep(0, 3, b"", Run("result"), (), 0)  # type: ignore[arg-type]
 
 
 def test_forgetting_frees_what_was_kept():
@@ -133,3 +133,24 @@ def test_a_cycle_through_it_is_garbage():
     del run, latest, members
     gc.collect()
     assert alive() is None
+
+
+def test_keywords_may_come_in_another_order():
+    latest, run = LatestCall(), Run("result")
+    x, y = torch.zeros(3), torch.zeros(4)
+    key = flatten((), {"x": x, "y": y})[1]
+    latest.keep(latest.generation, Guard([], [], []), key, run, ("x", "y"), 2)
+    assert latest((), {"x": x, "y": y}) == latest((), {"y": y, "x": x}) == "result"
+    for others in ({"x": y, "y": x}, {"x": x}, {"x": x, "z": y}, {"x": x, "y": y, "z": y}):
+        assert latest((), others) is NotImplemented
+    assert run.calls == 2
+
+
+def test_the_order_of_other_keywords_matters():
+    latest, run = LatestCall(), Run("result")
+    given = {name: torch.zeros(3) for name in "xyz"}
+    latest.keep(latest.generation, Guard([], [], []), flatten((), given)[1], run, tuple("xyz"), 1)
+    for order in ("xyz", "yxz", "yzx"):
+        assert latest((), {name: given[name] for name in order}) == "result"
+    for order in ("xzy", "zxy", "zyx"):
+        assert latest((), {name: given[name] for name in order}) is NotImplemented

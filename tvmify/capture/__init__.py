@@ -95,7 +95,7 @@ def _scripted(
     except CannotScript as error:
         return str(error)
     except UnsupportedOperator as error:
-        if error.parts_may_compile and "prim::Enter" not in error.operators:
+        if error.sets_attributes and "prim::Enter" not in error.operators:
             raise  # torch.export would refuse the assignment too; `with` makes some of its own
         return error.reason
 

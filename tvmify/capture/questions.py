@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -74,7 +74,7 @@ def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
         The text of its program.
     """
     if callable_ is not None:
-        return any(_LAYOUT & code.methods for code, _ in _functions(callable_))
+        return any(_LAYOUT & function.code.methods for function in reached(callable_))
     return any(f" = aten::{name}(" in fingerprint for name in _LAYOUT)
 
 
@@ -86,17 +86,17 @@ def asks_for_identity(callable_: Any) -> bool:
             return True
     elif isinstance(callable_, torch.jit.ScriptFunction):
         return True
-    return any(code.compares or "id" in code.names for code, _ in _functions(callable_))
+    return any(f.code.compares or "id" in f.code.names for f in reached(callable_))
 
 
 def question_of(callable_: Any) -> str | None:
     """Return the name by which code asks what only Python can answer, or None. Torch's own modules
     compute the same, scripted or not.
     """
-    for code, values in _functions(callable_):
-        if found := code.names & _NAMES:
+    for function in reached(callable_):
+        if found := function.code.names & _NAMES:
             return min(found)
-        for value in values:
+        for _, value in function.values:
             if any(value is asked for asked in _FUNCTIONS):
                 return value.__name__
     return None
@@ -104,7 +104,7 @@ def question_of(callable_: Any) -> str | None:
 
 def names_in(callable_: Any) -> set[str]:
     """Return all names used in the code of a module or function, apart from torch's own code."""
-    return {name for code, _ in _functions(callable_) for name in code.names}
+    return {name for function in reached(callable_) for name in function.code.names}
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,26 @@ class _Code:
         return cls(frozenset(_names(code)), frozenset(_methods(code)), _compares_objects(code))
 
 
-def _functions(callable_: Any) -> Iterator[tuple[_Code, list[Any]]]:
-    """Yield what the code of each function that may be called shows, and what the names in it refer
-    to.
+class Reached(NamedTuple):
+    """A function that a call may run.
+
+    Attributes
+    ----------
+    function
+        It is written in Python, and not torch's own.
+    code
+        What its code shows.
+    values
+        What the names in it may refer to, each with its name.
     """
+
+    function: types.FunctionType
+    code: _Code
+    values: list[tuple[str, Any]]
+
+
+def reached(callable_: Any) -> Iterator[Reached]:
+    """Yield each function that a call of a module or function may run, as far as names tell."""
     todo: list[tuple[Any, Any]] = []
     if isinstance(callable_, torch.nn.Module):
         for part in callable_.modules():
@@ -155,8 +171,8 @@ def _functions(callable_: Any) -> Iterator[tuple[_Code, list[Any]]]:
         seen.add(function.__code__)
         code = _Code.of(function.__code__)
         values = list(_values(function, code.names, owner))
-        yield code, values
-        todo += [(value, owner) for value in values]
+        yield Reached(function, code, values)
+        todo += [(value, owner) for _, value in values]
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -195,22 +211,24 @@ def _compares_objects(code: types.CodeType) -> bool:
     return any(map(_compares_objects, constants))
 
 
-def _values(function: types.FunctionType, names: frozenset[str], owner: Any) -> Iterator[Any]:
+def _values(
+    function: types.FunctionType, names: frozenset[str], owner: Any
+) -> Iterator[tuple[str, Any]]:
     """Yield what the names in a function may refer to: globals, attributes, and what these hold."""
-    found = [function.__globals__.get(name) for name in names]
+    found = [(name, function.__globals__.get(name)) for name in names]
     cells = function.__closure__ or ()
     for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
         if name in names:
             try:
-                found.append(cell.cell_contents)
+                found.append((name, cell.cell_contents))
             except ValueError:
                 continue  # not filled yet
     if owner is not None:
-        found += [_attribute(owner, name) for name in names]
-    for value in found:
-        yield value
+        found += [(name, _attribute(owner, name)) for name in names]
+    for holder, value in found:
+        yield holder, value
         if value is not None and value is not torch and not isinstance(value, _NO_HOLDERS):
-            yield from (_attribute(value, name) for name in names)
+            yield from ((name, _attribute(value, name)) for name in names)
 
 
 #: Kinds of values that a name may refer to and that call no functions of their own.

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 from typing_extensions import TypeIs
 
 from tvmify.cache import Neighbours
@@ -168,7 +167,7 @@ def warmup(
     """
     dispatcher = dispatcher_of(subject, method)
     for signature in signatures:
-        for call in example_calls(subject, signature, dtype, device):
+        for call in example_calls(dispatcher, signature, dtype, device):
             outcome = dispatcher.warm_up(call.args, call.kwargs, call.declared)
             if call.declared and outcome.facts.shapes is None:
                 why = outcome.facts.one_shape or outcome.reason or "its sizes are static"
@@ -178,17 +177,20 @@ def warmup(
 
 
 def example_calls(
-    subject: Any,
+    dispatcher: Dispatcher,
     signature: Any,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> list[Example]:
-    """Return calls of a decorated object from a signature of `warmup`.
+    """Return calls of a dispatcher from a signature of `warmup`.
 
     It is one, or, if sizes may vary, one for each class of sizes.
     """
+    if isinstance(signature, Mapping):
+        signature = dispatcher.subject.in_order(signature)
     if device is None:
-        weights = subject.parameters() if isinstance(subject, nn.Module) else iter(())
+        module = dispatcher.module()
+        weights = iter(()) if module is None else module.parameters()
         first = next(weights, None)
         device = first.device if first is not None else torch.get_default_device()
     return class_sizes.example_calls(signature, dtype, torch.device(device))

@@ -305,6 +305,7 @@ class _ScriptedModule(Single, nn.Module):
                 capturable=lambda module: module._tvmify_script,
                 options=compile_options,
                 module=self,
+                defined=script,
             )
         )
 

@@ -168,6 +168,7 @@ def _dispatcher(
                     module=module,
                     calls_itself=name != "forward",
                     declare=declare_lengths if with_cache else None,
+                    defined=decoration.methods[name],
                 )
             )
         return dispatcher

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.dispatch.subject import Declared, Subject
+from tvmify.dispatch.subject import Declared, Subject, parameters_of
 from tvmify.errors import OptionError
 from tvmify.torch_compat.declared_sizes import (
     STATIC,
@@ -59,6 +59,19 @@ def declared_sizes(
     return {number: shape for number, shape in said.items() if says_something(shape)}
 
 
+def in_order(
+    subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], declared: Declared
+) -> tuple[dict[str, Any], Declared]:
+    """Return keyword arguments in the order of their definition, and what is said of the tensors
+    among all arguments by the numbers that they then have.
+    """
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    numbers = pytree.tree_unflatten(range(len(leaves)), structure)
+    order = pytree.tree_leaves((numbers[0], subject.in_order(numbers[1])))
+    said = {place: declared[number] for place, number in enumerate(order) if number in declared}
+    return subject.in_order(kwargs), said
+
+
 def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) -> None:
     """Refuse a name in ``dynamic_shapes`` that no function has an argument for.
 
@@ -69,7 +82,7 @@ def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) ->
     """
     if not isinstance(dynamic_shapes, Mapping):
         return
-    names = list(dict.fromkeys(name for f in functions for name in _parameters(f).parameters))
+    names = list(dict.fromkeys(name for f in functions for name in parameters_of(f).parameters))
     for name in dynamic_shapes:
         if name not in names:
             raise OptionError(
@@ -160,20 +173,6 @@ def _unfit(path: str, said: Any, found: str) -> OptionError:
 def _parameters_of(subject: Subject) -> inspect.Signature:
     captured = subject.captured()
     if isinstance(captured, torch.jit.ScriptModule):
-        return _parameters(captured)
+        return parameters_of(captured)
     module = subject.module()
-    return _parameters(subject.eager if module is None else partial(subject.eager, module))
-
-
-def _parameters(function: Any) -> inspect.Signature:
-    """Return the parameters of a function, or of a TorchScript one."""
-    is_module = isinstance(function, torch.jit.ScriptModule)
-    if not is_module and not isinstance(function, torch.jit.ScriptFunction):
-        try:
-            return inspect.signature(function)
-        except ValueError:  # of what is written in C++
-            return inspect.signature(lambda *args, **kwargs: None)
-    scripted: Any = function.forward if is_module else function
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    names = [argument.name for argument in scripted.schema.arguments][is_module:]
-    return inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names])
+    return parameters_of(subject.eager if module is None else partial(subject.eager, module))

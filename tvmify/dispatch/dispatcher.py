@@ -34,13 +34,14 @@ from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
-from tvmify.dispatch.request import Args, Kwargs, TargetOption
+from tvmify.dispatch.request import Args, Kwargs
 from tvmify.dispatch.sizes import Sizes
 from tvmify.dispatch.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import Uninitialized
 from tvmify.runtime import LatestCall, flatten, unusual_signature
 from tvmify.system import forks
+from tvmify.target import TargetOption
 
 
 class Dispatcher:
@@ -95,6 +96,8 @@ class Dispatcher:
         # Mostly it is the last call again, which native code finds and runs by itself.
         if (result := self.latest(args, kwargs)) is not NotImplemented:
             return result
+        if len(kwargs) > 1:
+            kwargs = self.subject.in_order(kwargs)
         leaves, outcome = self._find(args, kwargs)
         if isinstance(outcome, Compiled):
             result = outcome.run(leaves)
@@ -117,9 +120,10 @@ class Dispatcher:
                 return leaves, self._memory.of_undescribed(args, kwargs)
         elif self._numbers.arguments:
             signature = self._numbers.find(signature, leaves, args, kwargs)
-        return leaves, self._lookup(signature) or self._missed(signature, args, kwargs)
+        found = self._lookup(signature, kwargs) or self._missed(signature, args, kwargs)
+        return leaves, found
 
-    def _lookup(self, signature: Hashable) -> Outcome | None:
+    def _lookup(self, signature: Hashable, kwargs: Kwargs) -> Outcome | None:
         state = self._state
         if state.unsettled is not None:
             return Eager.because(state.unsettled, "any")
@@ -135,7 +139,8 @@ class Dispatcher:
             run = outcome.plain_run
             # None if another thread refreshes
             if run is not None and (watched := state.watched) and not self._numbers.arguments:
-                self.latest.keep(generation, watched.guard, signature, run)
+                names, free = tuple(kwargs), self.subject.defined(kwargs)
+                self.latest.keep(generation, watched.guard, signature, run, names, free)
         elif isinstance(outcome, Partitioned) and outcome.bound.weights is not state.weights:
             return Eager.of_capture() or self._bind(outcome)
         return outcome
@@ -176,10 +181,12 @@ class Dispatcher:
     # -------------------------------------------------------------------------- in eager instead
 
     def _run_in_eager(self, outcome: Eager, args: Args, kwargs: Kwargs) -> Any:
-        self._reports.eager(outcome)
+        self._reports.refuse(outcome)
         self._counts.eager += 1
         self._counts.postponed += on_miss.is_postponed(outcome.reason)
-        return self.subject.call(args, kwargs)()
+        result = self.subject.call(args, kwargs)()
+        self._reports.eager(outcome)  # not of a call that raises in eager, too
+        return result
 
     def _run_instead(
         self, compiled: Compiled, leaves: tuple[Any, ...], args: Args, kwargs: Kwargs
@@ -190,7 +197,9 @@ class Dispatcher:
             return self._run_in_eager(refused, args, kwargs)
         self._counts.eager += 1
         result = self.subject.call(args, kwargs)()
-        self._reports.eager(compiled.failed())
+        failed = compiled.failed()
+        self._reports.refuse(failed)
+        self._reports.eager(failed)
         return result
 
     # ---------------------------------------------------------------------- what others ask for
@@ -201,7 +210,7 @@ class Dispatcher:
         Parameters
         ----------
         args, kwargs
-            Of the call.
+            Of the call, the keywords in the order of their definition.
         declared
             What is said of its sizes: a program that serves all of these is made, even if there is
             one for the sizes of the call.
@@ -218,6 +227,7 @@ class Dispatcher:
                     module(*args, **kwargs) if is_lazy else self.subject.call(args, kwargs)()
                 _, outcome = self._find(args, kwargs)
         if isinstance(outcome, Eager):
+            self._reports.refuse(outcome)
             self._reports.eager(outcome)
         return outcome
 
@@ -235,7 +245,7 @@ class Dispatcher:
         Parameters
         ----------
         args, kwargs
-            Of the call; the elements of tensors play no part.
+            Of the call, as for `warm_up`; the elements of tensors play no part.
         target
             What to build for, here or elsewhere, as the option of that name; None for the option.
 

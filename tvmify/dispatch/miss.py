@@ -37,6 +37,7 @@ from tvmify.dispatch.subject import Subject
 from tvmify.errors import (
     CacheMiss,
     GradientsNeeded,
+    HasEffects,
     NotCompiled,
     TracedElsewhere,
     UnsupportedOperator,
@@ -189,6 +190,8 @@ class Miss:
         except CacheMiss:
             raise
         except NotCompiled as reason:
+            if isinstance(reason, HasEffects) and reason.may_cease:
+                self._postpone(reason)
             if not isinstance(reason, (TracedElsewhere, Specialised)):  # which pass
                 programs.made.store(place, reason)
             raise
@@ -202,6 +205,24 @@ class Miss:
             programs.recorded.discard(place)
         programs.made.store(place, Made(key, executor.artifact, captured))
         return key, executor
+
+    def _postpone(self, reason: HasEffects) -> None:
+        """Let the first call fill the caches that forward keeps, and the next one look again.
+
+        Raises
+        ------
+        CacheMiss
+            It is the first one.
+        HasEffects
+            It is, and must not run in eager.
+        """
+        state, options = self._module.current, self._request.options
+        if state.had_effects:
+            return
+        if options.strict or options.on_miss == "error" or self._request.general is not None:
+            raise reason
+        state.had_effects = True
+        raise on_miss.postponed(f"{reason.reason}, perhaps for the first time") from reason
 
     def _place(
         self, repeated: Mapping[int, int], signature: Signature, varying: Varying | None

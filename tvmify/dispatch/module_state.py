@@ -43,6 +43,8 @@ class State:
     parts: Parts | None = None
     #: Whether calls change attributes, so that the next may find another state.
     changes_itself: bool = False
+    #: Whether a capture has seen effects that a later one may be without.
+    had_effects: bool = False
 
 
 class ModuleState:

@@ -31,6 +31,7 @@ from tvmify.errors import (
     CaptureError,
     DependsOnValues,
     GradientsNeeded,
+    HasEffects,
     NotCompiled,
     TracedElsewhere,
     UnsupportedInput,
@@ -269,7 +270,7 @@ def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts 
     except NotCompiled:
         pass  # the reason that there is says more
     # with `strict`, nothing runs in Python unsaid
-    if isinstance(reason, DependsOnValues) and not subject.options.strict:
+    if isinstance(reason, (DependsOnValues, HasEffects)) and not subject.options.strict:
         with contextlib.suppress(NotCompiled):
             return Children(subject, reason, make_part)
     return None

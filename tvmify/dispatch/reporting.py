@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 
+from typing_extensions import TypeIs
+
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.outcome import Eager
 from tvmify.dispatch.reasons import again
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import NothingToCompute, Uninitialized
+from tvmify.errors import NotCompiled, NothingToCompute, Uninitialized
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,20 +30,27 @@ class Reports:
         self._is_part = subject.is_part
         self._warned: set[str] = set()
 
-    def eager(self, outcome: Eager) -> None:
-        """Say why a call does not run compiled: an error if strict, else a warning, once."""
+    def refuse(self, outcome: Eager) -> None:
+        """Raise why a call cannot run compiled, if the options say so."""
         reason = outcome.reason
-        if reason is None or on_miss.is_awaited(reason):
-            return
-        if self._is_part and isinstance(reason, NothingToCompute):
-            return  # nobody could write such a part in another way
-        if on_miss.must_raise(reason, self._options):
+        if self._is_worth_saying(reason) and on_miss.must_raise(reason, self._options):
             raise again(reason)
-        if not isinstance(reason, Uninitialized):  # after which the next call runs compiled
+
+    def eager(self, outcome: Eager) -> None:
+        """Warn, once, why a call did not run compiled."""
+        reason = outcome.reason
+        # after a call that was `Uninitialized`, the next one runs compiled
+        if self._is_worth_saying(reason) and not isinstance(reason, Uninitialized):
             message = f"{self._name} runs in eager PyTorch: {on_miss.warning_of(reason)}"
             if message not in self._warned:
                 _LOG.info(message)  # TORCH_LOGS=tvmify shows it
             warn_once(self._warned, message)
+
+    def _is_worth_saying(self, reason: NotCompiled | None) -> TypeIs[NotCompiled]:
+        if reason is None or on_miss.is_awaited(reason):
+            return False
+        # nobody could write such a part in another way
+        return not (self._is_part and isinstance(reason, NothingToCompute))
 
     def evictions(self, count: int) -> None:
         """Say that signatures had to leave, if some had to."""

@@ -17,12 +17,12 @@ from tvmify.dispatch.outcome import Run
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, flatten, gradients_text
 from tvmify.signature import Signature, TensorSpec, map_only, repeat, repetitions
+from tvmify.target import CheckedTarget, TargetOption
 from tvmify.target import check as check_target
 from tvmify.torch_compat.declared_sizes import DeclaredShape
 
 Args: TypeAlias = tuple[Any, ...]
 Kwargs: TypeAlias = dict[str, Any]
-TargetOption: TypeAlias = str | Mapping[str, Any] | None
 
 
 class General(Protocol):
@@ -111,7 +111,7 @@ class Request:
     autocast: str
     repeated: Mapping[int, int]
     options: CompileOptions
-    target: TargetOption
+    target: CheckedTarget
     general: General | None = None
     declared: Mapping[int, DeclaredShape] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class Request:
             autocast=autocast_text(),
             repeated=repetitions((args, kwargs)),
             options=options,
-            target=check_target(target) or options.target,
+            target=check_target(options.target if target is None else target),
         )
 
     @property

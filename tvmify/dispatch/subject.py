@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from tvmify.options import CompileOptions
@@ -47,6 +49,8 @@ class Subject:
     declare
         Given the arguments of a call, returns what is known of its sizes, whatever the user says of
         them; not asked with ``dynamic=False``.
+    keywords
+        The arguments that may be given by name, in the order of their definition.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Subject:
     is_part: bool = False
     symbols: Mapping[int, tuple[str | None, ...]] | None = None
     declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None
+    keywords: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -72,10 +77,41 @@ class Subject:
         is_part: bool = False,
         symbols: Mapping[int, tuple[str | None, ...]] | None = None,
         declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None,
+        defined: Any = None,
     ) -> Subject:
-        """Return the subject that these describe; see the attributes."""
+        """Return the subject that these describe; see the attributes.
+
+        Parameters
+        ----------
+        defined
+            What defines the arguments, if ``eager`` only passes them on.
+        """
         alive = _nobody if module is None else weakref.ref(module)
-        return cls(name, eager, capturable, options, alive, calls_itself, is_part, symbols, declare)
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = parameters_of(eager if defined is None else defined).parameters.values()
+        return cls(
+            name,
+            eager,
+            capturable,
+            options,
+            alive,
+            calls_itself,
+            is_part,
+            symbols,
+            declare,
+            tuple(parameter.name for parameter in parameters if parameter.kind in named),
+        )
+
+    def defined(self, kwargs: Mapping[str, Any]) -> int:
+        """Return how many of these forward defines; a call may have them in any order."""
+        return sum(name in kwargs for name in self.keywords)
+
+    def in_order(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return keyword arguments in the order of their definition, which a caller may change.
+
+        Those that a ``**kwargs`` takes follow as they are: forward sees their order.
+        """
+        return {name: kwargs[name] for name in self.keywords if name in kwargs} | dict(kwargs)
 
     def captured(self) -> Any:
         """Return what is captured: the plain module, or the function."""
@@ -91,3 +127,17 @@ class Subject:
 
 def _nobody() -> None:
     return None
+
+
+def parameters_of(function: Any) -> inspect.Signature:
+    """Return the parameters of a function, or of a TorchScript one."""
+    is_module = isinstance(function, torch.jit.ScriptModule)
+    if not is_module and not isinstance(function, torch.jit.ScriptFunction):
+        try:
+            return inspect.signature(function)
+        except ValueError:  # of what is written in C++
+            return inspect.signature(lambda *args, **kwargs: None)
+    scripted: Any = function.forward if is_module else function
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    names = [argument.name for argument in scripted.schema.arguments][is_module:]
+    return inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names])

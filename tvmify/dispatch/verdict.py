@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tvmify.artifact import Seconds
+from tvmify.torch_compat.silence import silenced
 
 #: Seconds that a comparison may take once both sides are warm, and its most rounds. That eager is
 #: faster would be a surprise, which other work on the machine explains more often than not: then
@@ -101,13 +102,14 @@ def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> Seconds:
         if sum(best) > _LONG:
             return best
         start = perf_counter()
-        for _ in range(_MOST_ROUNDS):
-            best = Seconds(
-                min(best.compiled, *(_time(compiled) for _ in range(_BURST))),
-                min(best.eager, *(_time(eager) for _ in range(_BURST))),
-            )
-            if perf_counter() - start > (_BRIEF if best.compiled <= best.eager else _LONGER):
-                break
+        with silenced():  # what forward warns of has been shown
+            for _ in range(_MOST_ROUNDS):
+                best = Seconds(
+                    min(best.compiled, *(_time(compiled) for _ in range(_BURST))),
+                    min(best.eager, *(_time(eager) for _ in range(_BURST))),
+                )
+                if perf_counter() - start > (_BRIEF if best.compiled <= best.eager else _LONGER):
+                    break
         return best
 
 

@@ -29,11 +29,11 @@ from tvmify.capture.carrier import Carrier
 from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
-from tvmify.dispatch.request import TargetOption
 from tvmify.errors import SaveError
 from tvmify.options import check_path
 from tvmify.runtime import compiled_module, embedded
 from tvmify.saved.exported import exported_call
+from tvmify.target import TargetOption
 from tvmify.torch_compat.memory import check_saved
 from tvmify.torch_compat.tracing import tracing
 
@@ -109,7 +109,7 @@ def export(
         if example is None:
             args, kwargs = exported_call(model) if is_exported(model) else _only_call(dispatcher)
         else:
-            args, kwargs = _call(subject, example)
+            args, kwargs = _call(dispatcher, example)
         # Fresh zeros: examples are stored in the file, and must be distinct tensors.
         args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
         artifact = dispatcher.compiled(args, kwargs, target)
@@ -133,8 +133,8 @@ def _check_effects(name: str, artifact: Artifact) -> None:
         )
 
 
-def _call(subject: Any, signature: Any) -> tuple[Args, Kwargs]:
-    first, *_ = example_calls(subject, signature)
+def _call(dispatcher: Dispatcher, signature: Any) -> tuple[Args, Kwargs]:
+    first, *_ = example_calls(dispatcher, signature)
     if first.declared:
         raise SaveError(
             "an exported program is for one shape: give a number in place of each Dim in "

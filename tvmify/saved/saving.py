@@ -16,13 +16,12 @@ from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.examples import Example
-from tvmify.dispatch.request import TargetOption
 from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, Compiled, saved_form
-from tvmify.target import Target
+from tvmify.target import Target, TargetOption
 
 
 def save(
@@ -95,7 +94,7 @@ def save(
     subject = model if is_decorated(model) else tvmify(model, dynamic=is_open)
     dispatcher = saved_method(subject)
     given = [*([] if example_inputs is None else [example_inputs]), *signatures]
-    calls = [call for signature in given for call in example_calls(subject, signature)]
+    calls = [call for signature in given for call in example_calls(dispatcher, signature)]
     calls = calls or [Example(*call) for call in known_calls(model)]
     programs = compile_calls(dispatcher, calls, targets)
     write_saved(dispatcher, programs, Path(path), strict=strict, key=key)

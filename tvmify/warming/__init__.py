@@ -20,8 +20,8 @@ import torch
 
 from tvmify.dispatch.class_sizes import example_calls
 from tvmify.dispatch.recording import Recorded, read
-from tvmify.dispatch.request import TargetOption
 from tvmify.errors import OptionError, WarmUpError
+from tvmify.target import TargetOption
 from tvmify.target import check as check_target
 
 #: Where the program of a signature came from.

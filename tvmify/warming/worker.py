@@ -19,7 +19,7 @@ from torch import nn
 from tvmify.decorate.decorated import dispatcher_of, dispatchers_of, is_decorated
 from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch import on_miss, recording
-from tvmify.dispatch.declared import Declared
+from tvmify.dispatch.declared import Declared, in_order
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.outcome import Choice, Compiled, Eager
 from tvmify.dispatch.progress import Stages
@@ -133,7 +133,8 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
             with entered(wanted), on_miss.building_now():
                 names_target = (target or dispatcher.options.target) is not None
                 args, kwargs = recorded.call(names_target and not torch.cuda.is_available())
-                parts.append(_warm(dispatcher, args, kwargs, target, recorded.declared()))
+                ordered = in_order(dispatcher.subject, args, kwargs, recorded.declared())
+                parts.append(_warm(dispatcher, args, *ordered, target))
     except TvmifyError as error:
         reason = error.reason if isinstance(error, NotCompiled) else str(error)
         parts.append({"source": EAGER, "reason": reason})
@@ -150,7 +151,7 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
 
 
 def _warm(
-    dispatcher: Dispatcher, args: Any, kwargs: Any, target: Any, declared: Declared
+    dispatcher: Dispatcher, args: Any, kwargs: Any, declared: Declared, target: Any
 ) -> dict[str, Any]:
     before, reason, size = dispatcher.cache_info(), "", 0
     if target is not None:

@@ -27,11 +27,13 @@ from tvmify.capture.exporting import (
 from tvmify.capture.nested import refuse_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout
+from tvmify.capture.side_effects import refusing_effects
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
 from tvmify.capture.varying import Varying, shapes_of
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
 from tvmify.signature import repetitions
+from tvmify.torch_compat.tracing import tracing
 
 
 class TracedProgram(Program):
@@ -85,7 +87,8 @@ class TracedProgram(Program):
         repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
         call = RecordedCall(args, kwargs, repeated, varying)
         call.attach(module, watch)
-        exported = export(module, call.args, call.kwargs, varying)
+        with tracing(), refusing_effects(callable_):
+            exported = export(module, call.args, call.kwargs, varying)
         exported, constants = name_attributes(exported, names)
         self.is_general = has_symbols(exported)
         if not self.is_general:

@@ -233,9 +233,7 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     "aten::is_grad_enabled": torch.is_grad_enabled,
     "aten::set_grad_enabled": _nothing,
     "aten::has_torch_function": lambda *_: False,
-    # eager prints at each call, compiled code never: printed text is not a result
-    "aten::warn": _nothing,
-    "prim::Print": _nothing,
+    "aten::warn": _nothing,  # eager shows it once
     # tensors out of Python values
     "aten::tensor": _literal_tensor,
     "aten::as_tensor": _as_tensor,

@@ -24,6 +24,7 @@ from tvmify.capture.scripted.effects import (
 )
 from tvmify.capture.scripted.interpreter import interprets
 from tvmify.capture.state import ModulePath
+from tvmify.errors import PRINT, SET_ATTRIBUTE
 
 #: Regions of fewer operators are not worth a call.
 _FEWEST_OPERATORS = 3
@@ -245,7 +246,7 @@ class Regions:
     def _stays(self, node: torch._C.Node) -> None:
         """Walk through a node that is left to the interpreter."""
         kind = node.kind()
-        self.has_effects |= kind == "prim::SetAttr"
+        self.has_effects |= kind in (SET_ATTRIBUTE, PRINT)
         if kind not in ("prim::If", "prim::Loop", "prim::GetAttr", "prim::SetAttr"):
             self.is_random |= is_random(node, self._known)
         blocks: list[Any] = list(node.blocks())

@@ -20,9 +20,17 @@ using Owned = std::unique_ptr<PyObject, Release>;
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
-// Returns a new tuple of the leaves of a call if `flatten` gives it this key, otherwise null.
-// Throws python_error.
-PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key);
+// The names of keyword arguments, a tuple of strings, in the order in which they are in a key. Calls
+// may have the first `free` of them in any order; the others, a ``**kwargs`` takes as they come.
+struct Keywords {
+  PyObject* names;  // borrowed
+  Py_ssize_t free;
+};
+
+// Returns a new tuple of the leaves of a call if `flatten` gives it this key when its keyword
+// arguments are in this order; otherwise null. Throws python_error.
+PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key,
+                              const Keywords& keywords);
 
 bool is_guard(PyObject* object);
 // Whether the module that a Guard watches has changed.

@@ -140,6 +140,30 @@ class Walk {
     }
   }
 
+  // Adds the keyword arguments of a call, in the order of `keywords`. Returns false if these are
+  // other names, or in an order that matters.
+  bool visit_named(PyObject* kwargs, const Keywords& keywords) {
+    const Py_ssize_t size = PyDict_GET_SIZE(kwargs);
+    if (size != PyTuple_GET_SIZE(keywords.names)) return false;
+    begin('{', size);
+    PyObject *name = nullptr, *value = nullptr;
+    Py_ssize_t ordered = keywords.free;
+    for (Py_ssize_t i = 0, place = 0; i < size; ++i) {
+      const bool is_there = PyDict_Next(kwargs, &place, &name, &value);
+      if (!is_there) return false;
+      if (ordered < size && is_same(name, PyTuple_GET_ITEM(keywords.names, ordered))) ++ordered;
+      PyObject* const wanted = PyTuple_GET_ITEM(keywords.names, i);
+      if (name != wanted) {  // mostly the caller has the same order
+        value = PyDict_GetItemWithError(kwargs, wanted);
+        if (value == nullptr && PyErr_Occurred()) throw python_error();
+        if (value == nullptr) return false;
+      }
+      is_keyed_ = add_value(wanted) && is_keyed_;
+      visit(value);
+    }
+    return ordered == size;
+  }
+
   // Whether the key identifies the call completely.
   bool is_keyed() const { return is_keyed_; }
   const Key& key() const { return key_; }
@@ -168,6 +192,10 @@ class Walk {
       ~Leave() { Py_LeaveRecursiveCall(); }
     } leave;
     body();
+  }
+
+  static bool is_same(PyObject* name, PyObject* other) {
+    return name == other || (PyUnicode_Check(name) && PyUnicode_Compare(name, other) == 0);
   }
 
   // These return whether the key now identifies the leaf completely.
@@ -287,13 +315,14 @@ PyObject* flatten(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key) {
+PyObject* leaves_of_same_call(PyObject* args, PyObject* kwargs, PyObject* key,
+                              const Keywords& keywords) {
   TORCH_CHECK_TYPE(PyTuple_CheckExact(args) && PyDict_CheckExact(kwargs),
                    "the arguments of a call are a tuple and a dict");
   if (!PyBytes_CheckExact(key) || is_observed()) return nullptr;
   Walk walk(c10::GradMode::is_enabled());
   walk.visit(args);
-  walk.visit(kwargs);
+  if (!walk.visit_named(kwargs, keywords)) return nullptr;
   const std::string_view known(PyBytes_AS_STRING(key), static_cast<size_t>(PyBytes_GET_SIZE(key)));
   return walk.is_keyed() && walk.key() == known ? walk.leaves() : nullptr;
 }

@@ -18,7 +18,8 @@ namespace {
 
 // Everything needed to repeat a call; either all of it is set, or nothing.
 struct Known {
-  Owned guard, key, run;
+  Owned guard, key, run, names;
+  Py_ssize_t free = 0;  // how many of the names a call may have in any order
 };
 
 struct LatestCall {
@@ -39,7 +40,8 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
   LatestCall* latest = LatestCall::from(self);
   const Known& known = latest->known;
   if (known.run == nullptr) Py_RETURN_NOTIMPLEMENTED;
-  const Owned leaves(leaves_of_same_call(args[0], args[1], known.key.get()));
+  const Keywords keywords{known.names.get(), known.free};
+  const Owned leaves(leaves_of_same_call(args[0], args[1], known.key.get(), keywords));
   if (leaves == nullptr) Py_RETURN_NOTIMPLEMENTED;
   // Own both: the code below may run Python code or other threads, which may replace them.
   const Owned guard(Py_NewRef(known.guard.get())), run(Py_NewRef(known.run.get()));
@@ -53,14 +55,15 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
 
 PyObject* keep(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 4, "keep() takes a generation, a guard, a key and a Call");
+  TORCH_CHECK_TYPE(count == 6 && PyTuple_CheckExact(args[4]) && PyLong_CheckExact(args[5]),
+                   "keep() takes a generation, a guard, a key, a Call, a tuple of names and a number");
   const long long generation = PyLong_AsLongLong(args[0]);
   if (PyErr_Occurred()) return nullptr;
   TORCH_CHECK_TYPE(is_guard(args[1]), "expected a Guard, got a ", Py_TYPE(args[1])->tp_name);
   LatestCall* latest = LatestCall::from(self);
   if (generation == latest->generation) {
     const auto owned = [&](int i) { return Owned(Py_NewRef(args[i])); };
-    latest->replace({owned(1), owned(2), owned(3)});
+    latest->replace({owned(1), owned(2), owned(3), owned(4), PyLong_AsSsize_t(args[5])});
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

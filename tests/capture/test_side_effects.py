@@ -1,0 +1,222 @@
+"""What forward does besides computing happens once a call, from the first call on."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import NotCompiled, TvmifyWarning, explain
+from tvmify import tvmify as decorate
+
+LOG = logging.getLogger("a.users.module")
+SEEN: list[Any] = []
+COUNTS: Counter[str] = Counter()
+TABLES: dict[int, torch.Tensor] = {}
+calls = 0
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+
+class Printing(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print("rows", x.shape[0])  # noqa: T201
+        return self.last(self.first(x).relu())
+
+
+class PrintingInAWrapper(Layers):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        try:
+            print("rows", inputs[0].shape[0])  # noqa: T201
+        except Exception:  # whatever it is
+            SEEN.append("an error")
+        return self.last(self.first(inputs[0]).relu())
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inner = nn.Linear(4, 4), Printing()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.before(x))
+
+
+class Logging(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        LOG.warning("rows %d", x.shape[0])
+        return self.last(self.first(x).relu())
+
+
+class Keeping(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).relu()
+        SEEN.append(hidden)
+        return self.last(hidden)
+
+
+class Counting(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        COUNTS["calls"] += 1
+        return self.last(self.first(x).relu())
+
+
+class CountingInAVariable(Layers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        global calls  # noqa: PLW0603
+        calls += 1
+        return self.last(self.first(x).relu())
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Metered(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = Meter()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.meter.calls += 1
+        return self.last(self.first(x).relu())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> None:
+    global calls  # noqa: PLW0603
+    SEEN.clear()
+    COUNTS.clear()
+    TABLES.clear()
+    calls = 0
+
+
+def called(module: nn.Module, times: int = 3) -> Any:
+    """Return a decorated module that was called, after each call with the right result."""
+    fast = decorate(module.eval(), cache=False)
+    with torch.no_grad():
+        results = [fast(X) for _ in range(times)]
+        expected = eager(module)
+    for result in results:
+        torch.testing.assert_close(result, expected)
+    return fast
+
+
+def eager(module: nn.Module) -> torch.Tensor:
+    """Return the result of a call without what is not computed."""
+    layers: Any = getattr(module, "inner", module)
+    x = module.before(X) if hasattr(module, "before") else X  # type: ignore[operator]
+    return layers.last(layers.first(x).relu())
+
+
+@pytest.mark.parametrize("make", [Printing, PrintingInAWrapper, Outer])
+def test_prints(make: type[nn.Module], capsys: pytest.CaptureFixture[str]) -> None:
+    fast = called(make())
+    assert capsys.readouterr().out == "rows 3\n" * 3
+    assert not SEEN
+    assert fast.cache_info().builds and not fast.cache_info().eager
+
+
+def test_explain_names_the_line_that_prints() -> None:
+    text = str(explain(called(Printing(), times=1)))
+    line = Printing.forward.__code__.co_firstlineno + 1
+    assert f"forward prints ({__file__}:{line})" in text
+
+
+def test_prints_of_torchscript(capsys: pytest.CaptureFixture[str]) -> None:
+    fast = called(torch.jit.script(Printing()))
+    assert capsys.readouterr().out == "rows 3\n" * 3
+    assert fast.explain()
+
+
+def test_logs(caplog: pytest.LogCaptureFixture) -> None:
+    called(Logging())
+    messages = [record.getMessage() for record in caplog.records if record.name == LOG.name]
+    assert messages == ["rows 3"] * 3
+
+
+def test_logs_that_nobody_wants_are_no_effect() -> None:
+    LOG.disabled = True
+    try:
+        assert called(Logging()).cache_info().entries == 1
+    finally:
+        LOG.disabled = False
+
+
+def test_what_is_kept() -> None:
+    called(Keeping())
+    assert [type(kept) for kept in SEEN] == [torch.Tensor] * 3
+
+
+def test_counters() -> None:
+    called(Counting())
+    called(CountingInAVariable())
+    metered = called(Metered())
+    assert COUNTS["calls"] == calls == metered.meter.calls == 3
+
+
+def test_variables_of_an_outer_function() -> None:
+    count = 0
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return torch.relu(x) * 2
+
+    fast = decorate(counting, cache=False)
+    with pytest.warns(TvmifyWarning, match="forward changes 'count'"):
+        for _ in range(3):
+            torch.testing.assert_close(fast(X), torch.relu(X) * 2)
+    assert count == 3
+
+
+def test_a_cache_that_the_first_call_fills_is_no_effect() -> None:
+    def scaled(*inputs: torch.Tensor) -> torch.Tensor:
+        x = inputs[0]
+        if x.shape[1] not in TABLES:
+            TABLES[x.shape[1]] = torch.arange(x.shape[1]).float()
+        return torch.relu(x) * TABLES[x.shape[1]]
+
+    fast = decorate(scaled, cache=False)
+    for _ in range(3):
+        torch.testing.assert_close(fast(X), torch.relu(X) * torch.arange(4.0))
+    assert (fast.cache_info().eager, fast.cache_info().builds) == (1, 1)
+    assert type(TABLES[4]) is torch.Tensor
+
+
+def test_prints_that_a_call_does_not_reach_are_no_effect(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def verbose(x: torch.Tensor, is_verbose: bool = False) -> torch.Tensor:
+        if is_verbose:
+            print("verbose")  # noqa: T201
+        return torch.relu(x) * 2
+
+    fast = decorate(verbose, cache=False)
+    fast(X)
+    assert fast.cache_info().eager == 0
+    with pytest.warns(TvmifyWarning, match="forward prints"):
+        fast(X, True)
+    assert capsys.readouterr().out == "verbose\n"
+    assert fast.cache_info().eager == 1
+
+
+def test_strict_refuses_them() -> None:
+    with torch.no_grad():
+        with pytest.raises(NotCompiled, match="forward prints"):
+            decorate(Printing().eval(), strict=True, cache=False)(X)
+        with pytest.raises(NotCompiled, match="forward changes 'calls', which outlives the call"):
+            decorate(CountingInAVariable().eval(), strict=True, cache=False)(X)
+    assert calls == 0
+    assert builtins.print is print

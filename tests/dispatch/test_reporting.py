@@ -1,0 +1,58 @@
+"""Why a call runs in eager is said once, and only of calls that return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tvmify import NotCompiled, TvmifyWarning
+from tvmify import tvmify as decorate
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Checked(nn.Module):
+    """What it raises is the user's: its control flow depends on values."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x > 2).any()):
+            raise ValueError("too large")
+        return x.relu()
+
+
+def test_a_call_that_raises_in_eager_raises_that_alone(recwarn: pytest.WarningsRecorder) -> None:
+    fast: Any = decorate(Checked().eval(), cache=False)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="too large"):
+            fast(X + 5)
+    linear: Any = decorate(nn.Linear(4, 4).eval(), cache=False)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        linear(torch.ones(3, 5))
+    assert not recwarn.list
+    torch.testing.assert_close(linear(X), linear(X))
+    assert linear.cache_info().builds == 1
+
+
+def test_a_call_that_returns_warns_once() -> None:
+    fast: Any = decorate(Checked().eval(), cache=False)
+    with pytest.raises(ValueError, match="too large"):
+        fast(X + 5)
+    with pytest.warns(TvmifyWarning, match="runs in eager PyTorch") as said:
+        for _ in range(2):
+            torch.testing.assert_close(fast(X), X.relu())
+    assert len(said) == 1
+
+
+def test_strict_refuses_before_anything_runs() -> None:
+    ran: list[int] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        ran.append(int(x.sum()))
+        return x
+
+    with pytest.raises(NotCompiled):
+        decorate(forward, cache=False, strict=True)(X)
+    assert not ran

@@ -1,0 +1,217 @@
+"""Refuses a forward that does more than compute: it prints, logs, or changes what outlives a call.
+
+A program holds operators alone. Recording would do the rest once, and no later call would.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import logging
+import sys
+import threading
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from tvmify.capture.questions import Reached, reached
+from tvmify.errors import HasEffects
+
+#: What they log is about themselves, and most of it they say once.
+_LIBRARIES = frozenset(
+    "torch torchvision transformers timm diffusers accelerate peft sentence_transformers "
+    "huggingface_hub lightning pytorch_lightning tvmify".split()
+)
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
+_VALUES = (int, float, complex, str, bytes)
+#: They are what a module is made of, and those who change them are asked elsewhere.
+_NO_OBJECTS = (
+    torch.Tensor,
+    torch.nn.Module,
+    logging.Logger,
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+)
+
+
+@contextlib.contextmanager
+def refusing_effects(callable_: Any) -> Iterator[None]:
+    """Refuse side effects of code that is recorded meanwhile, and undo them; use inside `tracing`.
+
+    Parameters
+    ----------
+    callable_
+        The module or function that is recorded.
+
+    Raises
+    ------
+    HasEffects
+        It prints or logs, or has changed a variable, a container or an object that it did not make.
+    """
+    places = list(_places(callable_))
+    with _refusing_output() as said:
+        try:
+            yield
+        finally:
+            changed = [place.name for place in places if place.put_back()]
+    if said:  # and something has caught the error
+        raise said[0]
+    if changed:
+        raise HasEffects(f"forward changes {changed[0]!r}, which outlives the call", may_cease=True)
+
+
+# ------------------------------------------------------------------------------ prints and logs
+
+
+@contextlib.contextmanager
+def _refusing_output() -> Iterator[list[HasEffects]]:
+    """Refuse what this thread prints and logs; yields the refusals so far."""
+    thread, said = threading.get_ident(), list[HasEffects]()
+    own_print, own_handle = builtins.print, logging.Logger.handle
+
+    def refuse(what: str) -> None:
+        said.append(HasEffects(f"forward {what} ({_caller()})"))
+        raise said[-1]
+
+    def printing(*values: Any, **how: Any) -> None:
+        if threading.get_ident() == thread and not _is_of_library(sys._getframe(1)):
+            refuse("prints")
+        own_print(*values, **how)
+
+    def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
+        is_here = threading.get_ident() == thread
+        if is_here and record.name.partition(".")[0] not in _LIBRARIES:
+            refuse("logs")
+        own_handle(logger, record)
+
+    builtins.print, logging.Logger.handle = printing, handle  # type: ignore[method-assign]
+    try:
+        yield said
+    finally:
+        builtins.print, logging.Logger.handle = own_print, own_handle  # type: ignore[method-assign]
+
+
+def _is_of_library(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+
+
+def _caller() -> str:
+    """Return the line of the user's code that prints or logs."""
+    frame: types.FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_globals.get("__name__") == "logging":
+        frame = frame.f_back
+    return "no source known" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# --------------------------------------------------------------------- what outlives the call
+
+
+class _Place(NamedTuple):
+    """Something that code may change.
+
+    Attributes
+    ----------
+    name
+        What the code calls it.
+    read
+        Returns what is there now.
+    before
+        What it returned.
+    write
+        Puts something there.
+    """
+
+    name: str
+    read: Callable[[], list[Any]]
+    before: list[Any]
+    write: Callable[[list[Any]], None]
+
+    @classmethod
+    def of(
+        cls, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None]
+    ) -> _Place:
+        """Return that of what is there now."""
+        return cls(name, read, read(), write)
+
+    def put_back(self) -> bool:
+        """Undo a change; return whether there was one."""
+        now = self.read()
+        if len(now) == len(self.before) and all(map(_is_same, now, self.before)):
+            return False
+        self.write(self.before)
+        return True
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(now, tuple) and isinstance(before, tuple):  # the key of a dict, and its value
+        return len(now) == len(before) and all(map(_is_same, now, before))
+    is_value = type(now) is type(before) and isinstance(now, _VALUES)
+    return now is before or (is_value and now == before)
+
+
+def _places(callable_: Any) -> Iterator[_Place]:
+    """Yield what the code of a module or function refers to and may change."""
+    seen = {id(sys.modules)}
+    for function in reached(callable_):
+        yield from _variables(function)
+        for name, value in function.values:
+            if id(value) not in seen and (place := _place_of(name, value)) is not None:
+                seen.add(id(value))
+                yield place
+
+
+def _variables(function: Reached) -> Iterator[_Place]:
+    """Yield the variables of other scopes that a function assigns to."""
+    own: Any = function.function
+    code, variables = own.__code__, own.__globals__
+    stored = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
+    for name in stored & variables.keys():
+        yield _variable(name, variables)
+    outer = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_DEREF"}
+    cells = zip(code.co_freevars, own.__closure__ or (), strict=True)
+    for name, cell in cells:
+        if name in outer:
+            yield _cell(name, cell)
+
+
+def _variable(name: str, variables: dict[str, Any]) -> _Place:
+    return _Place.of(
+        name, lambda: [variables[name]], lambda before: variables.update({name: before[0]})
+    )
+
+
+def _cell(name: str, cell: types.CellType) -> _Place:
+    def write(before: list[Any]) -> None:
+        (cell.cell_contents,) = before
+
+    return _Place.of(name, lambda: [cell.cell_contents], write)
+
+
+def _place_of(name: str, value: Any) -> _Place | None:
+    if type(value) in _CONTAINERS:
+        return _container(name, value)
+    attributes = getattr(value, "__dict__", None)
+    is_object = type(attributes) is dict and not isinstance(value, _NO_OBJECTS)
+    return _container(name, attributes) if is_object else None
+
+
+def _container(name: str, container: Any) -> _Place:
+    is_dict = isinstance(container, dict)
+
+    def read() -> list[Any]:
+        return list(container.items() if is_dict else container)
+
+    def write(before: list[Any]) -> None:
+        container.clear()
+        if isinstance(container, (list, deque)):
+            container.extend(before)
+        else:
+            container.update(dict(before) if is_dict else before)
+
+    return _Place.of(name, read, write)
