@@ -17,7 +17,7 @@
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-shapes     200 requests of random sizes, against eager, Inductor and OpenVINO; then programs
-#                       for any size against one for each size (half an hour)
+#                       for any size against one for each size, and how long they take to build (half an hour)
 # make bench-generate   tokens of language models with caches, against eager and Inductor
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make structure        which scheduled functions differ from an earlier record (some minutes; QUICK=1: one)
@@ -150,6 +150,7 @@ bench: $(VENV)/.peers
 bench-shapes: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.requests
 	$(BIN)/python -m benchmarks.sizes
+	$(BIN)/python -m benchmarks.second_shape
 
 bench-generate: install
 	$(BIN)/python -m benchmarks.generation

@@ -1,0 +1,102 @@
+"""What the first call of a second shape costs: it builds a program for any size.
+
+    python -m benchmarks.second_shape [--models minilm_16,gpt2_prefill] [--rounds 1]
+
+CPU seconds of calls in new processes with empty caches, all threads together. One process calls a
+model with two sizes and ``dynamic=None``, another with ``dynamic=False``, whose second program is
+for that size alone. The first call loads TVM; the others find it loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import models
+from benchmarks.sizes import CASES, resized
+
+#: The models measured unless others are named.
+USUAL = "minilm_16,gpt2_prefill,vit_base"
+_PATIENCE = 900  # seconds
+
+
+def work(model: str, programs: str) -> list[float]:
+    """Be the process: return the CPU seconds of the first call of each of two sizes.
+
+    `programs` says what the second call is to build: one for ``"any"`` size, or for ``"each"``.
+    """
+    import torch
+
+    from tvmify import tvmify
+
+    case = CASES[model]
+    module, arguments = models.build(model)
+    # `strict`: what is timed is compiled code, however busy the machine is.
+    dynamic = None if programs == "any" else False
+    fast: Any = tvmify(module, dynamic=dynamic, compare=False, strict=True, progress=False)
+    taken = []
+    with torch.inference_mode():
+        for size in case.sizes[1:3]:
+            inputs = resized(arguments, case.axis, size)
+            start = time.process_time()
+            fast(*inputs)
+            taken.append(time.process_time() - start)
+    serves_any = "serves sizes with" in fast.explain()
+    if fast.cache_info().builds != 2 or serves_any != (programs == "any"):
+        raise RuntimeError(f"not the programs that were to be timed:\n{fast.explain()}")
+    return taken
+
+
+def run(model: str, programs: str) -> list[float]:
+    """Return what a new process measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.second_shape"]
+        done = subprocess.run(
+            [*command, "--models", model, "--work", programs],
+            env=os.environ | {"TVMIFY_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit("a process ended; see its error above")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print a line for each model: medians over the rounds."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.second_shape", description=__doc__)
+    parser.add_argument("--models", default=USUAL, help="names or patterns")
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each kind")
+    parser.add_argument("--work", choices=("each", "any"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    names = models.chosen(given.models, list(CASES))
+    if given.work is not None:
+        print(json.dumps(work(names[0], given.work)))
+        return
+    print(f"{'CPU seconds':14} {'first call':>10} {'static':>8} {'any size':>8}  ratio to each")
+    for name in names:
+        firsts, statics, anys = [], [], []
+        for _ in range(given.rounds):
+            for programs, seconds in (("each", statics), ("any", anys)):
+                first, second = run(name, programs)
+                firsts.append(first)
+                seconds.append(second)
+        first, static, any_size = map(statistics.median, (firsts, statics, anys))
+        print(
+            f"{name:14} {first:10.2f} {static:8.2f} {any_size:8.2f}  "
+            f"{any_size / first:.2f} {any_size / static:.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
