@@ -13,6 +13,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, f
 from tvm.tirx.build import split_host_device_mods
 
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
+from tvmify.compiler.codegen.hide_extents import HideExtents
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
 from tvmify.compiler.codegen.narrow_indices import NarrowIndices
 from tvmify.compiler.codegen.place_allocations import PlaceAllocations
@@ -129,5 +130,6 @@ def _to_instructions() -> list[tvm.transform.Pass]:
         ShuffleLoads(),
         SumsOnStack(),
         DefinePairs(),
+        HideExtents(),
         finalize_host_passes(),
     ]
