@@ -166,7 +166,7 @@ def _obtain(cache: DiskCache, number: int, log: Path) -> None:
     executor = find(cache)
     if executor is None:
         stages = Stages("", visible=False)
-        executor, _ = load_or_build.build_once(key_of(number), cache, find, build, stages)
+        executor = load_or_build.build_once(key_of(number), cache, find, build, stages).executor
     assert _is_right(executor.artifact, number), f"a wrong artifact for key {number}"
 
 

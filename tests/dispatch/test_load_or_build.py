@@ -43,10 +43,11 @@ def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
         assert (tmp_path / "locks" / f"{KEY.digest[:3]}.lock").exists()
         return artifact_of(0)
 
-    executor, source = build_once(KEY, disk, find, build, Stages("", False))
-    assert (executor.artifact, source) == (artifact_of(0), Source.BUILT)
-    executor, source = build_once(KEY, disk, find, pytest.fail, Stages("", False))
-    assert (executor.artifact, source) == (artifact_of(0), Source.LOADED)
+    built = build_once(KEY, disk, find, build, Stages("", False))
+    assert (built.executor.artifact, built.source) == (artifact_of(0), Source.BUILT)
+    loaded = build_once(KEY, disk, find, pytest.fail, Stages("", False))
+    assert (loaded.executor.artifact, loaded.source) == (artifact_of(0), Source.LOADED)
+    assert built.key == loaded.key
 
 
 def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
@@ -58,8 +59,8 @@ def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
         return looks[-1]
 
     assert find_late(disk) is None
-    _, source = build_once(KEY, disk, find_late, pytest.fail, Stages("", False))
-    assert source is Source.LOADED
+    found = build_once(KEY, disk, find_late, pytest.fail, Stages("", False))
+    assert found.source is Source.LOADED
     assert looks[0] is None
 
 
@@ -68,8 +69,8 @@ def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "locks").mkdir(mode=0o700)
     with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
         stages = Stages("", False)
-        _, source = build_once(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
-        assert source is Source.BUILT
+        found = build_once(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
+        assert found.source is Source.BUILT
         assert stages.seconds["wait"] >= 0.9
         process.kill()
 

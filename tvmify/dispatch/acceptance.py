@@ -90,8 +90,10 @@ def check_random(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[]
 
 def faster(
     compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]
-) -> tuple[Compiled | Eager, bool]:
+) -> Compiled | Eager:
     """Leave a call to eager PyTorch if that computes it faster.
+
+    A new verdict is added to those of the artifact.
 
     Parameters
     ----------
@@ -100,22 +102,20 @@ def faster(
 
     Returns
     -------
-    outcome
+    Compiled or Eager
         The same with the verdict, or eager.
-    is_new
-        Whether the artifact has a verdict that it had not.
     """
     run, artifact = compiled.run, compiled.executor.artifact
     # Nothing may be written twice, nor measured what is not for compiled code.
     if artifact.writes or run.obstacle(leaves):
-        return compiled, False
+        return compiled
     how = "with CUDA graphs" if isinstance(run, GraphedCall) else ""
     gpu = compiled.gpu_of(leaves)
-    verdict, is_new = judge(artifact.verdicts, lambda: _result(compiled, leaves), eager, gpu, how)
+    verdict = judge(artifact.verdicts, lambda: _result(compiled, leaves), eager, gpu, how)
     facts = dataclasses.replace(compiled.facts, verdict=verdict)
     if verdict is None or verdict.is_for_compiled:
-        return dataclasses.replace(compiled, facts=facts), is_new
-    return Eager(facts, Choice.FASTER), is_new
+        return dataclasses.replace(compiled, facts=facts)
+    return Eager(facts, Choice.FASTER)
 
 
 def with_followed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -84,19 +84,17 @@ def _is_same(got: Any, want: Any) -> bool:
     return bool(got == want)
 
 
-def draws_the_same(
-    run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None = None
-) -> tuple[bool, bool]:
-    """Return whether eager PyTorch draws random numbers, and whether compiled code draws the same.
+class _Draws(NamedTuple):
+    """Whether eager PyTorch draws random numbers in a call, and whether compiled code agrees.
 
-    As many, that is, in the same order: the generators are in the same state afterwards, and the
-    results agree.
-
-    Parameters
-    ----------
-    run, eager, gpu
-        As for `computes_the_same`.
+    It does if the generators are in the same state afterwards, and the results agree.
     """
+
+    in_eager: bool
+    agree: bool
+
+
+def _compare_draws(run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None) -> _Draws:
     gpus = [] if gpu is None else [gpu]
 
     def states() -> list[torch.Tensor]:
@@ -110,13 +108,13 @@ def draws_the_same(
             again()
             got = pytree.tree_leaves(run())
         except Exception:  # of any kind: the call itself will raise again, when it is run
-            return False, True
+            return _Draws(in_eager=False, agree=True)
         drawn = not all(map(torch.equal, before, after))
-        same = all(map(torch.equal, after, states()))
-        if drawn and same:
+        agree = all(map(torch.equal, after, states()))
+        if drawn and agree:
             with torch.no_grad():
-                same = len(got) == len(want) and all(map(_is_alike, got, want))
-        return drawn, same
+                agree = len(got) == len(want) and all(map(_is_alike, got, want))
+        return _Draws(drawn, agree)
 
 
 def check_draws(
@@ -138,13 +136,13 @@ def check_draws(
     NotCompiled
         It does not.
     """
-    drawn, same = draws_the_same(run, eager, gpu)
-    if not same:
+    draws = _compare_draws(run, eager, gpu)
+    if not draws.agree:
         raise NotCompiled(
             "compiled code would not draw the random numbers that eager PyTorch draws",
             "Use all that is drawn, or draw outside of forward, and pass it.",
         )
-    if drawn and differentiable:
+    if draws.in_eager and differentiable:
         raise GradientsNeeded(
             "forward draws random numbers, and weights require gradients: the backward would draw "
             "others",

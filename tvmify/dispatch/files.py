@@ -53,8 +53,8 @@ class Files:
         NotCompiled
             There is none.
         """
-        _, executor = Miss(self._shared, request, self._stages).obtain(PackedWeights())
-        return executor.artifact
+        found = Miss(self._shared, request, self._stages).obtain(PackedWeights())
+        return found.executor.artifact
 
     def artifacts(self, request: Request, *, declared: bool) -> list[Artifact]:
         """Return the program for a call, or those for any sizes that serve calls like it.

@@ -1,10 +1,11 @@
-"""What the search for a program ends with."""
+"""A program that was found in a cache, or built."""
 
 from __future__ import annotations
 
 import enum
 from typing import NamedTuple
 
+from tvmify.cache import Key
 from tvmify.runtime import Executor
 
 
@@ -18,7 +19,18 @@ class Source(enum.Enum):
 
 
 class Found(NamedTuple):
-    """An executor, without weights yet, and where its code came from."""
+    """A program that can be bound to weights.
 
+    Attributes
+    ----------
+    key
+        What it is stored under.
+    executor
+        Runs it; without weights yet.
+    source
+        Where its code came from.
+    """
+
+    key: Key
     executor: Executor
     source: Source

@@ -110,8 +110,8 @@ class Work:
     unpacked: tuple[str, ...]
 
 
-def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
-    """Return the key under which a program is stored, and its executor.
+def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
+    """Return a program from this process, the disk cache, or the compiler.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
         key, disk = work.key, _disk(options)
         _log_key(key, stages)
         stages.begin("load")
-        found = _shared(key) or on_miss.finished(key) or _load(disk, partial(_find, work))
+        found = _shared(key) or on_miss.finished(key) or _load(key, disk, partial(_find, work))
         if found is None:
             # A build that may come later must not hold the arguments of this call.
             work = dataclasses.replace(work, request=wanted.request.without_tensors())
@@ -144,16 +144,15 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> tuple[Key, Found]:
             make, export = partial(_make, work, disk, proof), partial(_export, work, stages)
             with _BUILDING:  # another thread may have built it since we looked
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
-                stored = key_of(key, found.executor.artifact)
-                _LOADED.setdefault(stored.digest, found.executor)  # before the next thread looks
-        stored = key_of(key, found.executor.artifact)
-        if stored != key:
-            _LOG.debug("%s: key %s, whatever PyTorch's version is", stages.subject, stored.digest)
+                _LOADED.setdefault(found.key.digest, found.executor)  # for the next thread
+        digest = found.key.digest
+        if found.key != key:
+            _LOG.debug("%s: key %s, whatever PyTorch's version is", stages.subject, digest)
         if found.source is not Source.SHARED:
-            _LOADED[stored.digest] = found.executor
+            _LOADED[digest] = found.executor
         stale = tuple(n for n in found.executor.artifact.weights if n in wanted.volatile)
         if not stale:
-            return stored, found
+            return found
         unpacked = stale
 
 
@@ -167,7 +166,7 @@ def _log_key(key: Key, stages: Stages) -> None:
 def _shared(key: Key) -> Found | None:
     for place in (key_for_any_torch(key), key):
         if (loaded := _LOADED.get(place.digest)) is not None:
-            return Found(loaded.share(), Source.SHARED)
+            return Found(place, loaded.share(), Source.SHARED)
     return None
 
 
@@ -212,7 +211,7 @@ def build_once(
 ) -> Found:
     """Build and store a program while other processes wait for that, or load what they built."""
     if disk is None:
-        return Found(_proven(build(), prove, stages), Source.BUILT)
+        return _found(key, _proven(build(), prove, stages), Source.BUILT)
     with contextlib.ExitStack() as lock:
         for _ in range(_LONGEST_WAIT):
             stages.begin("wait")  # each second: a build in the background may be given up here
@@ -220,14 +219,19 @@ def build_once(
                 break
         stages.begin("load")
         # another process may have built it since we looked
-        if (found := _load(disk, find)) is not None:
+        if (found := _load(key, disk, find)) is not None:
             return found
         artifact = build()
         executor = _proven(artifact, prove, stages)
+        found = _found(key, executor, Source.BUILT)
         stages.begin("store")
-        disk.store(key_of(key, artifact), artifact)
+        disk.store(found.key, artifact)
         _REJECTED.discard(hash(artifact.library))
-    return Found(executor, Source.BUILT)
+    return found
+
+
+def _found(key: Key, executor: Executor, source: Source) -> Found:
+    return Found(key_of(key, executor.artifact), executor, source)
 
 
 def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
@@ -237,9 +241,9 @@ def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
     return executor
 
 
-def _load(disk: Disk | None, find: Callable[[Disk], Executor | None]) -> Found | None:
+def _load(key: Key, disk: Disk | None, find: Callable[[Disk], Executor | None]) -> Found | None:
     executor = find(disk) if disk is not None else None
-    return None if executor is None else Found(executor, Source.LOADED)
+    return None if executor is None else _found(key, executor, Source.LOADED)
 
 
 def _make(work: Work, disk: Disk | None, prove: Prove, stages: Stages) -> Found:

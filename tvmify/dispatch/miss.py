@@ -20,7 +20,7 @@ from tvmify.cache import Key
 from tvmify.capture import Program, Varying, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
-from tvmify.dispatch.found import Source
+from tvmify.dispatch.found import Found, Source
 from tvmify.dispatch.load_or_build import Wanted, keep, load_again, obtain, reject
 from tvmify.dispatch.module_state import Bound, ModuleState
 from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
@@ -128,8 +128,8 @@ class Miss:
         request = self._request
         keys.check_place(request.target, request.signature)
         with explained("compiling it"):
-            key, executor = self.obtain(self._module.weights)
-        artifact = executor.artifact
+            found = self.obtain(self._module.weights)
+        key, executor, artifact = found.key, found.executor, found.executor.artifact
         self._note(shapes=artifact.shapes)
         self._admit(executor)
         self._stages.begin("bind")
@@ -141,7 +141,7 @@ class Miss:
                 raise fault from error
             reject(key, artifact, error, request.options)
             self._shared.programs.made.clear()
-            if self._facts.source is Source.LOADED:
+            if found.source is Source.LOADED:
                 return Miss(self._shared, request, self._stages).outcome()
             raise unusable(error) from error
         self._stages.begin("compare")
@@ -153,7 +153,7 @@ class Miss:
         )
         return self._accepted(compiled, key, eager)
 
-    def obtain(self, store: PackedWeights) -> tuple[Key, Executor]:
+    def obtain(self, store: PackedWeights) -> Found:
         """Return the program, whether or not it can run here.
 
         Parameters
@@ -183,7 +183,7 @@ class Miss:
             raise made
         if made is not None:
             self._note(captured=made.captured, key=made.key, source=Source.KEPT)
-            return made.key, load_again(made.key, made.artifact)
+            return Found(made.key, load_again(made.key, made.artifact), Source.KEPT)
         self._stages.begin("capture")
         try:
             program = self._capture(repeated)
@@ -198,13 +198,13 @@ class Miss:
         captured = Captured.of(program)
         self._note(captured=captured)
         wanted = self._wanted(program, repeated)
-        key, (executor, source) = obtain(wanted, self._stages, self._proof(store))
-        self._shared.counts.found(source)
-        self._note(key=key, source=source)
+        found = obtain(wanted, self._stages, self._proof(store))
+        self._shared.counts.found(found.source)
+        self._note(key=found.key, source=found.source)
         if varying is None:
             programs.recorded.discard(place)
-        programs.made.store(place, Made(key, executor.artifact, captured))
-        return key, executor
+        programs.made.store(place, Made(found.key, found.executor.artifact, captured))
+        return found
 
     def _postpone(self, reason: HasEffects) -> None:
         """Let the first call fill the caches that forward keeps, and the next one look again.
@@ -227,8 +227,9 @@ class Miss:
     def _place(
         self, repeated: Mapping[int, int], signature: Signature, varying: Varying | None
     ) -> Place:
-        number, modes = self._module.current.number, self._request.modes
-        return number, signature, *modes, str(repeated), str(self._request.target), varying
+        number, request = self._module.current.number, self._request
+        modes = request.modes, request.gradients
+        return number, signature, *modes, str(repeated), str(request.target), varying
 
     def _capture(self, repeated: Mapping[int, int]) -> Program:
         args, kwargs, varying = self._request.args, self._request.kwargs, self._request.varying
@@ -311,11 +312,13 @@ class Miss:
         acceptance.check_random(compiled, leaves, eager)
         outcome: Compiled | Eager = compiled
         if options.compares():
-            outcome, is_new = acceptance.faster(compiled, leaves, eager)
+            artifact = compiled.executor.artifact
+            known = dict(artifact.verdicts)
+            outcome = acceptance.faster(compiled, leaves, eager)
             self._facts = outcome.facts
-            if is_new:
+            if artifact.verdicts != known:
                 self._stages.begin("store")
-                keep(key, compiled.executor.artifact, options)
+                keep(key, artifact, options)
         if isinstance(outcome, Eager):
             return outcome
         has_constants = self._module.has_constants

@@ -10,6 +10,7 @@ from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.generalizing import Generalizing, Kept
 from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome
+from tvmify.dispatch.outcomes import Place
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.regions import TOO_MANY
 from tvmify.dispatch.reporting import Reports
@@ -103,7 +104,7 @@ class Misses:
         known = lambda general: self._memory.known((number, general))  # noqa: E731
         return self._general.served(request, known) or request
 
-    def _keep(self, place: tuple[int, Hashable], kept: Kept) -> None:
+    def _keep(self, place: Place, kept: Kept) -> None:
         number = self._shared.module.current.number  # another one, if constants were written
         if kept.is_served and kept.alias is not None and isinstance(kept.outcome, Compiled):
             kept.outcome.served += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,7 @@ class Bound:
     """The tensors of a module that an outcome reads, as they were when it was bound to them."""
 
     weights: PackedWeights
-    names: tuple[str, ...] = ()
-    tensors: tuple[torch.Tensor, ...] = ()
+    tensors: Mapping[str, torch.Tensor]
 
 
 @dataclass
@@ -118,7 +117,7 @@ class ModuleState:
         def call(module: Any) -> Any:
             return subject.eager(module, *args, **kwargs)
 
-        return functools.partial(replay, call, module, watched, bound.names, bound.tensors)
+        return functools.partial(replay, call, module, watched, bound.tensors)
 
     def forget(self) -> None:
         """Forget all that is known of the module."""
@@ -138,16 +137,15 @@ class ModuleState:
 
     def bind(self, executor: Executor) -> Bound:
         """Let an executor run with the present weights."""
-        weights, artifact = self.weights, executor.artifact
-        tensors, state = self.tensors(artifact.weights), self.tensors(artifact.state)
-        executor.bind(tensors, weights, state)
-        return Bound(weights, artifact.weights + artifact.state, (*tensors, *state))
+        packed, artifact = self.weights, executor.artifact
+        weights, state = self.tensors(artifact.weights), self.tensors(artifact.state)
+        executor.bind(weights, packed, state)
+        names = artifact.weights + artifact.state
+        return Bound(packed, dict(zip(names, weights + state, strict=True)))
 
     def bind_parts(self, parts: Parts) -> Bound:
         """Let the parts of the module run with the present weights."""
-        weights = self.weights
-        names, tensors = parts.bind(self._subject.module())
-        return Bound(weights, names, tuple(tensors))
+        return Bound(self.weights, parts.bind(self._subject.module()))
 
     @property
     def has_constants(self) -> bool:

@@ -179,7 +179,9 @@ class Compiled:
 
     def gpu_of(self, leaves: Args) -> int | None:
         """Return the index of the GPU on which the tensors of a call are; None for the CPU."""
-        tensors = (x for x in (*leaves, *self.bound.tensors) if isinstance(x, torch.Tensor))
+        tensors = (
+            x for x in (*leaves, *self.bound.tensors.values()) if isinstance(x, torch.Tensor)
+        )
         return next((x.get_device() for x in tensors if x.is_cuda), None)
 
     def follow(self, leaves: Args, eager: Callable[[], Any]) -> list[bool] | None:
@@ -213,7 +215,7 @@ class Compiled:
             self.followed = self.follow(leaves, eager)
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         outputs = self.executor.artifact.outputs
-        return attach(result, eager, inputs, self.bound.tensors, outputs, self.followed)
+        return attach(result, eager, inputs, [*self.bound.tensors.values()], outputs, self.followed)
 
     def example(self) -> tuple[Args, Kwargs]:
         """Return arguments of a call of this signature, with tensors of zeros."""
@@ -247,7 +249,7 @@ class Partitioned:
     def with_gradients(self, result: Any, eager: Callable[[], Any], leaves: Args) -> Any:
         """Return the result of a call so that its gradients lead back, through eager PyTorch."""
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        return attach(result, eager, inputs, self.bound.tensors, None)
+        return attach(result, eager, inputs, [*self.bound.tensors.values()], None)
 
     def example(self) -> tuple[Args, Kwargs]:
         """Return arguments of a call of this signature, with tensors of zeros."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
@@ -65,8 +65,8 @@ class Parts(Protocol):
     ) -> None:
         """Refuse a call that would not be the same as in eager PyTorch."""
 
-    def bind(self, module: Any) -> tuple[tuple[str, ...], Sequence[torch.Tensor]]:
-        """Take the present tensors of the module, and return their names and them."""
+    def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
+        """Take the current tensors of the module, and return them by name."""
         ...
 
     def cache_infos(self) -> list[CacheInfo]:

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -180,8 +180,8 @@ class Driven:
         if not is_same_result(result, expected):
             raise CaptureError("With regions its result differs from that of eager", _DIFFERENT)
 
-    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
-        """Take the present tensors of the module, and return their names and them."""
+    def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
+        """Take the current tensors of the module, and return them by name."""
         return self._driver.bind(module)
 
     def cache_infos(self) -> list[CacheInfo]:

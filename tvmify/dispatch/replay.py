@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ def replay(
     call: Callable[[Any], Any],
     module: nn.Module,
     watched: Watched,
-    names: Sequence[str],
-    tensors: Sequence[torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
 ) -> Any:
     """Return what a call of a module returned, or would have in eager.
 
@@ -31,13 +30,11 @@ def replay(
         Computes it, given the module.
     watched
         The module at the time of the call.
-    names, tensors
-        What the call read of it.
+    tensors
+        Those of the module that the call read, by name.
     """
     weights = {
-        name: tensor
-        for name, tensor in zip(names, tensors, strict=True)
-        if _present(module, name) is not tensor
+        name: tensor for name, tensor in tensors.items() if _present(module, name) is not tensor
     }
     modes = {
         path: mode

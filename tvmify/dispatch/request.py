@@ -87,7 +87,9 @@ class Request:
     signature
         Describes ``args`` and ``kwargs``.
     modes
-        Of torch: those that are part of a key, and those that concern gradients.
+        Those of torch that are part of a key.
+    gradients
+        Those that concern gradients.
     autocast
         Which dtypes autocast casts to, as text; empty if it is off.
     repeated
@@ -107,7 +109,8 @@ class Request:
     call: tuple[Args, Kwargs]
     exact: Hashable
     signature: Signature
-    modes: tuple[str, str]
+    modes: str
+    gradients: str
     autocast: str
     repeated: Mapping[int, int]
     options: CompileOptions
@@ -145,7 +148,8 @@ class Request:
             call=(args, kwargs),
             exact=flatten(args, kwargs)[1] or unusual,
             signature=signature,
-            modes=(keys.modes_text(), gradients_text(args, kwargs)),
+            modes=keys.modes_text(),
+            gradients=gradients_text(args, kwargs),
             autocast=autocast_text(),
             repeated=repetitions((args, kwargs)),
             options=options,

@@ -318,9 +318,9 @@ def _rest(request: Request) -> _Rest:
         (leaf.dtype, leaf.device, len(leaf.shape)) if isinstance(leaf, TensorSpec) else leaf
         for leaf in signature.leaves
     )
-    modes, gradients = request.modes
     repeated = tuple(request.repeated.items())
-    return _Rest((signature.structure, leaves, modes, request.autocast, repeated), gradients)
+    rest = signature.structure, leaves, request.modes, request.autocast, repeated
+    return _Rest(rest, request.gradients)
 
 
 def _is_on_gpu(request: Request) -> bool:

@@ -7,7 +7,7 @@ that it finds there are views as well, and each of these is called through a dis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,9 +72,9 @@ class Children:
     def check(self, *_: Any) -> None:
         """Accept every call: forward itself runs as in eager."""
 
-    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
-        """Do nothing, for the dispatchers of the children look at their weights themselves."""
-        return (), []
+    def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
+        """Return no tensors: the dispatchers of the children bind their weights themselves."""
+        return {}
 
     def cache_infos(self) -> list[CacheInfo]:
         """Return what the caches of each child have done."""

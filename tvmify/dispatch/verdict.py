@@ -45,15 +45,16 @@ def judge(
     eager: Callable[[], Any],
     gpu: int | None = None,
     how: str = "",
-) -> tuple[Verdict | None, bool]:
-    """Return the verdict for the present number of threads, and whether it is new.
+) -> Verdict | None:
+    """Return the verdict for the current number of threads.
 
     Parameters
     ----------
     verdicts
-        ``Artifact.verdicts``, to which a new one is added.
+        ``Artifact.verdicts``. If the verdict is not among them, both sides are timed, and it is
+        added.
     compiled, eager
-        Compute the call; compared if there is no verdict yet.
+        Compute the call.
     gpu
         The index of that which they use, until which is done a call is not over; None for the CPU.
     how
@@ -61,22 +62,19 @@ def judge(
 
     Returns
     -------
-    verdict
+    Verdict or None
         None if a side raises: the call itself will raise again, when it is run.
-    is_new
-        Whether `verdicts` has changed.
     """
     threads = torch.get_num_threads()
     place = f"{threads} {how}".rstrip()
-    is_new = place not in verdicts
-    if is_new:
+    if place not in verdicts:
         try:
             with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
                 # what is drawn here, nobody was given
                 verdicts[place] = compare(_whole(compiled, gpu), _whole(eager, gpu))
         except Exception:  # of any kind: the forward of a user ran
-            return None, False
-    return Verdict(*verdicts[place], threads), is_new
+            return None
+    return Verdict(*verdicts[place], threads)
 
 
 def _whole(call: Callable[[], Any], gpu: int | None) -> Callable[[], Any]:

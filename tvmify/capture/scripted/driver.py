@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,20 +164,20 @@ class Driver:
         """Run one call."""
         return self._function(*values)
 
-    def bind(self, module: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Take the current tensors of the module, some of which may have been replaced.
 
         Returns
         -------
-        names, tensors
-            All tensors that the program reads as attributes.
+        Mapping
+            All tensors that the program reads as attributes, by name.
         """
         self._attributes.update((name, resolve(module, name)) for name in self._names)
         tensors = {name: resolve(module, name) for name in self._tensors}
         for part in self.parts.values():
             for name in part.program.weights:
                 part.carrier.carry(name, tensors[name])
-        return tuple(tensors), list(tensors.values())
+        return tensors
 
     def _transcript(
         self, graph: Any, functions: dict[str, Callable[..., Any]]
