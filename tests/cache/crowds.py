@@ -79,7 +79,7 @@ def evict(directory: Path, processes: int, gets: int) -> dict[str, Any]:
     kept = len(cache.entries())
     return {
         "failed": failed,
-        "damaged": cache.verify() + [(str(path), "") for path in cache.quarantined()],
+        "damaged": cache.verify() | {str(path): "" for path in cache.quarantined()},
         "kept": kept,
         "left": left,
         "builds": builds,

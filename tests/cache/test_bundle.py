@@ -14,6 +14,7 @@ from tvmify import cache as tvmify_cache
 from tvmify.cache import DiskCache, Key, export, import_, packed
 from tvmify.cache.disk import LIBRARY
 from tvmify.cache.manifest import Manifest, library_file
+from tvmify.cache.stored import EntryFiles
 
 THIRD = Key({"program": "tanh", "target": "llvm"})
 ALL = sorted(key.digest for key in (KEY, OTHER, THIRD))
@@ -114,7 +115,7 @@ def test_equal_entries_are_equal_archives(full: DiskCache, tmp_path: Path) -> No
 def bundle(path: Path, *entries: tuple[Key, bytes]) -> bytes:
     file = io.BytesIO()
     made = [(key, artifact(code)) for key, code in entries]
-    packed.write(file, [(Manifest.of(key, a), library_file(key, a)) for key, a in made])
+    packed.write(file, [EntryFiles(Manifest.of(key, a), library_file(key, a)) for key, a in made])
     path.write_bytes(file.getvalue())
     return file.getvalue()
 

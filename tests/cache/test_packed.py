@@ -13,6 +13,7 @@ from tests.cache.entries import KEY, OTHER, artifact
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, packed
 from tvmify.cache.manifest import Manifest, library_file
+from tvmify.cache.stored import EntryFiles
 from tvmify.errors import CacheError
 
 MANIFEST, LIBRARY = f"{KEY.digest}/manifest.json", f"{KEY.digest}/module.so"
@@ -40,7 +41,9 @@ def test_an_entry_comes_back_equal() -> None:
 def test_entries_come_back_in_their_order() -> None:
     file = io.BytesIO()
     pairs = [(OTHER, artifact(b"gelu")), (KEY, artifact(b"relu"))]
-    digests = packed.write(file, [(Manifest.of(key, a), library_file(key, a)) for key, a in pairs])
+    digests = packed.write(
+        file, [EntryFiles(Manifest.of(key, a), library_file(key, a)) for key, a in pairs]
+    )
     reader = packed.Reader(file)
     assert digests == reader.digests == [OTHER.digest, KEY.digest]
     assert [reader.read(digest) for digest in digests] == pairs

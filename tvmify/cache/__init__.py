@@ -16,7 +16,8 @@ from tvmify.cache.memory import MemoryCache
 from tvmify.cache.neighbours import Neighbours
 from tvmify.cache.protocol import Cache
 from tvmify.cache.remote import RemoteCache, remote_at
-from tvmify.cache.stored import Limits, StoredEntry
+from tvmify.cache.stored import StoredEntry
+from tvmify.system.variables import Limits
 
 __all__ = [
     "ANY_TORCH",

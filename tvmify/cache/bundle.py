@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tvmify.cache import packed
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.listing import named_cache
-from tvmify.cache.manifest import Manifest
+from tvmify.cache.stored import EntryFiles
 from tvmify.errors import CacheError, warn
 from tvmify.system.regular_files import NotRegular, open_regular
 
@@ -139,14 +139,14 @@ def import_(
             raise CacheError(f"{path} cannot be imported: {error}") from error
         for digest in archive.digests:
             try:
-                key, artifact = archive.read(digest)
+                entry = archive.read(digest)
             except CacheError as error:
                 refused[digest] = str(error)
                 continue
-            if cache.load(key) is not None:
+            if cache.load(entry.key) is not None:
                 present.append(digest)
             else:
-                cache.store(key, artifact)
+                cache.store(entry.key, entry.artifact)
                 stored.append(digest)
     # `store` never raises, and a full cache has evicted some of the entries again.
     kept = {entry.digest for entry in cache.entries()}
@@ -163,7 +163,7 @@ def import_(
     return Imported([d for d in stored if d in kept], [d for d in present if d in kept], refused)
 
 
-def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[tuple[Manifest, bytes]]:
+def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[EntryFiles]:
     for digest in digests:
         try:
             yield cache.read(digest)

@@ -7,9 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
+from typing import NamedTuple
 
 from tvmify.cache.key import Key
-from tvmify.cache.program_differences import program_differences
+from tvmify.cache.program_differences import Difference, program_differences
 
 #: Shown for the side that lacks something.
 ABSENT = "(not there)"
@@ -56,8 +57,15 @@ def differences(ours: Key, other: Key) -> list[str]:
     return lines
 
 
-def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
-    """Return the stored key that is most similar to a key, and their differences.
+class Nearest(NamedTuple):
+    """The stored key that is most similar to a key, and their `differences`."""
+
+    key: Key
+    differences: list[str]
+
+
+def nearest(key: Key, stored: Iterable[Key]) -> Nearest | None:
+    """Return the stored key that is most similar to a key.
 
     Keys with the same program, or with weights of the same names, rank first; then those that
     differ in the fewest entries; then those whose entries differ in the fewest lines.
@@ -72,7 +80,7 @@ def nearest(key: Key, stored: Iterable[Key]) -> tuple[Key, list[str]] | None:
     rank = _Rank(key)
     others = (other for other in stored if other != key)
     best = min(others, key=lambda other: (*rank(other), other.digest), default=None)
-    return None if best is None else (best, differences(key, best))
+    return None if best is None else Nearest(best, differences(key, best))
 
 
 def leaves_of(key: Key) -> list[str]:
@@ -120,8 +128,8 @@ def _compare_plain(ours: str, other: str) -> Iterator[str]:
 
 
 def _compare_fields(ours: str, other: str, separator: str = ": ") -> Iterator[str]:
-    for name, mine, its in _changed(_fields(ours, separator), _fields(other, separator)):
-        yield f".{name}: {_arrow(mine, its)}"
+    for found in _changed(_fields(ours, separator), _fields(other, separator)):
+        yield f".{found.place}: {_arrow(found.ours, found.other)}"
 
 
 def _compare_options(ours: str, other: str) -> Iterator[str]:
@@ -153,20 +161,20 @@ def _compare_target(ours: str, other: str) -> Iterator[str]:
 
 def _compare_inputs(ours: str, other: str) -> Iterator[str]:
     (mine, structure), (its, other_structure) = _leaves(ours), _leaves(other)
-    for name, here, there in _changed(mine, its):
-        yield f" {name}: {_tensor_change(here, there)}"
+    for found in _changed(mine, its):
+        yield f" {found.place}: {_tensor_change(found.ours, found.other)}"
     if structure != other_structure:
         yield f": structure {_arrow(structure, other_structure)}"
 
 
 def _compare_weights(ours: str, other: str) -> Iterator[str]:
-    for name, mine, its in _changed(_fields(ours), _fields(other)):
-        yield f": {name} {_tensor_change(mine, its)}"
+    for found in _changed(_fields(ours), _fields(other)):
+        yield f": {found.place} {_tensor_change(found.ours, found.other)}"
 
 
 def _compare_program(ours: str, other: str) -> Iterator[str]:
-    for place, mine, its in program_differences(ours, other):
-        yield f": {place}{_arrow(mine, its)}"
+    for found in program_differences(ours, other):
+        yield f": {found.place}{_arrow(found.ours, found.other)}"
 
 
 _KINDS: Mapping[str, Callable[[str, str], Iterator[str]]] = {
@@ -198,11 +206,11 @@ def _leaves(text: str) -> tuple[dict[str, str], str]:
     return leaves, " ".join(map(str.strip, lines[len(leaves) :]))
 
 
-def _changed(ours: dict[str, str], other: dict[str, str]) -> Iterator[tuple[str, str, str]]:
+def _changed(ours: dict[str, str], other: dict[str, str]) -> Iterator[Difference]:
     for name in dict.fromkeys([*ours, *other]):
         mine, its = ours.get(name, ""), other.get(name, "")
         if mine != its:
-            yield name, mine, its
+            yield Difference(name, mine, its)
 
 
 def _only(prefix: str, ours: dict[str, None], other: dict[str, None]) -> Iterator[str]:

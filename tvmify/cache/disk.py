@@ -24,7 +24,7 @@ from tvmify.cache.stored import (
     LIBRARY,
     LONGEST_MANIFEST,
     MANIFEST,
-    Limits,
+    EntryFiles,
     StoredEntry,
     is_digest,
     read_files,
@@ -32,6 +32,7 @@ from tvmify.cache.stored import (
 )
 from tvmify.errors import CacheError, warn
 from tvmify.system.forks import short_lock
+from tvmify.system.variables import Limits
 
 #: Directories beside the entries, for damaged entries and for lock files.
 QUARANTINE, LOCKS = "quarantine", "locks"
@@ -153,8 +154,8 @@ class DiskCache:
                         found.append(StoredEntry.at(path))
         return sorted(found, key=lambda entry: (entry.used, entry.digest))
 
-    def read(self, digest: str) -> tuple[Manifest, bytes]:
-        """Return the manifest and the library of an entry, after checking them.
+    def read(self, digest: str) -> EntryFiles:
+        """Return what the files of an entry contain, after checking it.
 
         Raises
         ------
@@ -167,29 +168,29 @@ class DiskCache:
             raise FileNotFoundError(errno.ENOENT, "there is no such entry", digest)
         with private.opened(self.directory / digest, kind=os.O_DIRECTORY) as entry:
             try:
-                manifest, library = read_files(entry)
+                files = read_files(entry)
             except FileNotFoundError as error:
                 raise CacheError(f"it has no {error.filename}") from error
-        if manifest.key.digest != digest:
+        if files.manifest.key.digest != digest:
             raise CacheError("it is the entry of another key")
-        manifest.artifact_of(library)
-        return manifest, library
+        files.manifest.artifact_of(files.library)
+        return files
 
-    def verify(self) -> list[tuple[str, str]]:
-        """Read all entries; return the digest of each damaged one and what is wrong with it.
+    def verify(self) -> dict[str, str]:
+        """Read all entries; return what is wrong with each damaged one, by digest.
 
         Damaged entries are quarantined, unless reading the disk failed.
         """
-        damaged = []
+        damaged: dict[str, str] = {}
         for entry in self.entries():
             try:
                 self.read(entry.digest)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                damaged.append((entry.digest, f"it cannot be read: {error}"))
+                damaged[entry.digest] = f"it cannot be read: {error}"
             except CacheError as error:
-                damaged.append((entry.digest, str(error)))
+                damaged[entry.digest] = str(error)
                 self._move_aside(entry.path)
         return damaged
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvmify.cache.stored import Limits, StoredEntry
+from tvmify.cache.stored import StoredEntry
+from tvmify.system.variables import Limits
 
 
 def surplus(entries: Sequence[StoredEntry], limits: Limits) -> list[StoredEntry]:

@@ -13,7 +13,7 @@ from tvmify.artifact.shapes import shape_lines
 from tvmify.cache.differences import leaves_of
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.manifest import Manifest
-from tvmify.cache.stored import Limits, StoredEntry
+from tvmify.cache.stored import StoredEntry
 from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
 from tvmify.system import variables
@@ -119,7 +119,7 @@ def named_cache(directory: str | os.PathLike[str] | None, *, may_be_new: bool = 
         raise CacheError("this user has no cache directory: set TVMIFY_CACHE_DIR")
     if directory is not None and not may_be_new and not place.is_dir():
         raise CacheError(f"{place} is not a directory: name a cache directory, or None")
-    return DiskCache(place, Limits(*variables.cache_limits()))
+    return DiskCache(place, variables.cache_limits())
 
 
 def _listed(entry: StoredEntry) -> ListedEntry:

@@ -46,7 +46,8 @@ class Neighbours:
         found = nearest(key, older)
         if found is None:
             return []
-        return [f"nearest older entry: {found[0].digest}, differs (here → there):", *found[1]]
+        title = f"nearest older entry: {found.key.digest}, differs (here → there):"
+        return [title, *found.differences]
 
     def _read(self) -> list[tuple[StoredEntry, Key]]:
         if self._directory is None:

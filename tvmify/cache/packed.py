@@ -12,12 +12,12 @@ import re
 import stat
 import zipfile
 from collections.abc import Iterable
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from tvmify.artifact import Artifact
 from tvmify.cache.key import Key
 from tvmify.cache.manifest import LARGEST_LIBRARY, Manifest, library_file
-from tvmify.cache.stored import LIBRARY, LONGEST_MANIFEST, MANIFEST
+from tvmify.cache.stored import LIBRARY, LONGEST_MANIFEST, MANIFEST, EntryFiles
 from tvmify.errors import CacheError
 from tvmify.system.zip_records import AmbiguousArchive, Record, read_records
 
@@ -26,7 +26,14 @@ _MEMBER = re.compile(rf"([0-9a-f]{{64}})/({re.escape(MANIFEST)}|{re.escape(LIBRA
 _LIMITS = {MANIFEST: LONGEST_MANIFEST, LIBRARY: LARGEST_LIBRARY}
 
 
-def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str]:
+class Entry(NamedTuple):
+    """An entry that was read from an archive."""
+
+    key: Key
+    artifact: Artifact
+
+
+def write(file: BinaryIO, entries: Iterable[EntryFiles]) -> list[str]:
     """Write an archive of entries and return their digests.
 
     Parameters
@@ -34,7 +41,7 @@ def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str
     file
         Open for writing.
     entries
-        Manifests and libraries; from a generator, only one pair is in memory at a time.
+        From a generator, only one is in memory at a time.
     """
     digests = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -51,7 +58,7 @@ def write(file: BinaryIO, entries: Iterable[tuple[Manifest, bytes]]) -> list[str
 def pack(key: Key, artifact: Artifact) -> bytes:
     """Return the archive of one entry."""
     file = io.BytesIO()
-    write(file, [(Manifest.of(key, artifact), library_file(key, artifact))])
+    write(file, [EntryFiles(Manifest.of(key, artifact), library_file(key, artifact))])
     return file.getvalue()
 
 
@@ -90,7 +97,7 @@ class Reader:
                 if f"{digest}/{name}" not in self._members:
                     raise CacheError(f"member '{digest}/{name}' is missing")
 
-    def read(self, digest: str) -> tuple[Key, Artifact]:
+    def read(self, digest: str) -> Entry:
         """Return an entry, checked like one on disk.
 
         Raises
@@ -102,7 +109,7 @@ class Reader:
         library = self._read(f"{digest}/{LIBRARY}")
         if manifest.key.digest != digest:
             raise CacheError(f"its manifest is that of {manifest.key.digest}")
-        return manifest.key, manifest.artifact_of(library)
+        return Entry(manifest.key, manifest.artifact_of(library))
 
     def _read(self, name: str) -> bytes:
         member = self._members[name]
@@ -113,7 +120,7 @@ class Reader:
             raise CacheError(f"unreadable: {error}") from error
 
 
-def unpack(content: bytes) -> tuple[Key, Artifact]:
+def unpack(content: bytes) -> Entry:
     """Return the entry of an archive with a single one; the inverse of `pack`.
 
     Raises

@@ -33,16 +33,26 @@ class _Line(NamedTuple):
         return _VALUE.sub("%", self.text)
 
 
-def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]:
+class Difference(NamedTuple):
+    """One difference between two texts.
+
+    Attributes
+    ----------
+    place
+        Where it is: an operation, such as ``"op 17 aten::conv2d: "``, or the name of a field.
+    ours, other
+        The texts there; empty if that side has nothing there.
+    """
+
+    place: str
+    ours: str
+    other: str
+
+
+def program_differences(ours: str, other: str) -> Iterator[Difference]:
     """Yield the differences between two texts of `tvmify.capture`, in program order.
 
     Weights are left out: their names and aliases have a separate entry in the key.
-
-    Yields
-    ------
-    tuple
-        The place, such as ``"op 17 aten::conv2d: "``, and the texts of ours and of the other there;
-        a missing one is empty.
     """
     left, right = _lines(ours), _lines(other)
     ours_of: dict[str, str] = {}  # from values of the other program to ours
@@ -53,7 +63,8 @@ def program_differences(ours: str, other: str) -> Iterator[tuple[str, str, str]]
             assert line is not None
             if not _BLOCK.match(line.text):
                 place = f"op {line.place + 1} " if _operation(line.text) else ""
-                yield place, _what(mine.text) if mine else "", _what(its.text) if its else ""
+                texts = (_what(each.text) if each else "" for each in (mine, its))
+                yield Difference(place, *texts)
             continue
         # The first line with a number defines it.
         for a, b in zip(_VALUE.findall(mine.text), _VALUE.findall(its.text), strict=False):
@@ -112,21 +123,21 @@ def _wired_otherwise(
     return any(a in other_of and b in ours_of and other_of[a] != b for a, b in pairs)
 
 
-def _change(mine: _Line, its: str) -> tuple[str, str, str]:
+def _change(mine: _Line, its: str) -> Difference:
     here, there = _operation(mine.text), _operation(its)
     if here is None or there is None:
-        return "", _what(mine.text), _what(its)
+        return Difference("", _what(mine.text), _what(its))
     place = f"op {mine.place + 1} "
     if here["name"] != there["name"]:
-        return place, here["name"], there["name"]
+        return Difference(place, here["name"], there["name"])
     place += f"{here['name']}: "
     operands, others = _split(here["operands"]), _split(there["operands"])
     if operands == others:
-        return place, here["results"].strip(), there["results"].strip()
+        return Difference(place, here["results"].strip(), there["results"].strip())
     if len(operands) == len(others):
         changed = [(a, b) for a, b in zip(operands, others, strict=True) if a != b]
         operands, others = map(list, zip(*changed, strict=True))
-    return place, ", ".join(operands), ", ".join(others)
+    return Difference(place, ", ".join(operands), ", ".join(others))
 
 
 def _what(line: str) -> str:

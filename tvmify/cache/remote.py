@@ -75,14 +75,15 @@ class RemoteCache:
                 self._count("misses")
             return None
         try:
-            found, artifact = unpack(content)
-            if found != key:
-                raise CacheError(f"it was stored for another key ({found.differences(key)})")
+            entry = unpack(content)
+            if entry.key != key:
+                names = ", ".join(entry.key.differences(key))
+                raise CacheError(f"it was stored for another key ({names})")
         except CacheError as error:
             self._fault("damaged", f"the entry {key.digest} is not used: {error}")
             return None
         self._count("hits")
-        return artifact
+        return entry.artifact
 
     def store(self, key: Key, artifact: Artifact) -> None:
         """Write an entry, replacing an existing one."""

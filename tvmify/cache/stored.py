@@ -23,13 +23,6 @@ LONGEST_MANIFEST = 4 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
-class Limits(NamedTuple):
-    """How much a cache directory may hold; None for no limit."""
-
-    bytes: int | None = 10 * 10**9
-    entries: int | None = None
-
-
 @dataclass(frozen=True)
 class StoredEntry:
     """An entry as listed, before its contents are read.
@@ -113,7 +106,14 @@ def read_manifest(entry: int) -> Manifest:
         return Manifest.from_json(directory.read(file, LONGEST_MANIFEST))
 
 
-def read_files(entry: int) -> tuple[Manifest, bytes]:
+class EntryFiles(NamedTuple):
+    """What the files of an entry contain."""
+
+    manifest: Manifest
+    library: bytes
+
+
+def read_files(entry: int) -> EntryFiles:
     """Read the manifest and the library in an open entry, and check one against the other.
 
     Raises
@@ -128,7 +128,7 @@ def read_files(entry: int) -> tuple[Manifest, bytes]:
         manifest = read_manifest(entry)
         library = directory.read(file, manifest.library_size)
     manifest.check(library)
-    return manifest, library
+    return EntryFiles(manifest, library)
 
 
 def touch(entry: int, now: float) -> None:

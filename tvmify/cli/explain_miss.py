@@ -49,7 +49,7 @@ def explain_miss(
             raise fail(f"there are no entries in {cache.directory}", FAILED)
         key = entry.manifest().key
     found = nearest(key, _others(cache, entry.digest))
-    other, lines = (found[0].digest, found[1]) if found else (None, [])
+    other, lines = (found.key.digest, found.differences) if found else (None, [])
     if as_json:
         print_json({"entry": entry.digest, "nearest": other, "differences": lines})
     elif other is None:

@@ -213,7 +213,7 @@ def cache(directory: Path | None) -> Iterator[Finding]:
 
 def _limits() -> Limits:
     with suppress(OptionError):  # `environment` reports it
-        return Limits(*variables.cache_limits())
+        return variables.cache_limits()
     return Limits()
 
 

@@ -36,10 +36,10 @@ def verify(directory: CacheDirectory = None, as_json: AsJson = False) -> None:
         count = len(cache.entries())
         damaged = cache.verify()
     if as_json:
-        problems = [{"digest": digest, "problem": problem} for digest, problem in damaged]
+        problems = [{"digest": digest, "problem": problem} for digest, problem in damaged.items()]
         print_json({"directory": str(cache.directory), "checked": count, "damaged": problems})
     else:
-        lines = [f"{digest}: {problem}" for digest, problem in damaged]
+        lines = [f"{digest}: {problem}" for digest, problem in damaged.items()]
         aside = f", see {cache.directory / QUARANTINE}" if damaged else ""
         lines.append(f"{cache.directory}: {count} entries checked, {len(damaged)} damaged{aside}")
         print_all(text("\n".join(lines)))
@@ -80,11 +80,10 @@ def prune(
 
 def _limits(most_bytes: str | None, most_entries: int | None) -> Limits:
     if most_bytes is None and most_entries is None:
-        return Limits(*variables.cache_limits())
-    size, count = (
-        (None, None) if most_bytes is None else variables.read_limits(most_bytes, "--size")
-    )
-    return Limits(size, count if most_entries is None else most_entries)
+        return variables.cache_limits()
+    no_limits = Limits(None, None)
+    limits = no_limits if most_bytes is None else variables.read_limits(most_bytes, "--size")
+    return limits if most_entries is None else limits._replace(entries=most_entries)
 
 
 def clear(

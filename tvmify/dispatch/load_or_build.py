@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.shapes import Shapes
-from tvmify.cache import DiskCache, Key, Limits, Measurements, TwoLevels, disk_at, remote_at
+from tvmify.cache import DiskCache, Key, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.cache.directory import is_there
 from tvmify.capture import Program
 from tvmify.dispatch import background, building, keys, on_miss
@@ -274,7 +274,7 @@ def _disk(options: CompileOptions) -> Disk | None:
     directory, url = options.cache_directory(), options.cache_url()
     if directory is None:
         return None
-    near = disk_at(directory, Limits(*variables.cache_limits()))
+    near = disk_at(directory, variables.cache_limits())
     return near if url is None else TwoLevels(near, remote_at(url))
 
 

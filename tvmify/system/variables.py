@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import platformdirs
 
@@ -22,14 +23,19 @@ VARIABLES = (
     "TVMIFY_SYSTEM_LINKER",
 )
 
-#: Default limit of the disk cache in bytes.
-_CACHE_SIZE = 10 * 10**9
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 1 << 10,
     "MIB": 1 << 20,
     "GIB": 1 << 30,
     "TIB": 1 << 40,
 }
+
+
+class Limits(NamedTuple):
+    """How much a cache directory may hold; None for no limit."""
+
+    bytes: int | None = 10 * 10**9
+    entries: int | None = None
 
 
 def environment() -> dict[str, str]:
@@ -64,10 +70,10 @@ def cache_directory() -> Path | None:
         return expanded("~/.cache/tvmify")
 
 
-def cache_limits() -> tuple[int | None, int | None]:
-    """Return the disk cache's limits in bytes and in entries; None for no limit."""
+def cache_limits() -> Limits:
+    """Return the limits of the disk cache."""
     text = os.environ.get("TVMIFY_CACHE_SIZE", "")
-    return read_limits(text, "TVMIFY_CACHE_SIZE") if text.strip() else (_CACHE_SIZE, None)
+    return read_limits(text, "TVMIFY_CACHE_SIZE") if text.strip() else Limits()
 
 
 def cache_url() -> str | None:
@@ -80,8 +86,8 @@ def record_file() -> str | None:
     return os.environ.get("TVMIFY_RECORD") or None
 
 
-def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
-    """Parse the limits of a cache, in bytes and in entries; None where the text sets no limit.
+def read_limits(text: str, name: str) -> Limits:
+    """Parse the limits of a cache directory; there is none that the text does not name.
 
     Parameters
     ----------
@@ -108,7 +114,7 @@ def read_limits(text: str, name: str) -> tuple[int | None, int | None]:
                 f"{name} is {text!r}: expected, for example, '20GB', '500 entries', or both "
                 "separated by a comma"
             )
-    return limits.get("bytes"), limits.get("entries")
+    return Limits(limits.get("bytes"), limits.get("entries"))
 
 
 def expanded(path: str | os.PathLike[str]) -> Path | None:
