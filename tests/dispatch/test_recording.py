@@ -268,7 +268,7 @@ def test_the_variable_names_a_file_for_all(
     with pytest.warns(TvmifyWarning, match="no cache has its program"):
         decorate(Codec().eval(), methods=["encode"], **options).encode(X)
         decorate(double, **options)(X, times=3)
-    first, second = recording.read(file)[0]
+    first, second = recording.read(file).found
     assert (first.module, first.method) == ("Codec", "encode")
     assert (second.module, second.method) == (double.__qualname__, "")
     assert second.kwargs == {"times": 3}

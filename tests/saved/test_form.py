@@ -127,7 +127,7 @@ def test_the_place_of_a_tensor_among_all_arguments_is_found() -> None:
     symbols = Symbol("s0", 2), Symbol("s1", 2)
     shapes = Shapes(symbols, {0: ("s0",), 2: ("s1", 16)}, (), (3, 4))
     artifact = dataclasses.replace(doubled(shapes), inputs=(2,))
-    module, _ = saved_form(Named(), "Named", [Compiled(((), kwargs), artifact)], True)
+    module = saved_form(Named(), "Named", [Compiled(((), kwargs), artifact)], True).module
     x = torch.rand(9, 16)
     torch.testing.assert_close(module(True, x, torch.rand(5)), x + x)
 
@@ -155,7 +155,7 @@ def test_views_have_the_sizes_of_the_call() -> None:
         outputs=views,
         output_structure=pytree.treespec_dumps(pytree.tree_structure((0, 0))),
     )
-    module, _ = saved_form(Both(), "Both", [Compiled(call(4), artifact)], True)
+    module = saved_form(Both(), "Both", [Compiled(call(4), artifact)], True).module
     for count in (2, 4, 10):
         (x,), _ = call(count)
         odd, whole = module(x)

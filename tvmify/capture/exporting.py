@@ -314,8 +314,8 @@ def has_symbols(program: ExportedProgram) -> bool:
 
 def name_attributes(
     program: ExportedProgram, names: dict[TensorIdentity, str]
-) -> tuple[ExportedProgram, list[torch.Tensor]]:
-    """Make every tensor that belongs to the module a persistent buffer of the program.
+) -> list[torch.Tensor]:
+    """Make every tensor that belongs to the module a persistent buffer of the program, in place.
 
     ``torch.export`` keeps tensor attributes and non-persistent buffers with the literals.
 
@@ -326,8 +326,8 @@ def name_attributes(
 
     Returns
     -------
-    program, constants
-        The changed program, and the literals that come from closures and globals, not from code.
+    list of torch.Tensor
+        The literals that come from closures and globals, not from code.
     """
     outside = []
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -349,7 +349,7 @@ def name_attributes(
             )
         elif not _is_fresh_literal(placeholders[spec.arg.name]):
             outside.append(tensor)
-    return program, outside
+    return outside
 
 
 def _is_fresh_literal(node: torch.fx.Node) -> bool:

@@ -11,7 +11,7 @@ are defined where they are used.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,18 @@ def _number(value: Any, unit: str, source: Source) -> Any:
     return field(default=value, metadata={"unit": unit, "source": source})
 
 
-def numbers(table: Any) -> dict[str, tuple[Any, str, Source]]:
-    """Return the value, unit and source of each field of a table."""
+class Number(NamedTuple):
+    """A number with its unit, and where it was measured."""
+
+    value: Any
+    unit: str
+    source: Source
+
+
+def numbers(table: Any) -> dict[str, Number]:
+    """Return the fields of a table by name."""
     return {
-        one.name: (getattr(table, one.name), one.metadata["unit"], one.metadata["source"])
+        one.name: Number(getattr(table, one.name), one.metadata["unit"], one.metadata["source"])
         for one in fields(table)
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import tvm
 from tvm import relax, tirx
@@ -189,18 +190,24 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         return tvm.transform.Sequential(passes)(ir_mod)
 
 
-def schedule(
-    ir_mod: tvm.IRModule, target: tvm.target.Target
-) -> tuple[tvm.IRModule, dict[str, Outcome]]:
-    """Schedule every TIR function.
+class Scheduled(NamedTuple):
+    """A module with its functions scheduled.
 
-    Returns
-    -------
-    tvm.IRModule
-        The module with each function scheduled.
-    dict
-        The outcome for each function by name: the rule that scheduled it, and rules that matched
-        but failed. Its ``str`` is for reports.
+    Attributes
+    ----------
+    ir_mod
+        The module.
+    outcomes
+        By the name of each function: the rule that scheduled it, and rules that matched but failed.
+        Their ``str`` is for reports.
+    """
+
+    ir_mod: tvm.IRModule
+    outcomes: dict[str, Outcome]
+
+
+def schedule(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Scheduled:
+    """Schedule every TIR function.
 
     Raises
     ------
@@ -220,7 +227,7 @@ def schedule(
             f"no rule for GPUs schedules {left[0]!r}: {kernels[left[0]]}",
             "Run this module in eager PyTorch, and report the program.",
         )
-    return ir_mod, kernels
+    return Scheduled(ir_mod, kernels)
 
 
 def plan_memory(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:

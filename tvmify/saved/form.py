@@ -61,10 +61,17 @@ class Compiled(NamedTuple):
     artifact: Artifact
 
 
+class SavedForm(NamedTuple):
+    """The module that a file contains, and its entry in the manifest."""
+
+    module: torch.jit.ScriptModule
+    description: dict[str, Any]
+
+
 def saved_form(
     subject: Callable[..., Any], name: str, programs: Sequence[Compiled], strict: bool
-) -> tuple[torch.jit.ScriptModule, dict[str, Any]]:
-    """Return the module to save, and its entry in the manifest.
+) -> SavedForm:
+    """Return what a file contains for a module or function.
 
     Its ``forward`` gets the tensors of the result from ``_tvmify``, a native object. If no compiled
     code serves the call, the module's original ``forward`` runs, which has another name there.
@@ -119,7 +126,7 @@ def saved_form(
         fallback=fallback,
     )
     module = _with_forward(form, written, native)
-    return module, _description(name, module, added)
+    return SavedForm(module, _description(name, module, added))
 
 
 def _distinct(seen: Sequence[_Seen], programs: Sequence[Compiled]) -> list[tuple[_Seen, Artifact]]:

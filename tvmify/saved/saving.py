@@ -112,8 +112,8 @@ def write_saved(
 ) -> None:
     """Write what `compile_calls` returned to a file; see `save`."""
     captured = dispatcher.subject.captured()
-    module, description = saved_form(captured, dispatcher.name, programs, strict)
-    write_archive(module, path, description, key)
+    form = saved_form(captured, dispatcher.name, programs, strict)
+    write_archive(form.module, path, form.description, key)
 
 
 def _distinct(leaf: Any) -> Any:

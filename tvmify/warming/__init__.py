@@ -156,10 +156,10 @@ def warm_cache(
             described = Recorded.of("", method or "", call.args, call.kwargs, training=False)
             recorded.append(described.with_sizes(call.declared))
     if file is not None:
-        found, unreadable = read(Path(file))
-        recorded += [r for r in found if method in (None, r.method)]
-        if unreadable:
-            notes.append(f"{file}: {unreadable} lines are no signatures")
+        signatures = read(Path(file))
+        recorded += [r for r in signatures.found if method in (None, r.method)]
+        if signatures.unreadable:
+            notes.append(f"{file}: {signatures.unreadable} lines are not signatures")
     pool = _Pool(subject, target)
     try:
         first = pool.start()

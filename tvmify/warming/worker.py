@@ -114,7 +114,7 @@ def _made(found: Any, name: str) -> Any:
 
 def _name_of(subject: Any) -> str:
     dispatcher = dispatchers_of(subject)[0]
-    return recording.names_of(dispatcher.name, dispatcher.module())[0]
+    return recording.Names.of(dispatcher.name, dispatcher.module()).module
 
 
 # ----------------------------------------------------------------------------------------- build

@@ -23,7 +23,7 @@ def storages(module: nn.Module, x: torch.Tensor) -> list[int]:
         with tvm_target:
             imported = import_program(decompose(exported))
         fused = pipeline.fuse(pipeline.lower(imported.ir_mod, tvm_target), tvm_target)
-        planned = pipeline.plan_memory(pipeline.schedule(fused, tvm_target)[0], tvm_target)
+        planned = pipeline.plan_memory(pipeline.schedule(fused, tvm_target).ir_mod, tvm_target)
     values = [found.value for block in planned["main"].body.blocks for found in block.bindings]
     return [
         int(value.args[0].values[0])

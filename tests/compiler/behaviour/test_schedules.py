@@ -61,7 +61,7 @@ def given_up(
             if imported.bridged:
                 return dict.fromkeys(imported.bridged, "computed by PyTorch")
             fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
-            outcomes = pipeline.schedule(fused, machine)[1]
+            outcomes = pipeline.schedule(fused, machine).outcomes
             assert outcomes
             left |= {
                 f"{name} with {machine}": str(outcome)

@@ -62,7 +62,7 @@ def test_a_program_crosses_without_weights_and_without_classes_of_this_process(
 def test_messages_that_are_cut_off(tmp_path: Any) -> None:
     path = tmp_path / "pipe"
     with path.open("wb") as pipe:
-        crossing.send(pipe, {"a": 1}, b"content")
+        crossing.send(pipe, crossing.Message({"a": 1}, b"content"))
     content = path.read_bytes()
     with path.open("rb") as pipe:
         assert crossing.receive(pipe) == ({"a": 1}, b"content")

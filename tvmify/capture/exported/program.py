@@ -89,7 +89,7 @@ class TracedProgram(Program):
         call.attach(module, watch)
         with tracing(), refusing_effects(callable_):
             exported = export(module, call.args, call.kwargs, varying)
-        exported, constants = name_attributes(exported, names)
+        self.constants = tuple(name_attributes(exported, names))
         self.is_general = has_symbols(exported)
         if not self.is_general:
             self._varying = None  # it is the program of this very call
@@ -102,7 +102,6 @@ class TracedProgram(Program):
             for spec in exported.graph_signature.input_specs
             if spec.target in exported.state_dict and used[spec.arg.name]
         )
-        self.constants = tuple(constants)
         self.fingerprint = fingerprint(exported, self.weights)
         self._names = tuple(exported.state_dict)
         self._recorded = with_weights(exported, {})

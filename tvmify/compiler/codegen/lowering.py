@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 import tvm
 from tvm import s_tir, tirx
@@ -28,22 +29,20 @@ from tvmify.compiler.kernels.matmul.define_pairs import DefinePairs
 from tvmify.torch_compat.silence import silenced
 
 
-def lower(
-    ir_mod: tvm.IRModule, target: tvm.target.Target, pool: Executor
-) -> tuple[tvm.IRModule, tvm.IRModule | None]:
+class Lowered(NamedTuple):
+    """Functions for the CPU, and the kernels for a GPU, if any."""
+
+    for_cpu: tvm.IRModule
+    for_gpu: tvm.IRModule | None
+
+
+def lower(ir_mod: tvm.IRModule, target: tvm.target.Target, pool: Executor) -> Lowered:
     """Run TVM's own passes from schedules to LLVM's input.
 
     Parameters
     ----------
     pool
         Threads to use.
-
-    Returns
-    -------
-    tvm.IRModule
-        Functions for the processor.
-    tvm.IRModule or None
-        The kernels for a GPU, if any.
     """
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     whole = tvm.IRModule(functions, attrs=ir_mod.attrs)
@@ -66,7 +65,7 @@ def lower(
     for variable, function in lowered.functions_items():
         if "tvmify.asserts" in function.attrs:
             lean.update_func(lean.get_global_var(variable.name_hint), function)
-    return lean, for_gpu
+    return Lowered(lean, for_gpu)
 
 
 def _of_each(

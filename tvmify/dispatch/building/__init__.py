@@ -97,7 +97,7 @@ class Builder:
             "environment": dict(os.environ),
         }
         try:
-            answer, library = self._ask(request, content)
+            message = self._ask(crossing.Message(request, content))
         except Unavailable as problem:
             if self._is_stopped:
                 return None
@@ -106,13 +106,14 @@ class Builder:
                 f"programs are compiled in a thread of this process: the process for it {problem}"
             )
             return None
+        answer = message.header
         if "refused" in answer:
             name, arguments = answer["refused"]
             raise getattr(errors, name)(*arguments)
         if "artifact" not in answer:
             return None
         structure = crossing.output_structure(program)
-        return Artifact.from_description(library, answer["artifact"] | structure)
+        return Artifact.from_description(message.content, answer["artifact"] | structure)
 
     def end(self) -> None:
         """End the process, if there is one, and wait for that."""
@@ -148,7 +149,7 @@ class Builder:
 
     # ----------------------------------------------------------------------------- the process
 
-    def _ask(self, request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    def _ask(self, message: crossing.Message) -> crossing.Message:
         is_old = self.is_running  # it may have ended since
         for is_last in (not is_old, True):
             if not self.is_running:
@@ -159,7 +160,7 @@ class Builder:
             assert process.stdout is not None
             try:
                 with forks.resting():
-                    crossing.send(process.stdin, request, content)
+                    crossing.send(process.stdin, message)
                     return crossing.receive(process.stdout)
             except (OSError, EOFError, ValueError):
                 status = self._status()

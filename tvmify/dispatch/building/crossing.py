@@ -11,7 +11,7 @@ import copy
 import io
 import json
 import struct
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -26,9 +26,16 @@ _LENGTHS = struct.Struct("<QQ")
 _WEIGHTS = "weights.json"
 
 
-def send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:
+class Message(NamedTuple):
+    """What one process tells the other: values that JSON can express, and bytes."""
+
+    header: dict[str, Any]
+    content: bytes = b""
+
+
+def send(pipe: IO[bytes], message: Message) -> None:
     """Write a message."""
-    head = json.dumps(header).encode()
+    head, content = json.dumps(message.header).encode(), message.content
     for part in (_LENGTHS.pack(len(head), len(content)), head, content):
         left = memoryview(part)
         while left:
@@ -36,7 +43,7 @@ def send(pipe: IO[bytes], header: dict[str, Any], content: bytes = b"") -> None:
     pipe.flush()
 
 
-def receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+def receive(pipe: IO[bytes]) -> Message:
     """Read a message.
 
     Raises
@@ -45,7 +52,7 @@ def receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
         There is none, or not all of it.
     """
     head, content = (_read(pipe, length) for length in _LENGTHS.unpack(_read(pipe, _LENGTHS.size)))
-    return json.loads(head), content
+    return Message(json.loads(head), content)
 
 
 def _read(pipe: IO[bytes], length: int) -> bytes:

@@ -10,13 +10,14 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from tvmify import compiler
 from tvmify.artifact.shapes import Shapes
 from tvmify.dispatch.building import crossing
+from tvmify.dispatch.building.crossing import Message
 from tvmify.errors import NotCompiled
 from tvmify.target import Target
 
@@ -37,17 +38,17 @@ def main(niceness: int) -> None:
     torch.set_num_threads(1)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is printed is no answer
-    waiting: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-    crossing.send(answers, {"ready": os.getpid()})
+    crossing.send(answers, Message({"ready": os.getpid()}))
     while True:
-        crossing.send(answers, *_answer(*waiting.get()))
+        crossing.send(answers, _answer(waiting.get()))
         if _memory() > _MOST_MEMORY:
             os._exit(0)
 
 
-def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[tuple[dict[str, Any], bytes]]) -> None:
+def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[Message]) -> None:
     # A thread, so that the end of the parent is noticed in the middle of a build, too.
     try:
         while True:
@@ -64,23 +65,24 @@ def _watch(parent: int) -> None:
     os._exit(0)
 
 
-def _answer(request: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+def _answer(message: Message) -> Message:
+    request = message.header
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # which is cached
     try:
         crossing.enter(request["modes"])
-        program = crossing.unpack(content)
+        program = crossing.unpack(message.content)
         target = Target.parse(request["target"])
         places = [Path(place) for place in request["places"]]
         shapes = None if request["shapes"] is None else Shapes.from_json(request["shapes"])
         chosen = request["accuracy"], None, request["unpacked"], 1, places, shapes
         artifact = compiler.compile(program, target, lambda _: None, *chosen)
     except NotCompiled as reason:
-        return {"refused": [type(reason).__name__, list(reason.__reduce__()[1])]}, b""
+        return Message({"refused": [type(reason).__name__, list(reason.__reduce__()[1])]})
     except Exception as error:  # of any kind: the parent tries it by itself
-        return {"failed": f"{type(error).__name__}: {error}"}, b""
-    return {"artifact": artifact.description()}, artifact.library
+        return Message({"failed": f"{type(error).__name__}: {error}"})
+    return Message({"artifact": artifact.description()}, artifact.library)
 
 
 def _memory() -> int:

@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -148,12 +148,19 @@ class Recorded:
         return f"{name}({', '.join(values)}){casts}"
 
 
-def names_of(name: str, module: object) -> tuple[str, str]:
-    """Return module and method, as lines name them, of what a dispatcher calls its name."""
-    if module is None:
-        return name, ""
-    cls, _, method = name.partition(".")
-    return cls, method or "forward"
+class Names(NamedTuple):
+    """How a line names a method: by the class of its module; a function has no method."""
+
+    module: str
+    method: str
+
+    @classmethod
+    def of(cls, name: str, module: object) -> Names:
+        """Return those of a dispatcher with this name, and with this module or None."""
+        if module is None:
+            return cls(name, "")
+        class_name, _, method = name.partition(".")
+        return cls(class_name, method or "forward")
 
 
 def record(
@@ -175,7 +182,7 @@ def record(
         return
     try:
         training = module is not None and module.training
-        line = Recorded.of(*names_of(name, module), args, kwargs, training).to_json()
+        line = Recorded.of(*Names.of(name, module), args, kwargs, training).to_json()
     except WarmUpError as error:
         warn_once(_said, f"a call of {name} is not recorded: {error}")
         return
@@ -203,8 +210,15 @@ def append(path: Path, line: str) -> None:
         os.close(file)
 
 
-def read(path: Path) -> tuple[list[Recorded], int]:
-    """Return the different signatures of a file, and how many lines are none.
+class Signatures(NamedTuple):
+    """The distinct signatures of a file, and how many of its lines are not signatures."""
+
+    found: list[Recorded]
+    unreadable: int
+
+
+def read(path: Path) -> Signatures:
+    """Return the signatures of a file.
 
     Raises
     ------
@@ -222,7 +236,7 @@ def read(path: Path) -> tuple[list[Recorded], int]:
             unreadable += 1
         else:
             found[recorded.to_json()] = recorded
-    return list(found.values()), unreadable
+    return Signatures(list(found.values()), unreadable)
 
 
 def _is_other(value: object, kind: type) -> bool:

@@ -59,7 +59,7 @@ def _layer_norm_by_steps(
     eps: float,
 ) -> relax.Expr:
     """Normalize in float64, for which TVM has no layer_norm, or with statistics in float64."""
-    *_, centred = deviations(importer, x, axes)
+    centred = deviations(importer, x, axes).centred
     variance = importer.emit(relax.op.mean(importer.emit(centred * centred), axes, keepdims=True))
     deviation = importer.emit(relax.op.sqrt(variance + relax.const(eps, str(x.ty.dtype))))
     return importer.emit(centred / deviation * gamma + beta)
@@ -236,7 +236,7 @@ def norm_by_own_statistics(importer: Importer, node: fx.Node) -> tuple[relax.Exp
         norm = _GroupNorm(shape[1], weight, bias, float(eps), dtype)
         return _normalized(importer, x, norm), None, None
     axes = [0, *range(2, len(shape))]
-    *_, centred = deviations(importer, x, axes)
+    centred = deviations(importer, x, axes).centred
     variance = relax.op.mean(relax.op.multiply(centred, centred), axes, True)
     deviation = relax.op.sqrt(relax.op.add(variance, relax.const(float(eps), dtype_of(x))))
     result = importer.emit(relax.op.divide(centred, deviation))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -142,12 +142,26 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     return importer.emit(result), mean if keep else importer.emit(relax.op.squeeze(mean, axes))
 
 
-def deviations(
-    importer: Importer, x: relax.Expr, axes: list[int]
-) -> tuple[relax.Var, relax.Var, relax.Var]:
-    """Return the first element along axes, the mean relative to it, and the deviations. The first
-    two keep the axes, with extent 1; their sum is the mean.
+class Deviations(NamedTuple):
+    """The deviations of elements from their mean along some axes.
+
+    Attributes
+    ----------
+    first
+        The first element along the axes, which are kept with extent 1.
+    offset
+        The mean minus the first element, with the same axes.
+    centred
+        The elements minus their mean.
     """
+
+    first: relax.Var
+    offset: relax.Var
+    centred: relax.Var
+
+
+def deviations(importer: Importer, x: relax.Expr, axes: list[int]) -> Deviations:
+    """Return how the elements of a tensor deviate from their mean along axes."""
     shape = sizes_of(x.ty.shape)
     reduced = {axis % len(shape) for axis in axes}
 
@@ -162,8 +176,8 @@ def deviations(
     # In a separate kernel, so that reductions read x along their axes only.
     values = importer.emit_te(first, x)
     shifted = importer.emit(relax.op.subtract(x, values))
-    mean = importer.emit(relax.op.mean(shifted, axes, True))
-    return values, mean, importer.emit(relax.op.subtract(shifted, mean))
+    offset = importer.emit(relax.op.mean(shifted, axes, True))
+    return Deviations(values, offset, importer.emit(relax.op.subtract(shifted, offset)))
 
 
 @converts("argmax.default", "argmin.default")

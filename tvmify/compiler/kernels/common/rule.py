@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tvm import s_tir, tirx
 from tvm.ir import GlobalVar, IRModule
@@ -131,22 +132,22 @@ def _blocks(function: tirx.PrimFunc) -> set[str]:
     return names_of(body.block.body if isinstance(body, s_tir.SBlockRealize) else body)
 
 
+class ScheduledInTurn(NamedTuple):
+    """Functions, scheduled where their outcome has a rule, and the outcome of each."""
+
+    ir_mod: IRModule
+    outcomes: dict[GlobalVar, Outcome]
+
+
 def apply_in_turn(
     rules: Mapping[str, ScheduleRule], functions: Mapping[GlobalVar, tirx.PrimFunc], target: Target
-) -> tuple[IRModule, dict[GlobalVar, Outcome]]:
+) -> ScheduledInTurn:
     """Schedule functions, each by the first rule that takes it.
 
     Parameters
     ----------
     rules
         The rules by name.
-
-    Returns
-    -------
-    ir_mod
-        The functions, scheduled where their outcome has a rule.
-    outcomes
-        What became of each.
 
     Raises
     ------
@@ -167,4 +168,4 @@ def apply_in_turn(
             if os.environ.get(STRICT) == "1" or is_open_ended(functions[variable]):
                 raise RuleFailure(message) from failure.error
             _LOG.warning("%s; the next rule is tried", message, exc_info=failure.error)
-    return scheduled, outcomes
+    return ScheduledInTurn(scheduled, outcomes)
