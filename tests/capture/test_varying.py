@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tvmify.capture import Varying, capture
+from tvmify.capture import Limits, Varying, capture
 from tvmify.signature import Signature
 from tvmify.torch_compat.symbols import identities_of
 
@@ -74,14 +74,14 @@ def test_a_branch_on_a_size_is_a_guard() -> None:
 
 def test_limits_bound_a_symbol() -> None:
     x, y = torch.zeros(5), torch.zeros(5)
-    varying = Varying({0: ("a",)}, {"a": (3, 64)})
+    varying = Varying({0: ("a",)}, {"a": Limits(3, 64)})
     program = capture(Pair(), (x, y), {}, varying).export((x, y), {}, varying)
     (bound,) = program.range_constraints.values()
     assert (bound.lower, bound.upper) == (3, 64)
 
 
 def test_key_texts_name_symbols_and_limits() -> None:
-    varying = Varying({1: ("s0", None)}, {"s0": (2, 64)})
+    varying = Varying({1: ("s0", None)}, {"s0": Limits(2, 64)})
     signature = Signature.of((torch.zeros(3, 4), torch.zeros(3, 4)), {})
     static, symbolic = signature.with_symbols(varying.axes).leaves
     assert str(static) == "float32[3, 4] cpu"

@@ -11,6 +11,7 @@ import torch
 
 from tvmify import tvmify as decorate
 from tvmify.artifact import Artifact
+from tvmify.capture import STATIC, Varying
 from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.generalizing import Generalizing, Kept
 from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome, Run
@@ -30,7 +31,7 @@ class AnyLabel:
     signature: Hashable
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    varying: None = None
+    varying: Varying = STATIC
 
     def adapted(
         self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]

@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils._sympy import functions
 
 from tvmify.artifact.expressions import Condition, Size, Term, renamed
-from tvmify.artifact.shapes import Shapes, Symbol, canonical_names
+from tvmify.artifact.shapes import Axis, Shapes, Symbol, canonical_names
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import identity_of
 
@@ -45,9 +45,7 @@ _CONDITIONS: dict[type, tuple[str, bool]] = {  # and whether the operands change
 _JOINED: dict[type, str] = {boolalg.And: "and", boolalg.Or: "or", boolalg.Not: "not"}
 
 
-def recorded_shapes(
-    program: ExportedProgram, hints: Mapping[tuple[int, int], int]
-) -> Shapes | None:
+def recorded_shapes(program: ExportedProgram, hints: Mapping[Axis, int]) -> Shapes | None:
     """Return what a program serves, as far as its recording and its translation have found.
 
     Parameters
@@ -55,7 +53,7 @@ def recorded_shapes(
     program
         What was found is asked of the environment of its symbols, so later calls may find more.
     hints
-        The values to tune for, by leaf and axis; others are what the recorded call had.
+        The values to tune for, by axis; others are what the recorded call had.
 
     Returns
     -------
@@ -79,13 +77,13 @@ def recorded_shapes(
     for symbol in alone:
         lower, upper = _range(environment, symbol)
         symbols.append(Symbol(str(symbol), lower, upper))
-        place = next(
-            (leaf, axis)
+        axis = next(
+            Axis(leaf, number)
             for leaf, shape in leaves.items()
-            for axis, size in enumerate(shape)
+            for number, size in enumerate(shape)
             if size == symbol
         )
-        hint = hints.get(place, int(environment.backed_var_to_val[symbol]))
+        hint = hints.get(axis, int(environment.backed_var_to_val[symbol]))
         chosen[str(symbol)] = min(max(hint, lower), upper)
     guards = [*_guards(environment), *_element_counts(program)]
     try:

@@ -19,7 +19,7 @@ import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvmify.artifact.expressions import (
     LARGEST,
@@ -36,6 +36,13 @@ from tvmify.artifact.expressions import (
     to_json,
     value_of,
 )
+
+
+class Axis(NamedTuple):
+    """An axis of a tensor among the flattened arguments of a call."""
+
+    leaf: int
+    number: int
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ from tvmify.capture.recorded import RecordedGraph
 from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, scripting
 from tvmify.capture.state import present, resolve
-from tvmify.capture.varying import Varying
+from tvmify.capture.varying import STATIC, Limits, Varying
 from tvmify.errors import CaptureError, UnsupportedOperator
 from tvmify.system.faults import check_temporary_directory
 
 __all__ = [
     "REGION_SCHEMA",
+    "STATIC",
     "Driver",
+    "Limits",
     "Part",
     "Program",
     "RecordedGraph",
@@ -37,7 +39,7 @@ def capture(
     callable_: Callable[..., Any] | Program,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    varying: Varying | None = None,
+    varying: Varying = STATIC,
 ) -> Program:
     """Turn a module or function into one ATen program.
 

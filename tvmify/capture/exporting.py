@@ -29,7 +29,7 @@ from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import spell_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.twin import with_forward
-from tvmify.capture.varying import Varying, dynamic_shapes
+from tvmify.capture.varying import STATIC, Varying, dynamic_shapes
 from tvmify.errors import (
     CaptureError,
     DependsOnValues,
@@ -102,7 +102,7 @@ def export(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    varying: Varying | None = None,
+    varying: Varying = STATIC,
 ) -> ExportedProgram:
     """Record a module as an ATen program in the current grad mode.
 
@@ -131,10 +131,10 @@ def _export(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    varying: Varying | None,
+    varying: Varying,
 ) -> ExportedProgram:
     shapes = None
-    if varying is not None:
+    if varying.axes:
         if kwargs and _takes_any_keyword(module):
             # torch.export cannot handle the symbols of such arguments.
             _gather_arguments(module)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import Self
 
-from tvmify.capture.varying import Varying
+from tvmify.capture.varying import STATIC, Varying
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -75,7 +75,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def export(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying = STATIC
     ) -> ExportedProgram:
         """Return the ATen program for arguments of these shapes, dtypes and Python values.
 

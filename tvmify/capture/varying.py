@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.artifact.shapes import Axis
+
+
+class Limits(NamedTuple):
+    """The least and the greatest value of a symbol."""
+
+    least: int
+    most: int
+
 
 @dataclass(frozen=True)
 class Varying:
-    """The symbolic sizes of a call's tensors.
+    """The symbolic sizes of a call's tensors; none in `STATIC`.
 
     Attributes
     ----------
@@ -20,7 +29,7 @@ class Varying:
         For each tensor with symbolic sizes, by its index among the flattened arguments: the name of
         a symbol for each axis, or None for a fixed size. Sizes of one name are equal in all calls.
     limits
-        The least and greatest value of a symbol, if the program should know them.
+        By symbol, where the program should know them.
     typical
         The size to tune for, by symbol, if it does not depend on the call.
     hints
@@ -30,8 +39,8 @@ class Varying:
         call.
     """
 
-    axes: Mapping[int, tuple[str | None, ...]]
-    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    axes: Mapping[int, tuple[str | None, ...]] = field(default_factory=dict)
+    limits: Mapping[str, Limits] = field(default_factory=dict)
     typical: Mapping[str, int] = field(default_factory=dict)
     hints: Mapping[str, int] = field(default_factory=dict)
     variant: int = 0
@@ -47,33 +56,36 @@ class Varying:
         hints = (f"{name} is about {hint}" for name, hint in sorted(self.hints.items()))
         return ", ".join([*limits, *hints, f"variant {self.variant}"])
 
-    def hints_by_place(self) -> dict[tuple[int, int], int]:
-        """Return the hints by tensor and axis."""
-        places = self.places()
-        return {place: hint for name, hint in self.hints.items() for place in places[name]}
+    def hints_by_axis(self) -> dict[Axis, int]:
+        """Return the hints by axis."""
+        axes = self.axes_by_symbol()
+        return {axis: hint for name, hint in self.hints.items() for axis in axes[name]}
 
     def recorded(self) -> Varying:
         """Return what a recording depends on: programs that differ in their hints share one."""
         return replace(self, hints={})
 
-    def places(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the tensors and axes of each symbol."""
-        found: dict[str, list[tuple[int, int]]] = {}
+    def axes_by_symbol(self) -> dict[str, list[Axis]]:
+        """Return the axes of each symbol."""
+        found: dict[str, list[Axis]] = {}
         for leaf, names in sorted(self.axes.items()):
-            for axis, name in enumerate(names):
+            for number, name in enumerate(names):
                 if name is not None:
-                    found.setdefault(name, []).append((leaf, axis))
+                    found.setdefault(name, []).append(Axis(leaf, number))
         return found
 
 
-def shapes_of(leaves: Sequence[Any], varying: Varying | None) -> tuple[Any, ...]:
+#: All sizes are static.
+STATIC = Varying()
+
+
+def shapes_of(leaves: Sequence[Any], varying: Varying) -> tuple[Any, ...]:
     """Describe the leaves of a call, with the names of symbols in place of sizes that may vary."""
-    axes = {} if varying is None else varying.axes
 
     def described(place: int, leaf: Any) -> tuple[Any, ...]:
         if not isinstance(leaf, torch.Tensor):
             return type(leaf), leaf
-        names = axes.get(place, (None,) * leaf.ndim)
+        names = varying.axes.get(place, (None,) * leaf.ndim)
         shape = tuple(
             size if name is None else name for size, name in zip(leaf.shape, names, strict=True)
         )
@@ -96,23 +108,19 @@ def dynamic_shapes(args: Any, kwargs: Any, varying: Varying) -> Any:
     return shapes
 
 
-def check_sizes(leaves: Sequence[Any], varying: Varying | None) -> None:
+def check_sizes(leaves: Sequence[Any], varying: Varying) -> None:
     """Record, inside a recorded call, that sizes of one name are equal and within their limits.
 
     Parameters
     ----------
     leaves
         The flattened arguments of the call.
-    varying
-        None if all sizes are static.
     """
-    if varying is None:
-        return
-    for name, places in varying.places().items():
-        sizes = [leaves[leaf].shape[axis] for leaf, axis in places]
+    for name, axes in varying.axes_by_symbol().items():
+        sizes = [leaves[axis.leaf].shape[axis.number] for axis in axes]
         for other in sizes[1:]:
             torch._check(other == sizes[0])
         if name in varying.limits:
-            least, most = varying.limits[name]
-            torch._check(sizes[0] >= least)
-            torch._check(sizes[0] <= most)
+            limits = varying.limits[name]
+            torch._check(sizes[0] >= limits.least)
+            torch._check(sizes[0] <= limits.most)

@@ -143,7 +143,7 @@ class Generalizing:
         if outcome.reason is None:  # else it was for another reason
             self._refuse(request, refused)
             for _, general, reason in refused:
-                if general.varying is not None and isinstance(outcome, Compiled):
+                if general.varying.axes and isinstance(outcome, Compiled):
                     outcome.facts = dataclasses.replace(outcome.facts, one_shape=reason)
         return Kept(request.exact, outcome)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import isqrt, prod
 
-from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.shapes import Axis, Shapes
 from tvmify.capture import Varying
 from tvmify.dispatch.symbols import Symbols, TensorSizes
 
@@ -65,9 +65,9 @@ def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -
     open_ = {n: size for n, size in values.items() if n not in varying.typical}
     hints = hints_of_class(open_, sides=_sides(varying.axes))
     hints |= {n: size for n, size in varying.typical.items() if n in values}
-    for name, (least, most) in varying.limits.items():
+    for name, limits in varying.limits.items():
         if name in hints:
-            hints[name] = min(max(hints[name], least), most)
+            hints[name] = min(max(hints[name], limits.least), limits.most)
     return replace(varying, hints=hints)
 
 
@@ -75,19 +75,19 @@ def numbers(varying: Varying, shapes: Shapes) -> frozenset[str]:
     """Return the symbols that have become numbers in a program."""
     return frozenset(
         name
-        for name, places in varying.places().items()
-        if all(isinstance(shapes.leaves[leaf][axis], int) for leaf, axis in places)
+        for name, axes in varying.axes_by_symbol().items()
+        if all(isinstance(shapes.leaves[axis.leaf][axis.number], int) for axis in axes)
     )
 
 
 def is_tuned(shapes: Shapes, varying: Varying) -> bool:
     """Whether a program is tuned for these hints."""
-    hints = varying.hints_by_place()
-    alone: dict[str, tuple[int, int]] = {}
+    hints = varying.hints_by_axis()
+    alone: dict[str, Axis] = {}
     for leaf, sizes in shapes.leaves.items():
-        for axis, size in enumerate(sizes):
+        for number, size in enumerate(sizes):
             if isinstance(size, str):
-                alone.setdefault(size, (leaf, axis))
+                alone.setdefault(size, Axis(leaf, number))
     return all(
         tuned_for == min(max(hints.get(alone[symbol.name], tuned_for), symbol.lower), symbol.upper)
         for symbol, tuned_for in zip(shapes.symbols, shapes.hints, strict=True)

@@ -85,7 +85,7 @@ class Wanted:
         """Return the key of the program; see `tvmify.dispatch.keys.key`."""
         request = self.request
         signature, options = request.signature, request.options
-        sizes = "" if request.varying is None else request.varying.key_text()
+        sizes = request.varying.key_text() if request.varying.axes else ""
         named = self.fingerprint, signature, self.weights, self.target, options
         return keys.key(*named, unpacked, sizes)
 
@@ -323,11 +323,11 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
         No size has stayed open.
     """
     varying = work.request.varying
-    if varying is None:
+    if not varying.axes:
         return None
     from tvmify.artifact.recorded_shapes import recorded_shapes
 
-    shapes = recorded_shapes(exported, varying.hints_by_place())
+    shapes = recorded_shapes(exported, varying.hints_by_axis())
     if shapes is None:
         raise Specialised
     fixed = numbers(varying, shapes)
@@ -335,7 +335,7 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
         return shapes
     # A class is one of the sizes that have stayed open.
     varying = tuned(varying, sizes_of(work.request.leaves), fixed)
-    return recorded_shapes(exported, varying.hints_by_place())
+    return recorded_shapes(exported, varying.hints_by_axis())
 
 
 def _places(options: CompileOptions) -> list[Path]:

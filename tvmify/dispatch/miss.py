@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvmify.cache import Key
-from tvmify.capture import Program, Varying, capture, may_ask_for_identity
+from tvmify.capture import STATIC, Program, Varying, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
 from tvmify.dispatch.found import Found, Source
@@ -201,7 +201,7 @@ class Miss:
         found = obtain(wanted, self._stages, self._proof(store))
         self._shared.counts.found(found.source)
         self._note(key=found.key, source=found.source)
-        if varying is None:
+        if not varying.axes:
             programs.recorded.discard(place)
         programs.made.store(place, Made(found.key, found.executor.artifact, captured))
         return found
@@ -224,9 +224,7 @@ class Miss:
         state.had_effects = True
         raise on_miss.postponed(f"{reason.reason}, perhaps for the first time") from reason
 
-    def _place(
-        self, repeated: Mapping[int, int], signature: Signature, varying: Varying | None
-    ) -> Place:
+    def _place(self, repeated: Mapping[int, int], signature: Signature, varying: Varying) -> Place:
         number, request = self._module.current.number, self._request
         modes = request.modes, request.gradients
         return number, signature, *modes, str(repeated), str(request.target), varying
@@ -235,7 +233,7 @@ class Miss:
         args, kwargs, varying = self._request.args, self._request.kwargs, self._request.varying
         options, state = self._request.options, self._module.current
         recorded, owner = self._shared.programs.recorded, self._subject.captured()
-        place = self._place(repeated, self._request.signature, varying and varying.recorded())
+        place = self._place(repeated, self._request.signature, varying.recorded())
         program = state.scripted
         if program is None or not program.accepts(args, kwargs):
             program = recorded.peek(place)
@@ -246,9 +244,9 @@ class Miss:
         self._module.hold_constants(program)
         if program.method == "torchscript":
             state.scripted = program.of(None)  # it serves every signature
-        elif varying is not None and not program.is_general:
+        elif varying.axes and not program.is_general:
             # The program of this call alone, which is asked for next.
-            place = self._place(repeated, Signature.of(args, kwargs), None)
+            place = self._place(repeated, Signature.of(args, kwargs), STATIC)
             recorded.store(place, program.of(None))
             raise Specialised
         elif on_miss.in_background(options) or program.is_general:

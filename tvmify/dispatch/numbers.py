@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
+from tvmify.capture import STATIC, Varying
 from tvmify.dispatch.agreement import computes_the_same
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
@@ -46,7 +47,7 @@ class AnyNumbers:
     signature: NumbersOpen
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    varying: None = None
+    varying: Varying = STATIC
 
     def opened(self, request: Request) -> Request:
         """Return the request of a call that has tensors where its numbers are open."""

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
-from tvmify.capture import Varying
+from tvmify.capture import STATIC, Varying
 from tvmify.dispatch import keys
 from tvmify.dispatch.outcome import Run
 from tvmify.options import CompileOptions
@@ -43,8 +43,8 @@ class General(Protocol):
         ...
 
     @property
-    def varying(self) -> Varying | None:
-        """The sizes that are symbols; None if none is."""
+    def varying(self) -> Varying:
+        """The sizes that are symbols."""
         ...
 
     def adapted(
@@ -167,16 +167,14 @@ class Request:
         return tuple(pytree.tree_leaves(self.call))
 
     @property
-    def varying(self) -> Varying | None:
-        """The sizes that are symbols in the program; None if none is."""
-        return None if self.general is None else self.general.varying
+    def varying(self) -> Varying:
+        """The sizes that are symbols in the program."""
+        return STATIC if self.general is None else self.general.varying
 
     def generalized(self, general: General) -> Request:
         """Ask for a program that serves more than this call."""
         args, kwargs = general.args, general.kwargs
-        signature = Signature.of(args, kwargs)
-        if general.varying is not None:
-            signature = signature.with_symbols(general.varying.axes)
+        signature = Signature.of(args, kwargs).with_symbols(general.varying.axes)
         return dataclasses.replace(
             self, args=args, kwargs=kwargs, signature=signature, general=general
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tvmify.capture import Varying
+from tvmify.capture import STATIC, Limits, Varying
 from tvmify.dispatch.request import Request
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
@@ -73,10 +73,10 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
             if shape is not None
         }
     except _Undeclared:
-        return Varying({})
+        return STATIC
     return Varying(
         {leaf: shape for leaf, shape in found.items() if any(shape)},
-        limits={name: (s.least, s.most) for name, s in said_of.items() if s.is_limited},
+        limits={name: Limits(s.least, s.most) for name, s in said_of.items() if s.is_limited},
         typical={name: s.typical for name, s in said_of.items() if s.typical is not None},
     )
 

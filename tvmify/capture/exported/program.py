@@ -30,7 +30,7 @@ from tvmify.capture.questions import asks_for_identity, asks_for_layout
 from tvmify.capture.side_effects import refusing_effects
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
-from tvmify.capture.varying import Varying, shapes_of
+from tvmify.capture.varying import STATIC, Varying, shapes_of
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
 from tvmify.signature import repetitions
 from tvmify.torch_compat.tracing import tracing
@@ -66,10 +66,10 @@ class TracedProgram(Program):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         reason: str,
-        varying: Varying | None = None,
+        varying: Varying = STATIC,
     ) -> None:
         self.reason = reason
-        self._varying = None if varying is None else varying.recorded()
+        self._varying = varying.recorded()
         self._owner = callable_
         names: dict[TensorIdentity, str] = {}
         if isinstance(callable_, torch.nn.Module):
@@ -92,7 +92,7 @@ class TracedProgram(Program):
         self.constants = tuple(name_attributes(exported, names))
         self.is_general = has_symbols(exported)
         if not self.is_general:
-            self._varying = None  # it is the program of this very call
+            self._varying = STATIC  # it is the program of this very call
         self._call = self._call_key(args, kwargs)
         used = {
             node.name: bool(node.users) for node in exported.graph.nodes if node.op == "placeholder"
@@ -113,11 +113,10 @@ class TracedProgram(Program):
         return self._call_key(args, kwargs) == self._call
 
     def export(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying = STATIC
     ) -> ExportedProgram:
         """Return the recorded program, with the current tensors of the module."""
-        recorded = None if varying is None else varying.recorded()
-        if recorded != self._varying or not self.accepts(args, kwargs):
+        if varying.recorded() != self._varying or not self.accepts(args, kwargs):
             raise UnsupportedInput(
                 "The program was recorded for arguments of other shapes or values",
                 "Capture the module again with these arguments.",

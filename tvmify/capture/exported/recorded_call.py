@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact.objects import is_size
 from tvmify.capture.exported.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
 from tvmify.capture.twin import with_forward
-from tvmify.capture.varying import Varying, check_sizes
+from tvmify.capture.varying import STATIC, Varying, check_sizes
 from tvmify.errors import CaptureError, NumberNeeded
 from tvmify.signature import NumberArgument
 
@@ -45,7 +45,7 @@ class RecordedCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         repeated: Mapping[int, int],
-        varying: Varying | None = None,
+        varying: Varying = STATIC,
     ) -> None:
         self._repeated = repeated
         self._varying = varying

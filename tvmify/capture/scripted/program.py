@@ -27,7 +27,7 @@ from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import unfolded
 from tvmify.capture.state import ModulePath, State, resolve
 from tvmify.capture.twin import twin
-from tvmify.capture.varying import Varying, check_sizes, shapes_of
+from tvmify.capture.varying import STATIC, Varying, check_sizes, shapes_of
 from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.signature import repeat, repetitions
 from tvmify.system.faults import check_temporary_directory
@@ -263,40 +263,40 @@ class ScriptedProgram(Program):
         return list(self._tensors().values())
 
     def export(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None = None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying = STATIC
     ) -> ExportedProgram:
         """Record a run of the graph for arguments of this signature.
 
         The last recording with symbols is kept: programs that differ in their hints share it, or
         the program of this call alone takes it over, if no symbol has remained.
         """
-        if varying is None and not self._recorded:
-            return self._record(args, kwargs, None)
+        if not varying.axes and not self._recorded:
+            return self._record(args, kwargs, STATIC)
         from tvmify.capture.exporting import has_symbols, with_weights
 
         call = self._call_key(args, kwargs, varying)
-        if varying is None:
+        if not varying.axes:
             recorded = self._recorded.pop(call, None)
             if recorded is None:
-                return self._record(args, kwargs, None)
+                return self._record(args, kwargs, STATIC)
             return with_weights(recorded, self._tensors())
         if (recorded := self._recorded.get(call)) is None:
             exported = self._record(args, kwargs, varying)
             if not has_symbols(exported):
-                call = self._call_key(args, kwargs, None)
+                call = self._call_key(args, kwargs, STATIC)
             self._recorded.clear()
             recorded = self._recorded[call] = with_weights(exported, {})
         return with_weights(recorded, self._tensors())
 
     def _call_key(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying
     ) -> Hashable:
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        recorded = None if varying is None else varying.recorded()
-        return structure, shapes_of(leaves, varying), str(repetitions((args, kwargs))), recorded
+        repeated = str(repetitions((args, kwargs)))
+        return structure, shapes_of(leaves, varying), repeated, varying.recorded()
 
     def _record(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying
     ) -> ExportedProgram:
         check_temporary_directory()
         # imports sympy and much else, which a warm process never needs
@@ -346,7 +346,7 @@ class _Recorded(Carrier):
         expected: Any,
         repeated: Mapping[int, int],
         keywords: tuple[str, ...],
-        varying: Varying | None,
+        varying: Varying,
     ) -> None:
         super().__init__()
         call = repeated, keywords, varying
