@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
+import functools
 from typing import Any, List, Tuple  # noqa: UP035
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from tests.threads import together
 from tvmify import NotCompiled, TvmifyWarning, tvmify
 
 # TorchScript reads the old spellings of generic types everywhere.
@@ -303,12 +304,7 @@ def test_threads_share_a_module() -> None:
             for _ in range(5):
                 results[i] = net(inputs[i])
 
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert len(results) == len(inputs)
+    together(functools.partial(call, i) for i in range(len(inputs)))
     for i, x in enumerate(inputs):
         assert_close(results[i][0], eager(net, x)[0])
     assert net.cache_info().builds == 2 * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tvmify
+from tests.threads import together
 from tvmify import TvmifyWarning
 from tvmify import tvmify as decorate
 from tvmify.decorate.decorated import dispatcher_of
@@ -476,23 +476,15 @@ def test_capture_writes_to_no_tensor_of_a_closure(size: int, no_grad: None):
 def test_threads_of_one_stateful_module(no_grad: None):
     fast = decorate(Counter().eval(), strict=True)
     fast(X[0])
-    failures: list[BaseException] = []
 
     def work() -> None:
-        try:
-            with torch.inference_mode():
-                for _ in range(200):
-                    ratio = fast(X[0]) / (X[0] @ fast.weight)
-                    assert torch.allclose(ratio, ratio[0, 0].round(), atol=1e-2)
-        except BaseException as error:
-            failures.append(error)
+        with torch.inference_mode():
+            for _ in range(200):
+                ratio = fast(X[0]) / (X[0] @ fast.weight)
+                assert torch.allclose(ratio, ratio[0, 0].round(), atol=1e-2)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and 200 < fast.calls <= 801
+    together([work] * 4)
+    assert 200 < fast.calls <= 801
 
 
 def test_a_second_process_finds_the_code(no_grad: None):

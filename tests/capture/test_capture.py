@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.capture import nets
+from tests.threads import running
 from tvmify import tvmify
 from tvmify.capture import Program, capture, resolve
 from tvmify.errors import UnsupportedInput
@@ -312,27 +313,22 @@ def test_nothing_is_warned_about() -> None:
 def test_other_threads_may_call_the_module_meanwhile() -> None:
     module, x = nets.Unscriptable().eval(), torch.rand(*X)
     expected = module(x)["x"]
-    stop, wrong = threading.Event(), []
+    stop = threading.Event()
 
     def call() -> None:
         while not stop.is_set():
             with torch.no_grad():
                 result = module(x)["x"]
-            if type(result) is not Tensor or not torch.equal(result, expected):
-                wrong.append(result)
+            assert type(result) is Tensor
+            assert torch.equal(result, expected)
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            capture(module, (x,), {})
-            capture(nets.Tied(), (x,), {}).export((x,), {})
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
+    with running([call] * 2):
+        try:
+            for _ in range(3):
+                capture(module, (x,), {})
+                capture(nets.Tied(), (x,), {}).export((x,), {})
+        finally:
+            stop.set()
 
 
 def test_a_tiny_transformer_is_exported_with_a_reason() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import tvmify
+from tests.threads import together
 from tests.tolerances import assert_close_to_reference
 from tvmify import TensorSpec, TvmifyWarning
 from tvmify import tvmify as decorate
@@ -652,22 +654,16 @@ def test_threads_that_call_first_together_build_once() -> None:
     fast: Any = decorate(plain, strict=True, dynamic=False)
     with torch.no_grad():
         expected = {rows: plain(X[:rows]) for rows in (1, 2, 3)}
-    barrier, failures = threading.Barrier(8), []
+    barrier = threading.Barrier(8)
 
     def work(seed: int) -> None:
         barrier.wait()
         with torch.no_grad():
             for i in range(200):
                 rows = (seed + i) % 3 + 1
-                if not torch.allclose(fast(X[:rows]), expected[rows], atol=1e-5):
-                    failures.append(rows)
+                assert torch.allclose(fast(X[:rows]), expected[rows], atol=1e-5)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    together(functools.partial(work, seed) for seed in range(8))
     assert fast.cache_info().builds == 3
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.threads import together
 from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, compiler
 from tvmify import tvmify as decorate
 from tvmify.dispatch import background, load_or_build, on_miss
@@ -379,23 +381,15 @@ def test_threads_call_while_the_worker_builds(real_worker: Worker) -> None:
     net = Net().eval()
     want = net(X)
     fast: Any = decorate(net, on_miss="background")
-    wrong: list[Any] = []
+    end = time.monotonic() + 60
 
     def call() -> None:
-        try:
-            with torch.inference_mode():
-                while not (wrong or fast.cache_info().entries):
-                    if not torch.allclose(fast(X), want, atol=1e-5):
-                        wrong.append("another result")
-        except Exception as error:
-            wrong.append(error)
+        with torch.inference_mode():
+            while not fast.cache_info().entries:
+                torch.testing.assert_close(fast(X), want, rtol=1e-5, atol=1e-5)
+                assert time.monotonic() < end
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
+    together([call] * 4)
     assert fast.cache_info().builds == 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 
 import tvmify
 from tests.gpu.nets import NETS, image, mlp
+from tests.threads import together
 from tests.tolerances import assert_close_to_reference
 from tvmify.dispatch import keys
 
@@ -102,20 +102,13 @@ def test_threads_with_streams_of_their_own():
     expected = net(x)
     fast(x)
     torch.cuda.synchronize()
-    wrong = []
 
     def work() -> None:
         with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(50):
-                if not torch.allclose(fast(x), expected, rtol=1e-3, atol=1e-3):
-                    wrong.append(1)
+                assert torch.allclose(fast(x), expected, rtol=1e-3, atol=1e-3)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together([work] * 4)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second GPU")

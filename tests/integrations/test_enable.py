@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 import tvmify
+from tests.threads import running
 from tests.tolerances import assert_close_to_reference
 from tvmify import OptionError
 from tvmify.integrations.enable import GraphCalls
@@ -147,24 +147,17 @@ def test_gradients_are_those_of_the_jit(net: nn.Module) -> None:
 @pytest.mark.usefixtures("inference")
 def test_threads(net: nn.Module) -> None:
     module, x = torch.jit.script(net), rows(2)
-    expected, wrong = net(x), []
+    expected = net(x)
 
     def calls() -> None:
         with torch.inference_mode():
             for _ in range(50):
-                if not torch.allclose(module(x), expected, atol=1e-5):
-                    wrong.append(threading.current_thread().name)
+                assert torch.allclose(module(x), expected, atol=1e-5)
 
-    threads = [threading.Thread(target=calls) for _ in range(3)]
-    with tvmify.enable():
-        for thread in threads:
-            thread.start()
+    with tvmify.enable(), running([calls] * 3):
         for _ in range(20):
             tvmify.disable()
             tvmify.enable()
-        for thread in threads:
-            thread.join()
-    assert not wrong
 
 
 def test_wrong_options_change_nothing(net: nn.Module, made: list[Any]) -> None:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import subprocess
 import sys
 import textwrap
-import threading
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 import tvmify
+from tests.threads import together
 from tests.tolerances import assert_close_to_reference
 from tvmify import SaveError, TvmifyWarning
 from tvmify.runtime import embedded
@@ -280,22 +281,15 @@ def test_modules_with_their_own_weights_share_a_program(program: ExportedProgram
     changed = copy.deepcopy(net)
     changed.load_state_dict({k: v + 1 for k, v in net.state_dict().items()})
     second.load_state_dict(changed.state_dict(), assign=True)
-    wrong = []
 
     def call(module: Any, expected: torch.Tensor) -> None:
         with torch.no_grad():
             for _ in range(50):
-                if not torch.allclose(module(X)["result"], expected, rtol=1e-4, atol=1e-4):
-                    wrong.append(module)
+                assert torch.allclose(module(X)["result"], expected, rtol=1e-4, atol=1e-4)
 
     with torch.no_grad():
         pairs = [(first, net(X)["result"]), (second, changed(X)["result"])] * 4
-    threads = [threading.Thread(target=call, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    together(functools.partial(call, *pair) for pair in pairs)
 
 
 def test_results_belong_to_the_caller():

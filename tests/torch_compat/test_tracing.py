@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests import threads
 from tvmify import tvmify
 from tvmify.errors import NotCompiled, TracedElsewhere, TvmifyWarning
 from tvmify.torch_compat import tracing
@@ -68,22 +69,8 @@ def flags() -> Iterator[None]:
 
 
 def together(calls: list[Callable[[], None]]) -> None:
-    """Make each call in a thread of its own; none fails, and no flag of torch is left set."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], None]) -> None:
-        try:
-            with torch.inference_mode():
-                call()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    """Make each call in its own thread; none fails, and no flag of torch is left set."""
+    threads.together(torch.inference_mode()(call) for call in calls)
     assert not torch.compiler.is_compiling()
 
 
