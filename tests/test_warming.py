@@ -263,7 +263,7 @@ def test_what_stays_in_eager_says_why(models: Path) -> None:
     assert "training mode" in outcome["reason"]
     wrong = line_of("Net")
     wrong.args[0]["dtype"] = "load"
-    assert "'load' is no dtype" in warm_here("my_models:Net", wrong)["reason"]
+    assert "'load' is not a dtype" in warm_here("my_models:Net", wrong)["reason"]
 
 
 def test_what_eager_computes_faster_is_said(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_a_script_module_keeps_its_state() -> None:
 
 def test_state_and_gradients_together_stay_with_eager() -> None:
     ours = tvmify(torch.jit.script(Counts()).eval())
-    with pytest.warns(TvmifyWarning, match="may have effects"):
+    with pytest.warns(TvmifyWarning, match="may have side effects"):
         assert ours(torch.randn(2, 4)).requires_grad
     assert ours.calls == 1
 
@@ -406,7 +406,7 @@ def test_modules_called_from_python_are_compiled() -> None:
 def test_modules_called_from_python_have_their_gradients() -> None:
     net = decorated(InPython)
     x = torch.randn(2, 8)
-    with pytest.warns(TvmifyWarning, match="may have effects"):
+    with pytest.warns(TvmifyWarning, match="may have side effects"):
         net(x).sum().backward()
     ours = {name: p.grad.clone() for name, p in net.named_parameters()}
     net.zero_grad()

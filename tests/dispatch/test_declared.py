@@ -152,7 +152,7 @@ def test_functions_and_torchscript() -> None:
             for rows in (3, 6):
                 torch.testing.assert_close(fast(drawn(rows, 8)), subject(drawn(rows, 8)))
         assert builds(fast) == 1
-        with pytest.raises(OptionError, match="'y', and the arguments are 'x'"):
+        with pytest.raises(OptionError, match="'y', but the arguments are 'x'"):
             decorate(subject, dynamic_shapes={"y": None})
 
 
@@ -162,7 +162,7 @@ def test_functions_and_torchscript() -> None:
         (7, "a dict by argument name"),
         ({"x": {0: "n"}}, "'n' is not a size"),
         ({"x": {0: 2 * Dim("n")}}, r"2\*n is computed from another Dim"),
-        ({"z": {0: Dim("n")}}, "'z', and the arguments are 'x', 'y', 'scale'"),
+        ({"z": {0: Dim("n")}}, "'z', but the arguments are 'x', 'y', 'scale'"),
     ],
 )
 def test_wrong_values_are_found_at_decoration(shapes: Any, message: str) -> None:
@@ -173,11 +173,11 @@ def test_wrong_values_are_found_at_decoration(shapes: Any, message: str) -> None
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"x": {2: Dim("n")}}, "of x, which is a tensor of 2 axes: there is no axis 2"),
-        ({"x": (Dim("n"),)}, "of x, which is a tensor of 2 axes: give a dict by axis, or 2"),
-        ({"x": Dim("n")}, "of x, which is a tensor of 2 axes"),
-        ({"scale": Dim("n")}, "of scale, which is 3.0, no tensor: give None"),
-        ((None, None, None, None), "is about 4 arguments, and the call has 3: x, y, scale"),
+        ({"x": {2: Dim("n")}}, "for x, which is a tensor of 2 axes: there is no axis 2"),
+        ({"x": (Dim("n"),)}, "for x, which is a tensor of 2 axes: give a dict by axis, or 2"),
+        ({"x": Dim("n")}, "for x, which is a tensor of 2 axes"),
+        ({"scale": Dim("n")}, "for scale, which is 3.0, not a tensor: give None"),
+        ((None, None, None, None), "has 4 entries, but the call has 3: x, y, scale"),
         ({"x": {0: Dim("n", max=4)}, "y": {0: Dim("n", min=5)}}, "the same limits"),
     ],
 )
@@ -189,7 +189,7 @@ def test_what_does_not_fit_a_call_is_an_error(shapes: Any, message: str) -> None
 
 def test_keys_that_an_argument_lacks_are_named() -> None:
     fast = compiled(Nested(), {"parts": {"z": {0: Dim("n")}}})
-    with pytest.raises(OptionError, match="of parts, which is a dict of 'x', 'y'"):
+    with pytest.raises(OptionError, match="for parts, which is a dict of 'x', 'y'"):
         fast({"x": drawn(4, 8), "y": drawn(4, 1)})
 
 

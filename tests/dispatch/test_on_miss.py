@@ -358,7 +358,7 @@ def test_a_full_queue_makes_a_call_come_back(monkeypatch: pytest.MonkeyPatch, in
     monkeypatch.setattr(background, "worker", worker)
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
-    with pytest.warns(TvmifyWarning, match="the queue of programs to build is full"):
+    with pytest.warns(TvmifyWarning, match="the build queue is full"):
         for _ in range(2):
             assert_same(fast, X[:1])
     assert "the build queue is full" in str(fast.explain())

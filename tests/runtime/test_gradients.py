@@ -79,7 +79,7 @@ def test_which_results_have_gradients_is_known_after_an_error() -> None:
 def test_who_wants_gradients_of_a_closure_gets_them_from_eager() -> None:
     net = nn.Linear(8, 8).eval()
     fast: Any = tvmify(lambda x: net(x).relu())
-    with pytest.warns(TvmifyWarning, match="a tensor of a closure, or a global one, requires"):
+    with pytest.warns(TvmifyWarning, match="a tensor of a closure, or a global tensor, requires"):
         fast(X).sum().backward()
     assert net.weight.grad is not None
     with torch.no_grad():

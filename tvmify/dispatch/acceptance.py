@@ -1,4 +1,4 @@
-"""Whether compiled code is used for a call: if it computes, draws and costs what eager does."""
+"""Decides whether compiled code is used: it must match eager's results, and not be slower."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvmify.runtime import GraphedCall, timing_algorithms
 def check_results(
     compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any], *, is_tuned: bool
 ) -> None:
-    """Refuse code for a GPU, if no machine has compared it yet, that computes something else.
+    """Refuse code for a GPU whose results differ from eager's; compare them once per artifact.
 
     Parameters
     ----------
@@ -28,16 +28,16 @@ def check_results(
     eager
         Computes the call.
     is_tuned
-        Whether cuDNN times its algorithms meanwhile, which each process does anew.
+        Whether cuDNN times its algorithms meanwhile, which it does in each process.
 
     Raises
     ------
     BuildError
-        It does not compute this call as eager PyTorch does, or that cannot be seen.
+        The results differ, or the GPU lacks the memory to compare them.
     """
     run, artifact, gpu = compiled.run, compiled.executor.artifact, compiled.gpu_of(leaves)
     if gpu is None or artifact.writes or run.obstacle(leaves):
-        return  # nothing may be written twice
+        return  # a second run would write again
     with timing_algorithms() if is_tuned else contextlib.nullcontext():
         if not artifact.verdicts:
             _compare(compiled, leaves, eager, gpu)
@@ -49,14 +49,14 @@ def _compare(
     compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any], gpu: int
 ) -> None:
     run = compiled.run
-    calls = 3 if isinstance(run, GraphedCall) else 1  # the last replays what the second was
+    calls = 3 if isinstance(run, GraphedCall) else 1  # the second is captured, the third replays it
     try:
         repeat = lambda: [_result(compiled, leaves) for _ in range(calls)][-1]  # noqa: E731
         agrees = computes_the_same(repeat, eager, gpu)
     except torch.OutOfMemoryError as error:
         raise BuildError(
             "the GPU lacks the memory to compare compiled code with eager",
-            "Free some, and call refresh().",
+            "Free memory, and call refresh().",
         ) from error
     if not agrees:
         raise BuildError(
@@ -66,7 +66,7 @@ def _compare(
 
 
 def check_random(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]) -> None:
-    """Refuse code that does not draw random numbers exactly as eager PyTorch does.
+    """Refuse code that does not draw the random numbers that eager PyTorch draws.
 
     Parameters
     ----------
@@ -76,12 +76,12 @@ def check_random(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[]
     Raises
     ------
     GradientsNeeded, NotCompiled
-        The backward, which runs forward again, would draw others, or already the call does.
+        The call draws others, or its backward, which runs forward again, would.
     """
     artifact, captured = compiled.executor.artifact, compiled.facts.captured
     if captured is None or not captured.may_draw:
         return
-    if written := artifact.written_names():  # nothing may be written twice
+    if written := artifact.written_names():  # a second run would write again
         refuse_unseen_draws(artifact.draws, written)
     elif not compiled.run.obstacle(leaves):
         gpu = compiled.gpu_of(leaves)
@@ -91,7 +91,7 @@ def check_random(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[]
 def faster(
     compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[], Any]
 ) -> Compiled | Eager:
-    """Leave a call to eager PyTorch if that computes it faster.
+    """Choose the faster of compiled code and eager PyTorch.
 
     A new verdict is added to those of the artifact.
 
@@ -103,10 +103,10 @@ def faster(
     Returns
     -------
     Compiled or Eager
-        The same with the verdict, or eager.
+        The given outcome with the verdict, or eager.
     """
     run, artifact = compiled.run, compiled.executor.artifact
-    # Nothing may be written twice, nor measured what is not for compiled code.
+    # A second run would write again, and compiled code refuses calls with an obstacle.
     if artifact.writes or run.obstacle(leaves):
         return compiled
     how = "with CUDA graphs" if isinstance(run, GraphedCall) else ""
@@ -125,7 +125,7 @@ def with_followed(
     *,
     has_constants: bool,
 ) -> Compiled:
-    """Note which leaves of the result have gradients, if any may be asked for.
+    """Find out which leaves of the result have gradients, if any may have.
 
     Parameters
     ----------
@@ -137,14 +137,14 @@ def with_followed(
     Raises
     ------
     GradientsNeeded
-        Gradients lead to these tensors.
+        One of these constants requires a gradient.
     """
     if not (compiled.differentiable or (has_constants and torch.is_grad_enabled())):
         return compiled
     followed = compiled.follow(leaves, eager)
     if followed is not None and any(followed) and not compiled.differentiable:
         raise GradientsNeeded(
-            "a tensor of a closure, or a global one, requires a gradient",
+            "a tensor of a closure, or a global tensor, requires a gradient",
             "Call under torch.no_grad() or torch.inference_mode(), or decorate the module that "
             "it belongs to.",
         )
@@ -152,7 +152,7 @@ def with_followed(
 
 
 def _result(compiled: Compiled, leaves: tuple[Any, ...]) -> Any:
-    """Return the result of a call of compiled code, or raise where it leaves that to eager."""
+    """Return the result of a call of compiled code; raise if it failed."""
     result = compiled.run(leaves)
     if result is NotImplemented:
         raise RuntimeError("compiled code failed")

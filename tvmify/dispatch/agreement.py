@@ -1,4 +1,4 @@
-"""Compiled code against eager PyTorch, on the arguments of a call: whether it computes the same."""
+"""Compare the results of compiled code with those of eager PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from tvmify.errors import GradientsNeeded, NotCompiled
 
-#: How far results may differ, of the largest element. Another branch, a wrong layout or a race are
-#: far off: rounding is not what is looked for. TF32 has the digits of float16.
+#: The largest difference, relative to the largest element. The check looks for a wrong branch, a
+#: wrong layout or a race, which differ by far more than rounding. TF32 is as precise as float16.
 TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.05}
 _OTHERWISE = 0.01
 
@@ -21,21 +21,21 @@ _OTHERWISE = 0.01
 def computes_the_same(
     run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None = None
 ) -> bool:
-    """Whether two ways to compute a call agree, as far as that shows; not if one of them raises.
+    """Whether two ways to compute a call agree; False if one of them raises.
 
-    Both results are in memory at once, which may be more than there is.
+    Both results are in memory at the same time.
 
     Parameters
     ----------
     run, eager
         Compute the call, from the same state of the random generators.
     gpu
-        The index of that which they use; None for the CPU.
+        The index of the GPU that they use; None for the CPU.
 
     Raises
     ------
     torch.OutOfMemoryError
-        The GPU has no room for both.
+        The GPU lacks the memory for both results.
     """
     with torch.no_grad(), _same_draws([] if gpu is None else [gpu]) as again:
         try:
@@ -45,15 +45,15 @@ def computes_the_same(
                 want = pytree.tree_leaves(eager())
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # of any kind: the call itself will raise again, when it is run
+        except Exception:  # of any kind: the call raises it again when it runs
             return False
         return len(got) == len(want) and all(map(_is_alike, got, want))
 
 
 @contextlib.contextmanager
 def _without_cudnn_attention() -> Iterator[None]:
-    """Let another kernel compute attention: cuDNN's, with PyTorch 2.11, takes a float32 mask beside
-    half types for one of theirs, and lets queries that see no key see some.
+    """Use another attention kernel than cuDNN's, which is wrong in PyTorch 2.11: it reads a float32
+    mask as if it had the half type of the queries, and does not mask queries that attend to no key.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -64,7 +64,7 @@ def _without_cudnn_attention() -> Iterator[None]:
 
 
 def is_same_result(got: Any, want: Any) -> bool:
-    """Whether two results are the same: structure, types, and values as far as rounding allows."""
+    """Whether two results have the same structure and types, and values that differ by rounding."""
     found, structure = pytree.tree_flatten(got)
     expected, wanted = pytree.tree_flatten(want)
     return structure == wanted and all(map(_is_same, found, expected))
@@ -78,7 +78,7 @@ def _is_same(got: Any, want: Any) -> bool:
         )
     if type(got) is not type(want):
         return False
-    if isinstance(want, float):  # perhaps out of a tensor
+    if isinstance(want, float):  # possibly the value of a tensor
         both_nan = math.isnan(got) and math.isnan(want)
         return both_nan or math.isclose(got, want, rel_tol=_OTHERWISE, abs_tol=1e-3)
     return bool(got == want)
@@ -87,7 +87,7 @@ def _is_same(got: Any, want: Any) -> bool:
 class _Draws(NamedTuple):
     """Whether eager PyTorch draws random numbers in a call, and whether compiled code agrees.
 
-    It does if the generators are in the same state afterwards, and the results agree.
+    They agree if the generators are in the same state afterwards, and the results are alike.
     """
 
     in_eager: bool
@@ -107,7 +107,7 @@ def _compare_draws(run: Callable[[], Any], eager: Callable[[], Any], gpu: int | 
             after = states()
             again()
             got = pytree.tree_leaves(run())
-        except Exception:  # of any kind: the call itself will raise again, when it is run
+        except Exception:  # of any kind: the call raises it again when it runs
             return _Draws(in_eager=False, agree=True)
         drawn = not all(map(torch.equal, before, after))
         agree = all(map(torch.equal, after, states()))
@@ -120,7 +120,7 @@ def _compare_draws(run: Callable[[], Any], eager: Callable[[], Any], gpu: int | 
 def check_draws(
     run: Callable[[], Any], eager: Callable[[], Any], gpu: int | None, differentiable: bool
 ) -> None:
-    """Refuse code that does not draw random numbers exactly as eager PyTorch does.
+    """Refuse code that does not draw the random numbers that eager PyTorch draws.
 
     Parameters
     ----------
@@ -132,15 +132,15 @@ def check_draws(
     Raises
     ------
     GradientsNeeded
-        It does, but the backward would draw others.
+        It draws the same ones, but the backward would draw others.
     NotCompiled
-        It does not.
+        It draws others.
     """
     draws = _compare_draws(run, eager, gpu)
     if not draws.agree:
         raise NotCompiled(
             "compiled code would not draw the random numbers that eager PyTorch draws",
-            "Use all that is drawn, or draw outside of forward, and pass it.",
+            "Use every number that is drawn, or draw outside of forward and pass the result.",
         )
     if draws.in_eager and differentiable:
         raise GradientsNeeded(
@@ -151,7 +151,7 @@ def check_draws(
 
 
 def refuse_unseen_draws(random: Sequence[str], written: str) -> None:
-    """Refuse a program that cannot be compared because it writes, if it draws.
+    """Refuse a program that writes and draws: a program that writes cannot be run for a comparison.
 
     Raises
     ------
@@ -160,15 +160,15 @@ def refuse_unseen_draws(random: Sequence[str], written: str) -> None:
     """
     if random:
         raise NotCompiled(
-            f"forward draws random numbers ({', '.join(random)}) and writes to {written}, so that "
-            "whether it draws as eager PyTorch does cannot be seen",
-            "Draw outside of forward, and pass what is drawn.",
+            f"forward draws random numbers ({', '.join(random)}) and writes to {written}, so "
+            "tvmify cannot check that compiled code draws the same ones",
+            "Draw outside of forward and pass the result.",
         )
 
 
 @contextlib.contextmanager
 def _same_draws(gpus: list[int]) -> Iterator[Callable[[], None]]:
-    """Give a function that sets random generators back; what is drawn here, nobody was given."""
+    """Yield a function that resets the random generators; restore them at the end."""
     with torch.random.fork_rng(devices=gpus):
         state = torch.get_rng_state()
         states = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
@@ -187,7 +187,7 @@ def _is_alike(got: Any, want: Any) -> bool:
     if (got.shape, got.dtype, got.device) != (want.shape, want.dtype, want.device):
         return False
     rtol = TOLERANCE.get(want.dtype, _OTHERWISE)
-    # In the type that it has, for the sake of memory, but for integers: the least has no negative.
+    # Keep floats as they are, to save memory; abs() of the smallest integer would overflow.
     wide = want if want.is_floating_point() else want.double()
     scale = wide.abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
     return torch.allclose(got, want, rtol=rtol, atol=rtol * scale, equal_nan=True)

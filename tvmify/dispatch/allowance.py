@@ -1,4 +1,4 @@
-"""How much of their time calls may spend on capturing what is built in the background."""
+"""Limits the time that calls spend on captures for builds in the background."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Iterator
 
 from tvmify.system import forks
 
-#: Of the time that passes, and seconds that may be saved up.
+#: The share of elapsed time that calls may spend, and the most seconds that can accumulate.
 SHARE, MOST = 0.2, 2.0
 
 
 class Allowance:
-    """Seconds of this process that grow with time, and are spent by one thread at a time.
+    """A budget of seconds that refills with time, and that one thread at a time may spend.
 
-    What has begun is finished: there may be less than nothing left afterwards.
+    Work that has begun is finished, so the budget may become negative.
 
     Parameters
     ----------
-    share, most
-        How fast they grow, and to how many: that many there are at first.
+    share
+        Seconds that are added per second.
+    most
+        The largest budget, which is also the first.
     """
 
     def __init__(self, share: float = SHARE, most: float = MOST) -> None:
@@ -29,7 +31,7 @@ class Allowance:
         self._spending = forks.Lock()
 
     def has_room(self) -> bool:
-        """Whether `spend` would begin, as far as it depends on the time that was spent."""
+        """Whether any time is left."""
         now = time.monotonic()
         self._left = min(self._most, self._left + self._share * (now - self._since))
         self._since = now
@@ -37,17 +39,18 @@ class Allowance:
 
     @contextlib.contextmanager
     def spend(self, *, at_once: bool = True) -> Iterator[bool]:
-        """Count the time in here: all of it where a call waits, else the processor's.
+        """Subtract the time that the body takes.
 
         Parameters
         ----------
         at_once
-            Do not wait for another thread, and begin only if there is something left.
+            A call waits for the body: do not wait for another thread, begin only if time is left,
+            and count elapsed time. Otherwise count the processor time of this thread.
 
         Yields
         ------
         bool
-            False if it may not begin; nothing is counted then.
+            False if the body may not begin; then nothing is subtracted.
         """
         with self._spending.held(wait=not at_once) as is_held:
             if not is_held or (at_once and not self.has_room()):
@@ -61,5 +64,5 @@ class Allowance:
                 self._left -= clock() - begun
 
 
-#: The one of this process.
+#: The allowance of this process.
 allowance = Allowance()

@@ -1,4 +1,4 @@
-"""One thread, and one process at low priority, that build what no call waits for."""
+"""Builds that no call waits for: one thread, and one process with low priority."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.building import Builder
 from tvmify.dispatch.reasons import without_frames
 
-#: How many builds may wait; calls that want further ones go on in eager, and ask again.
+#: The most builds in the queue; calls that need another one run in eager, and try again later.
 MOST_WAITING = 64
-#: Seconds without a job after which the process that compiles ends.
+#: Seconds without a job after which the compiler process ends.
 _IDLE = 60.0
-#: Seconds between two looks at whether a build may begin.
+#: Seconds between two checks whether a build may begin.
 _LOOK = 0.1
-#: What is added to the thread's niceness. Not more: a thread that gets no processor while it holds
-#: the interpreter's lock keeps the calls waiting, too (docs/measurements/threads.md).
+#: What is added to the thread's niceness. Not more: a thread that holds the interpreter's lock, and
+#: is not scheduled, makes calls wait (docs/measurements/threads.md).
 _NICENESS = 5
 
 
 class Stopped(BaseException):
-    """The process ends: what is being built is given up. Not for `except Exception`."""
+    """The process ends, so the build is abandoned. `except Exception` must not catch this."""
 
 
 class Job:
-    """A build that is to come, or its outcome.
+    """A build that is queued, running or done.
 
     Parameters
     ----------
     build
-        Returns the result; takes a function to call between two of its stages, which may raise
+        Returns the result. Its argument is a function to call between stages, which may raise
         `Stopped`.
 
     Attributes
     ----------
     is_over
-        Whether there will be no more of it. If then there is neither result nor error, it was given
-        up, and is to be done again.
+        Whether it has ended. Without a result or an error, it was abandoned, and has to be done
+        again.
     result, error
-        What ``build`` returned, or raised.
+        What ``build`` returned or raised.
     """
 
     def __init__(self, build: Callable[[Callable[[], None]], Any]) -> None:
@@ -55,24 +55,24 @@ class Job:
         self.error: Exception | None = None
 
     def run(self, between: Callable[[], None]) -> None:
-        """Build; `Stopped` leaves it as it was."""
+        """Build; `Stopped` leaves the job unchanged."""
         assert self._build is not None
         try:
             self.result = self._build(between)
-        except Exception as error:  # of any kind: it is raised where the result is asked for
+        except Exception as error:  # of any kind: the call that needs the result raises it
             self.error = without_frames(error)
         self.give_up()
 
     def give_up(self) -> None:
-        """Let it be over, as it is now."""
+        """End the job without a result."""
         self._build = None  # which holds a program and its weights
         self.is_over = True
 
 
 class Worker:
-    """Runs jobs one after the other, in a thread that begins with the first.
+    """Runs jobs one after the other, in a thread that starts with the first one.
 
-    It holds jobs weakly: what nobody waits for any more is not begun.
+    It holds jobs weakly, so a job that nobody needs any more is not started.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Worker:
         self.builder = Builder()
 
     def has_room(self) -> bool:
-        """Whether `submit` would take a job."""
+        """Whether `submit` would accept a job."""
         return len(self._jobs) < self._most and not self._is_stopped
 
     def submit(self, job: Job) -> bool:
@@ -100,7 +100,7 @@ class Worker:
                 return False
             self._jobs.append(weakref.ref(job))
             if self._thread is None:
-                # A daemon, so that the interpreter gets to `stop`, which waits for its end.
+                # A daemon, so that the interpreter calls `stop`, which waits for the thread.
                 self._thread = threading.Thread(target=self._run, name="tvmify", daemon=True)
                 self._thread.start()
                 atexit.register(self.stop)
@@ -108,14 +108,14 @@ class Worker:
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is nothing to do; return whether that is so."""
+        """Wait until all jobs are done; return whether they are."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._jobs or self._running), timeout=timeout
             )
 
     def stop(self) -> None:
-        """Begin no more jobs, and give up the present one: wait for the end of its stage."""
+        """Start no more jobs, and abandon the current one at the end of its stage."""
         with self._changed:
             self._is_stopped = True
             self._jobs.clear()
@@ -125,7 +125,7 @@ class Worker:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Give up all jobs, in a forked child, whose calls submit them to a worker of its own."""
+        """Abandon all jobs in a forked child, whose calls submit them to its own worker."""
         self._changed, self._thread, self._is_stopped = threading.Condition(), None, True
         self.builder.abandon()
         for job in [self._running, *(reference() for reference in self._jobs)]:
@@ -167,17 +167,17 @@ class Worker:
             raise Stopped
 
 
-#: The one of this process.
+#: The worker of this process.
 worker = Worker()
 
 
 def has_room() -> bool:
-    """Whether the worker of this process, whichever that is by now, would take a job."""
+    """Whether the current worker of this process would accept a job."""
     return worker.has_room()
 
 
 def builder_here() -> Builder | None:
-    """Return what compiles for this thread in another process; None if it does so itself."""
+    """Return the process that compiles for this thread; None if the thread compiles."""
     is_worker = threading.current_thread() is worker._thread
     return worker.builder if is_worker else None
 

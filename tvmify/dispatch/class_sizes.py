@@ -1,4 +1,4 @@
-"""Example sizes for each class of sizes that a program is made for."""
+"""Example sizes for each class of sizes that has its own program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def example_calls(signature: Any, dtype: torch.dtype, device: torch.device) -> l
 
 
 def sizes_of_classes(dims: Sequence[DeclaredSize]) -> list[tuple[int, ...]]:
-    """Return sizes within limits, once for each class that some within these limits are of.
+    """Return sizes within limits: one set for each class that has sizes within them.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ def sizes_of_classes(dims: Sequence[DeclaredSize]) -> list[tuple[int, ...]]:
     Returns
     -------
     list of tuple of int
-        In each tuple a size for each of ``dims``.
+        Each tuple has a size for each of ``dims``.
     """
     found: list[tuple[int, ...]] = []
     least = 1
     for most, hint in CLASSES:
-        # What it is tuned for, or else the least.
+        # What its program is tuned for, or else the smallest.
         tried = (_at_least(product, dims) for product in (hint, least))
         sizes = next((sizes for sizes in tried if least <= prod(sizes) <= most), None)
         if sizes is not None:
@@ -50,7 +50,7 @@ def sizes_of_classes(dims: Sequence[DeclaredSize]) -> list[tuple[int, ...]]:
 
 
 def _at_least(product: int, dims: Sequence[DeclaredSize]) -> tuple[int, ...]:
-    """Return sizes of about that product, or a larger one if need be; the last grow first."""
+    """Return sizes with about this product, or a larger one if need be; grow the last first."""
     sizes = [dim.least for dim in dims]
     for place in reversed(range(len(sizes))):
         others = prod(sizes[:place]) * prod(sizes[place + 1 :])

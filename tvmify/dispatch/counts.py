@@ -44,7 +44,7 @@ class CacheInfo(NamedTuple):
     postponed: int = 0
 
     def with_parts(self, parts: Iterable[CacheInfo]) -> CacheInfo:
-        """Return these counts, plus those of the programs of parts of the module."""
+        """Return these counts plus those of the parts of the module."""
         parts = list(parts)
         seconds = Counter(self.seconds)
         for part in parts:
@@ -69,7 +69,7 @@ class CacheInfo(NamedTuple):
 
 @dataclass
 class Counts:
-    """Counts of `CacheInfo` that no cache keeps by itself."""
+    """The counts of `CacheInfo` that no cache keeps."""
 
     builds: int = 0
     disk_hits: int = 0

@@ -1,4 +1,4 @@
-"""The option ``dynamic_shapes``, and marks on tensors, as what is said of the sizes of a call."""
+"""Which sizes of a call vary, by the option ``dynamic_shapes`` and the marks on tensors."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tvmify.torch_compat.declared_sizes import (
 def declared_sizes(
     subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], given: Declared
 ) -> Declared:
-    """Return what is said of the sizes of a call.
+    """Return what is declared about the sizes of a call.
 
     Parameters
     ----------
     subject
-        What is called; its options have ``dynamic_shapes``.
+        The module or function; its options have ``dynamic_shapes``.
     args, kwargs
         Of the call. Marks on tensors take precedence over the option.
     given
-        What takes precedence over both.
+        Declarations that take precedence over both.
 
     Raises
     ------
@@ -73,12 +73,12 @@ def in_order(
 
 
 def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) -> None:
-    """Refuse a name in ``dynamic_shapes`` that no function has an argument for.
+    """Refuse a name in ``dynamic_shapes`` that is not an argument of any of the functions.
 
     Raises
     ------
     OptionError
-        There is one; the message lists those that there are.
+        There is one; the message lists the arguments.
     """
     if not isinstance(dynamic_shapes, Mapping):
         return
@@ -86,7 +86,7 @@ def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) ->
     for name in dynamic_shapes:
         if name not in names:
             raise OptionError(
-                f"option 'dynamic_shapes' is about {name!r}, and the arguments are "
+                f"option 'dynamic_shapes' names {name!r}, but the arguments are "
                 f"{', '.join(map(repr, names))}"
             )
 
@@ -97,23 +97,23 @@ def _of_option(
     shapes = subject.options.dynamic_shapes
     if shapes is None:
         return {}
-    # A tree of the arguments, with the number of each leaf in its place.
+    # The arguments as a tree, with a number in place of each leaf.
     structure = pytree.tree_structure((args, kwargs))
     numbers = pytree.tree_unflatten(range(len(leaves)), structure)
     try:
         bound = _parameters_of(subject).bind(*numbers[0], **numbers[1]).arguments
     except TypeError:
-        return {}  # the call itself will raise it
+        return {}  # the call raises it
     if not isinstance(shapes, Mapping):
         if len(shapes) > len(bound):
             raise OptionError(
-                f"option 'dynamic_shapes' is about {len(shapes)} arguments, and the call has "
+                f"option 'dynamic_shapes' has {len(shapes)} entries, but the call has "
                 f"{len(bound)}: {', '.join(bound)}"
             )
         shapes = dict(zip(bound, shapes, strict=False))
     found: dict[int, DeclaredShape] = {}
     for name, said in shapes.items():
-        if name in bound:  # it may have a default
+        if name in bound:  # the argument may have a default
             found.update(_of_tree(name, said, bound[name], leaves))
     return found
 
@@ -125,7 +125,7 @@ def _of_tree(
         if isinstance(leaves[tree], torch.Tensor):
             yield tree, _of_tensor(path, said, leaves[tree])
         elif said is not None and not (is_dim(said) and declared_size(said) == STATIC):
-            raise _unfit(path, said, f"{leaves[tree]!r}, no tensor: give None")
+            raise _unfit(path, said, f"{leaves[tree]!r}, not a tensor: give None")
         return
     if isinstance(tree, Mapping):
         parts, steps = list(tree.values()), [f"[{key!r}]" for key in tree]
@@ -167,7 +167,7 @@ def _of_tensor(path: str, said: Any, tensor: torch.Tensor) -> DeclaredShape:
 
 
 def _unfit(path: str, said: Any, found: str) -> OptionError:
-    return OptionError(f"option 'dynamic_shapes' says {said!r} of {path}, which is {found}")
+    return OptionError(f"option 'dynamic_shapes' has {said!r} for {path}, which is {found}")
 
 
 def _parameters_of(subject: Subject) -> inspect.Signature:

@@ -4,8 +4,8 @@
                 └ miss → program fingerprint → disk cache → executor    a new process: milliseconds
                              └ miss → capture → compile → store         once per key and machine
 
-Each stage is a module or package of that name; this file is the first line, and `miss.py` the other
-two. A stage that cannot continue raises `NotCompiled`, and the call runs in eager PyTorch instead.
+This file is the first line, `miss.py` the other two. A stage that cannot continue raises
+`NotCompiled`, and the call runs in eager PyTorch instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Dispatcher:
     subject
         The module or function.
     programs
-        What was captured and made for modules that differ from this one in their weights alone.
+        The programs of other modules that differ from this one only in their weights.
 
     Attributes
     ----------
@@ -61,15 +61,15 @@ class Dispatcher:
     name, module, options
         Those of the subject.
     latest
-        Makes the call that was made last again; a `Shortcut` goes straight to it.
+        Runs calls with the signature of the latest one; a `Shortcut` goes straight to it.
     """
 
     def __init__(self, subject: Subject, programs: Programs | None = None) -> None:
         self.subject = subject
         self.name, self.module, self.options = subject.name, subject.module, subject.options
         if (module := subject.module()) is not None:
-            # The guard holds the dicts of the module, and they hold this: a cycle, broken here so
-            # that memory is free as soon as the module is.
+            # The guard refers to the module's dicts, and they refer to this object. Break the cycle
+            # when the module is freed, so that its memory is freed, too.
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self.latest = LatestCall()
         self._lock = forks.Lock()
@@ -91,9 +91,9 @@ class Dispatcher:
         Raises
         ------
         NotCompiled
-            With ``strict=True``, when the call cannot run compiled.
+            With ``strict=True``, if the call cannot run compiled.
         """
-        # Mostly it is the last call again, which native code finds and runs by itself.
+        # Most calls have the signature of the latest one, and run in native code entirely.
         if (result := self.latest(args, kwargs)) is not NotImplemented:
             return result
         if len(kwargs) > 1:
@@ -101,7 +101,7 @@ class Dispatcher:
         leaves, outcome = self._find(args, kwargs)
         if isinstance(outcome, Compiled):
             result = outcome.run(leaves)
-            if result is NotImplemented:  # and nothing was written to yet
+            if result is NotImplemented:  # nothing was written yet
                 return self._run_instead(outcome, leaves, args, kwargs)
         elif isinstance(outcome, Partitioned):
             result = outcome.parts(args, kwargs, self.subject.call(args, kwargs))
@@ -129,7 +129,7 @@ class Dispatcher:
             return Eager.because(state.unsettled, "any")
         generation = self.latest.generation
         watched = state.watched
-        # Compares all weights and attributes with those of the last call, in native code.
+        # Native code compares all weights and attributes with those of the last call.
         if watched is None or watched.guard.changed():
             self._look_again()
         outcome = self._memory.load((state.current.number, signature))
@@ -137,7 +137,7 @@ class Dispatcher:
             if outcome.bound.weights is not state.weights:
                 return Eager.of_capture() or self._bind(outcome)
             run = outcome.plain_run
-            # None if another thread refreshes
+            # watched is None if another thread has just called refresh()
             if run is not None and (watched := state.watched) and not self._numbers.arguments:
                 names, free = tuple(kwargs), self.subject.defined(kwargs)
                 self.latest.keep(generation, watched.guard, signature, run, names, free)
@@ -150,7 +150,7 @@ class Dispatcher:
             if self._state.is_as_seen():
                 return  # another thread was here first
             if self._state.constants_changed():
-                self.refresh()  # their elements are part of programs
+                self.refresh()  # programs contain their elements
             self._state.look_again()
             self.latest.forget()
 
@@ -168,10 +168,10 @@ class Dispatcher:
         may_wait = not on_miss.in_background(self.options)
         with self._lock.held(wait=may_wait) as is_held, self._stages() as stages:
             if not is_held:
-                why = "another thread captures or compiles a call of this module"
+                why = "another thread is capturing or compiling a call of this module"
                 return Eager.because(on_miss.postponed(why), "not looked at")
             if self._state.watched is None:
-                self._look_again()  # for another thread has refreshed the module meanwhile
+                self._look_again()  # another thread has called refresh() meanwhile
             known = self._memory.known((self._state.current.number, signature))
             return known or self._misses.outcome(signature, args, kwargs, stages)
 
@@ -191,7 +191,7 @@ class Dispatcher:
     def _run_instead(
         self, compiled: Compiled, leaves: tuple[Any, ...], args: Args, kwargs: Kwargs
     ) -> Any:
-        """Run in eager what compiled code refused, or failed at."""
+        """Run a call in eager that compiled code refused, or failed at."""
         refused = compiled.refused(leaves)
         if refused is not None:
             return self._run_in_eager(refused, args, kwargs)
@@ -202,17 +202,17 @@ class Dispatcher:
         self._reports.eager(failed)
         return result
 
-    # ---------------------------------------------------------------------- what others ask for
+    # -------------------------------------------------------------------------- for other modules
 
     def warm_up(self, args: Args, kwargs: Kwargs, declared: Declared | None = None) -> Outcome:
-        """Do all that `__call__` does, except to return a result; wait for what is missing.
+        """Prepare a call without running it; compile in this thread, regardless of ``on_miss``.
 
         Parameters
         ----------
         args, kwargs
             Of the call, the keywords in the order of their definition.
         declared
-            What is said of its sizes: a program that serves all of these is made, even if there is
+            Which of its sizes vary. A program that serves all of them is built, even if there is
             one for the sizes of the call.
         """
         with on_miss.building_now():
@@ -221,7 +221,7 @@ class Dispatcher:
             _, outcome = self._find(args, kwargs)
             if isinstance(outcome.reason, Uninitialized):
                 module = self.module()
-                # what is lazy itself is completed by a hook, which runs before forward
+                # a lazy module is initialized by a hook, which runs before forward
                 is_lazy = isinstance(module, LazyModuleMixin)
                 with torch.no_grad():
                     module(*args, **kwargs) if is_lazy else self.subject.call(args, kwargs)()
@@ -240,19 +240,19 @@ class Dispatcher:
             return self._misses.outcome(signature, args, kwargs, stages, declared)
 
     def compiled(self, args: Args, kwargs: Kwargs, target: TargetOption = None) -> Artifact:
-        """Return the code for a call, from a cache or the compiler, whether or not it is faster.
+        """Return the code for a call, from a cache or the compiler, even if eager is faster.
 
         Parameters
         ----------
         args, kwargs
-            Of the call, as for `warm_up`; the elements of tensors play no part.
+            Of the call, as for `warm_up`; the elements of tensors do not matter.
         target
-            What to build for, here or elsewhere, as the option of that name; None for the option.
+            The target to build for, which may be another machine; None for the option ``target``.
 
         Raises
         ------
         NotCompiled
-            The call cannot run compiled, whatever the options say about that.
+            The call cannot be compiled, even without ``strict=True``.
         """
         with self._files() as files:
             return files.artifact(files.request(args, kwargs, target, {}))
@@ -264,20 +264,20 @@ class Dispatcher:
         target: TargetOption = None,
         declared: Declared | None = None,
     ) -> list[Artifact]:
-        """Return what a file should hold for a call: its code, or that for calls of any sizes.
+        """Return the code for a call that a saved file should contain.
 
         Parameters
         ----------
         args, kwargs, target
             As for `compiled`.
         declared
-            What is said of the sizes of the call: a program that serves all of these is returned.
+            Which sizes of the call vary. The code serves all of them.
 
         Raises
         ------
         NotCompiled
-            The call cannot run compiled, whatever the options say about that; or no program serves
-            all sizes that are declared.
+            The call cannot be compiled, even without ``strict=True``; or no program serves all
+            declared sizes.
         """
         with self._files() as files:
             request = files.request(args, kwargs, target, declared or {})
@@ -290,17 +290,17 @@ class Dispatcher:
             yield Files(self._shared, self._sizes, stages)
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
-        """Return arguments for each signature that runs compiled, in the order of first calls."""
+        """Return example arguments for each signature that runs compiled, by first call."""
         outcomes = self._memory.values()
         return [found.example() for found in outcomes if not isinstance(found, Eager)]
 
     def refresh(self) -> None:
-        """Forget what is known of the module; the next call looks at all of it again."""
+        """Make the next call inspect the whole module again, and retry failed compilations."""
         self._shared.programs.clear()
         self.forget_module()
 
     def forget_module(self) -> None:
-        """Forget what is known of the module, but not what was made for its program."""
+        """Forget the module and the outcomes, but keep the programs."""
         with self._lock:
             self._state.forget()
             self._memory.clear()
@@ -308,11 +308,11 @@ class Dispatcher:
             self.latest.forget()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles of a module begin without one: it belongs to one module in one process.
+        # Copies and pickles of a module have no dispatcher at first: it belongs to one module.
         return type(None), ()
 
     def cache_info(self) -> CacheInfo:
-        """Return what the caches have done so far."""
+        """Return the counts of the caches."""
         return info_of(self._memory, self._counts, self.latest.hits)
 
     def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:

@@ -28,10 +28,10 @@ class Example:
     args, kwargs
         The arguments, with tensors of zeros for shapes.
     declared
-        What is said of the sizes of tensors, by their numbers among the flattened arguments: if
-        some may vary, the others do not.
+        What is declared about the sizes of tensors, by index among the flattened arguments. If
+        some vary, all others are static.
     dims
-        The sizes that may vary; those of one name once.
+        The sizes that vary; sizes that share a name appear once.
     """
 
     args: tuple[Any, ...]
@@ -57,14 +57,14 @@ def example_arguments(
     dtype, device
         Dtype and device of tensors given as bare shapes.
     sizes
-        For each size that may vary, in the order of ``Example.dims``; by default the least.
+        A value for each of ``Example.dims``; the smallest ones by default.
 
     Raises
     ------
     WarmUpError
         The signature is none of these, or a size is ``Dim.STATIC``.
     OptionError
-        A ``Dim`` is of a kind that is not supported, or no size is within its limits.
+        A ``Dim`` is of an unsupported kind, or no size is within its limits.
     """
     dims = _Dims(sizes)
 
@@ -92,11 +92,11 @@ def example_arguments(
 
 
 class _Dims:
-    """The sizes of a signature that may vary, as they are come across."""
+    """Collects the sizes of a signature that vary."""
 
     def __init__(self, sizes: Sequence[int] | None) -> None:
         self._sizes = sizes
-        # By name; by number, if they have none.
+        # By name, or by number if they have none.
         self._dims: dict[str | int, DeclaredSize] = {}
         self._tensors: list[tuple[torch.Tensor, DeclaredShape]] = []
 
@@ -107,7 +107,7 @@ class _Dims:
         declared = tuple(map(declared_size, shape))
         if any(is_dim(size) and not dim.varies for size, dim in zip(shape, declared, strict=True)):
             raise WarmUpError(
-                f"a size of {tuple(shape)} does not vary: give a number, or a Dim that has sizes "
+                f"a size of {tuple(shape)} is static: give a number, or a Dim that allows sizes "
                 "from 2 on"
             )
         pairs = zip(shape, declared, strict=True)
@@ -122,7 +122,7 @@ class _Dims:
         return dim.least if self._sizes is None else self._sizes[list(self._dims).index(key)]
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
-        """Return the call that has these arguments."""
+        """Return a call with these arguments."""
         leaves = pytree.tree_leaves((args, kwargs))
         places = {id(leaf): place for place, leaf in enumerate(leaves)}
         declared = {places[id(tensor)]: shape for tensor, shape in self._tensors}

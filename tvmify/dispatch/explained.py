@@ -22,18 +22,18 @@ class ExplainedSignature:
     runs
         ``"compiled"``, ``"regions"`` (parts of it compiled) or ``"eager"``.
     reason, next_step
-        Why calls do not run compiled, or not as one program, and what to do about it; empty if
-        nothing stands in the way.
+        Why calls do not run compiled, or not as one program, and what to do about it; empty if they
+        do.
     faster_in_eager
         Whether eager PyTorch won the comparison.
     runs_control_flow
-        Who runs what is between the regions.
+        What runs the code between the regions.
     gradients_in_eager
-        Whether gradients may be asked for, which eager PyTorch computes.
+        Whether results have gradients, which eager PyTorch computes.
     captured_by
         ``"torchscript"`` or ``"export"``; empty if nothing was captured.
     not_scripted
-        Why it was not TorchScript.
+        Why it was not captured by TorchScript.
     key
         Digest of the program in the cache, as `tvmify list` shows it.
     source
@@ -41,21 +41,21 @@ class ExplainedSignature:
     writes
         What calls write to besides their results.
     no_cuda_graph
-        Why calls are not replayed as CUDA graphs, if that was asked for.
+        Why calls are not replayed as CUDA graphs, if the option is set.
     one_shape
-        Why the program serves one shape only, although sizes were seen to vary.
+        Why the program serves a single shape, although sizes vary.
     verdict
-        Seconds of a call of compiled code and of eager PyTorch, if they were compared.
+        Seconds that a call takes compiled and in eager PyTorch, if they were compared.
     served
-        How many signatures were seen that the program serves: several, where sizes vary.
+        How many signatures the program has served so far.
     shapes
-        Which sizes the program serves, if several.
+        Which sizes the program serves, if more than one.
     nearest
         How a program that was built differs from the most similar older entry of the cache.
     report
-        What the compiler noted: ``"kernels"`` and the schedule rule of each, operators
-        ``"bridged"`` to PyTorch, ``"libraries"``, ``"tuning"``, ``"seconds"``. It comes from the
-        cache as it is.
+        The compiler's notes: ``"kernels"`` and the schedule rule of each, operators ``"bridged"``
+        to PyTorch, ``"libraries"``, ``"tuning"``, ``"seconds"``. Read from the cache without
+        validation.
     """
 
     signature: str
@@ -103,7 +103,7 @@ class ExplainedSignature:
         if self.runs == "compiled":
             yield "    runs compiled"
             if self.gradients_in_eager:
-                yield "    gradients, if asked for, are computed in eager PyTorch"
+                yield "    gradients are computed in eager PyTorch"
         elif self.runs == "regions":
             yield f"    runs by regions: {self.runs_control_flow}"
             yield f"      {self.reason}"
@@ -116,7 +116,7 @@ class ExplainedSignature:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedSubject:
-    """What calls of one function, method or part of a module have led to.
+    """How calls of one function, method or part of a module run.
 
     Attributes
     ----------
@@ -127,9 +127,9 @@ class ExplainedSubject:
     signatures
         One for each signature in memory.
     parts
-        The regions or submodules that are compiled by themselves, of those that were called.
+        The regions or submodules that are compiled separately and were called.
     operators
-        Of a region: how often it calls each operator.
+        Of a region: the number of calls of each operator.
     """
 
     name: str
@@ -165,13 +165,12 @@ class ExplainedSubject:
 class Explanation(str):
     """What ran where, and why, of a decorated object.
 
-    It is a text for people, whose form may change, and can be searched as one. The attributes are
-    for programs.
+    Its text is for people; the form may change. The attributes are for programs.
 
     Attributes
     ----------
     methods
-        One for each decorated method; for a function, that alone.
+        One for each decorated method, or one for a function.
 
     Examples
     --------
@@ -192,7 +191,7 @@ class Explanation(str):
 
     @property
     def signatures(self) -> tuple[ExplainedSignature, ...]:
-        """Those of all methods and of their parts."""
+        """The signatures of all methods and of their parts."""
         return tuple(_signatures(self.methods))
 
     def __repr__(self) -> str:
@@ -212,7 +211,7 @@ def _report_lines(report: Mapping[str, object]) -> list[str]:
     try:
         return _lines_of(report)
     except (LookupError, TypeError, ValueError, AttributeError):
-        # The report came from a cache, where nothing else validates it.
+        # The report comes from a cache, and nothing else validates it.
         return ["    the compiler's report cannot be read"]
 
 
@@ -230,7 +229,7 @@ def _lines_of(report: Mapping[str, object]) -> list[str]:
     bridged = report.get("bridged")
     if isinstance(bridged, Mapping) and bridged:
         calls = ", ".join(f"{count} {operator}" for operator, count in bridged.items())
-        lines.append(f"    computed by PyTorch, inside of the program: {calls}")
+        lines.append(f"    computed by PyTorch, inside the program: {calls}")
     libraries = report.get("libraries")
     if isinstance(libraries, Mapping):
         lines += [f"    by a library: {work}: {name}" for work, name in libraries.items()]
@@ -247,9 +246,9 @@ def _tuning_lines(tuning: Mapping[str, Any]) -> list[str]:
     known = tuning["workloads"] - tuning["measured"] - tuning["left"]
     text = f"{tuning['workloads']} workloads, {tuning['measured']} measured, {known} known before"
     if tuning["left"]:
-        text += f", {tuning['left']} left to the rules for lack of time"
+        text += f", {tuning['left']} not measured for lack of time"
     changed = tuning["changed"]
-    lines = [f"    tuned: {text}; {len(changed)} not as the rules choose"]
+    lines = [f"    tuned: {text}; {len(changed)} other than the rules' choice"]
     lines += [f"      {workload}: {winner}" for workload, winner in changed.items()]
     return lines + [f"      {name}: not built: {why}" for name, why in tuning["failed"].items()]
 

@@ -1,4 +1,4 @@
-"""What tvmify reports to the user: counts, reasons, and warnings that appear once."""
+"""What tvmify reports: counts, reasons, and warnings that appear once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def explain(
     name
         Name of the module or function.
     outcomes
-        Those in its memory cache.
+        The outcomes in its memory cache.
     info
         Its counts.
     neighbours
-        Finds the disk entries that were most similar to its programs.
+        Finds the most similar entries of the disk cache.
     """
     return ExplainedSubject(
         name=name,
@@ -50,9 +50,9 @@ def info_of(memory: Outcomes, counts: Counts, latest_hits: int) -> CacheInfo:
     memory
         Its memory cache.
     counts
-        What its misses and its calls in eager have counted.
+        Its counts of misses and of calls in eager.
     latest_hits
-        How many calls its `LatestCall` has made.
+        How many calls its `LatestCall` has run.
     """
     outcomes, others = memory.values(), memory.undescribed
     info = CacheInfo(
@@ -102,7 +102,7 @@ def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
 
 
 def _parts_of(outcomes: Iterable[Outcome]) -> list[Parts]:
-    """Return what runs those of the outcomes that are no program as a whole, each once."""
+    """Return the distinct parts by which outcomes run."""
     return list(dict.fromkeys(x.parts for x in outcomes if isinstance(x, Partitioned)))
 
 

@@ -1,4 +1,4 @@
-"""What a saved file holds for a call: its own program, or those for calls of any sizes."""
+"""The programs that a saved file contains for a call."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tvmify.target import TargetOption
 
 
 class Files:
-    """Finds or builds programs for a file; the lock of the dispatcher is held meanwhile.
+    """Finds or builds programs for a file. The caller holds the lock of the dispatcher.
 
     Parameters
     ----------
     shared
-        What the dispatcher has.
+        The state of the dispatcher.
     sizes
-        Which sizes of calls were seen to vary.
+        Which sizes vary between calls.
     stages
-        Told the name of each stage as it begins.
+        Notified of each stage.
     """
 
     def __init__(self, shared: Shared, sizes: Sizes, stages: Stages) -> None:
@@ -38,7 +38,7 @@ class Files:
     def request(
         self, args: Args, kwargs: Kwargs, target: TargetOption, declared: Declared
     ) -> Request:
-        """Return the request for a call; what a file holds serves all arguments of its kind."""
+        """Return the request for a call, whose tensors are distinct and share no memory."""
         subject = self._shared.subject
         args, kwargs = apart((args, kwargs))
         request = Request.of(args, kwargs, subject.options, target)
@@ -51,26 +51,26 @@ class Files:
         Raises
         ------
         NotCompiled
-            There is none.
+            The call cannot be compiled.
         """
         found = Miss(self._shared, request, self._stages).obtain(PackedWeights())
         return found.executor.artifact
 
     def artifacts(self, request: Request, *, declared: bool) -> list[Artifact]:
-        """Return the program for a call, or those for any sizes that serve calls like it.
+        """Return the program for the shapes of a call, or those with symbolic sizes that serve it.
 
-        A call has a program of its own if it ran with that, or if there is none for any sizes. Else
-        these are the programs of all classes of sizes that were made.
+        It is the program for these shapes if the call ran with it, or if there is no program with
+        symbolic sizes. Otherwise it is the symbolic program of each class of sizes built so far.
 
         Parameters
         ----------
         declared
-            Whether the caller said which sizes vary. Then it is a program for all of these.
+            Whether the caller declared which sizes vary. Then it is one program for all of them.
 
         Raises
         ------
         NotCompiled
-            The call does not compile, or no program serves all sizes that are declared.
+            The call cannot be compiled, or no program serves all declared sizes.
         """
         if not declared and self._has_own(request):
             return [self.artifact(request)]
@@ -86,16 +86,16 @@ class Files:
                         raise
             elif declared and not made:
                 raise NotCompiled(
-                    "no further program for many shapes is made: there are enough, or it is for a "
-                    "GPU",
-                    "Give numbers in place of each Dim.",
+                    "no other program with symbolic sizes is built: the limit is reached, or the "
+                    "program is for a GPU",
+                    "Replace each Dim by a number.",
                 )
         if made:
             return [self.artifact(request.generalized(each)) for each in made]
         return [self.artifact(request)]
 
     def _for_any_sizes(self, request: Request, general: AnySizes) -> Artifact:
-        """Return a program that serves the call and others."""
+        """Return a program with symbolic sizes that serves the call."""
         while True:
             wanted = request.generalized(general)
             try:
@@ -109,7 +109,7 @@ class Files:
                 general = narrower
 
     def _has_own(self, request: Request) -> bool:
-        """Whether such a call ran with a program for its sizes alone."""
+        """Whether such a call ran with a program for its shapes only."""
         outcomes = self._shared.outcomes.values()
         own = (x for x in outcomes if isinstance(x, Compiled) and not x.facts.shapes)
         return any(outcome.specs == request.specs() for outcome in own)

@@ -1,4 +1,4 @@
-"""Whether a program from a cache fits the call that it is to serve."""
+"""Whether a program from a cache fits a call."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def misfit(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> str:
-    """Return what an artifact asks for that the call does not have; empty if there is nothing.
+    """Return why an artifact does not fit a call; empty if it does.
 
-    An artifact that the compiler made always fits: its key has all that is looked at here. Who can
-    write to the cache can make up another, and shall find it refused before any of it runs.
+    An artifact from the compiler always fits, since its key covers everything that is checked here.
+    A forged one, by someone who can write to the cache, is refused before any of it runs.
     """
     if artifact.target != key.entries["target"]:
         return "it is for another target than its key"
@@ -37,22 +37,22 @@ def misfit(
     leaves = pytree.tree_leaves((args, kwargs))
     for index in artifact.inputs:
         if not _is_tensor(leaves, index):
-            return f"it reads leaf {index} of the arguments, which is no tensor"
+            return f"it reads leaf {index} of the arguments, which is not a tensor"
     for result in artifact.outputs:
         index = result.argument
         if index is not None and index >= len(leaves):
             return f"it returns leaf {index} of the arguments, which the call lacks"
         if index is not None and isinstance(result, View) and not _is_tensor(leaves, index):
-            return f"it returns a view of leaf {index} of the arguments, which is no tensor"
+            return f"it returns a view of leaf {index} of the arguments, which is not a tensor"
     for write in artifact.writes:
         index = write.target.argument
         if index is not None and not _is_tensor(leaves, index):
-            return f"it writes to leaf {index} of the arguments, which is no tensor"
+            return f"it writes to leaf {index} of the arguments, which is not a tensor"
     return _misfit_of_structure(artifact)
 
 
 def _is_tensor(leaves: Sequence[Any], index: int) -> bool:
-    # A number of any value reaches the program as a tensor.
+    # A number that may have any value is passed as a tensor.
     return index < len(leaves) and isinstance(leaves[index], (torch.Tensor, NumberArgument))
 
 
@@ -61,10 +61,8 @@ def _misfit_of_structure(artifact: Artifact) -> str:
         structure = structure_of(artifact.output_structure)
     except NotCompiled:
         return ""  # a class is not imported yet: that is for the dispatcher to say
-    except Exception as error:  # of any kind: the text may say anything to PyTorch's reader of it
-        return f"the structure of its result is none: {error!r:.100}"
+    except Exception as error:  # of any kind: the text is untrusted
+        return f"the structure of its result cannot be read: {error!r:.100}"
     if structure.num_leaves != len(artifact.outputs):
-        return (
-            f"its result has {structure.num_leaves} leaves, of which it has {len(artifact.outputs)}"
-        )
+        return f"its result has {structure.num_leaves} leaves, but it has {len(artifact.outputs)}"
     return ""

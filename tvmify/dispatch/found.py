@@ -10,7 +10,7 @@ from tvmify.runtime import Executor
 
 
 class Source(enum.Enum):
-    """Where the code of a program came from; the values are what ``explain()`` says."""
+    """Where the code of a program came from, in the words of ``explain()``."""
 
     SHARED = "shared with another module of this process"
     LOADED = "loaded from disk"

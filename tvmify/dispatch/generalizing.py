@@ -1,8 +1,8 @@
-"""One outcome for several signatures: which signature a call is served under, and how it is made.
+"""One outcome for the calls of many signatures.
 
-An exact signature describes one call. A general one leaves something open that the program takes
-any value of, as `numbers.py` does with numbers among the arguments. What may be left open is a
-`Generality`; this module asks each of them, and makes an exact outcome where none applies.
+An exact signature describes one call. A general signature leaves something open, for which the
+program accepts any value: sizes of tensors (`sizes.py`) or numbers (`numbers.py`). Each kind is a
+`Generality`. This module tries them in order, and makes an exact outcome where none applies.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ SomeGeneral = TypeVar("SomeGeneral", bound="General")
 
 
 class Generality(Protocol[SomeGeneral]):
-    """One kind of what may be left open, and what was learnt of it."""
+    """Something that signatures may leave open, and what was learnt from earlier calls."""
 
     def alias(self, request: Request) -> Hashable | None:
-        """Return another signature by which memory finds what serves a call.
+        """Return the signature that memory has as an alias of a general one.
 
-        None if the dispatcher asks for the general one at every call, before it looks into memory.
+        None if the dispatcher looks up the general one itself.
         """
 
     def serves_any(self) -> bool:
-        """Whether anything was accepted so far."""
+        """Whether a general program was accepted so far."""
         ...
 
     def served(self, request: Request) -> Hashable | None:
-        """Return the general signature that serves a call already; None if there is none."""
+        """Return the general signature of an existing outcome that serves a call, or None."""
 
     def general(self, request: Request) -> SomeGeneral | None:
-        """Leave as much of a call open as may be; None if that is nothing."""
+        """Leave as much of a call open as possible; None if nothing can be."""
 
     def narrower(
         self, request: Request, general: SomeGeneral, reason: NotCompiled
     ) -> SomeGeneral | None:
-        """Leave less open, after ``general`` was not compiled; None if that cannot help."""
+        """Leave less open, after ``general`` failed to compile; None if that cannot help."""
 
     def accept(self, general: SomeGeneral, outcome: Outcome) -> None:
-        """Learn that one program serves all such calls, or all that it says."""
+        """Learn which calls a program serves."""
 
     def refuse(self, request: Request, general: SomeGeneral, reason: NotCompiled) -> None:
-        """Learn that the call compiles otherwise, and why the general one does not."""
+        """Learn that the call compiles, but not in general, and why not."""
 
     def note(self, request: Request, outcome: Outcome) -> None:
-        """Learn what became of an exact call."""
+        """Learn the outcome of an exact request."""
 
     def forget(self) -> None:
-        """Forget all that was learnt: the module may be another."""
+        """Forget everything, since the module may have changed."""
 
 
 class Kept(NamedTuple):
@@ -62,14 +62,14 @@ class Kept(NamedTuple):
     Attributes
     ----------
     found_by
-        The signature that it is kept under.
+        The signature that it is stored under.
     outcome
-        As said.
+        The outcome.
     alias
-        Another signature that leads to it, if there is one: the exact one of a call that a general
+        Another signature that leads to it, or None: the exact signature of a call that a general
         one serves.
     is_served
-        Whether the outcome was there already.
+        Whether the outcome existed before.
     """
 
     found_by: Hashable
@@ -79,28 +79,28 @@ class Kept(NamedTuple):
 
 
 class Generalizing:
-    """Makes outcomes that are as general as can be.
+    """Makes outcomes that are as general as possible.
 
     Parameters
     ----------
     kinds
-        What may be left open, the first first.
+        What may be left open, in the order in which it is tried.
     """
 
     def __init__(self, kinds: Sequence[Generality[Any]]) -> None:
         self._kinds = kinds
 
     def serves_any(self) -> bool:
-        """Whether there is a general signature that may serve a call."""
+        """Whether any general program was accepted so far."""
         return any(kind.serves_any() for kind in self._kinds)
 
     def served(self, request: Request, known: Callable[[Hashable], Outcome | None]) -> Kept | None:
-        """Return the outcome that serves a call already; None if there is none.
+        """Return an existing outcome that serves a call, or None.
 
         Parameters
         ----------
         known
-            Returns the outcome that is kept under a signature.
+            Returns the outcome that is stored under a signature, or None.
         """
         for kind in self._kinds:
             signature = kind.served(request)
@@ -110,17 +110,17 @@ class Generalizing:
         return None
 
     def forget(self) -> None:
-        """Forget what was learnt."""
+        """Forget everything that was learnt."""
         for kind in self._kinds:
             kind.forget()
 
     def make(self, request: Request, make: Callable[[Request], Outcome]) -> Kept:
-        """Make an outcome for a call, and for as many others as can be.
+        """Make an outcome for a call, and for as many others as possible.
 
         Parameters
         ----------
         make
-            Makes the outcome of a request, be it general or exact.
+            Makes the outcome of a general or exact request.
         """
         refused: list[_Refused] = []
         for kind in self._kinds:
@@ -132,7 +132,7 @@ class Generalizing:
                     self._refuse(request, refused)
                     return Kept(general.signature, outcome, kind.alias(request))
                 if is_awaited(outcome.reason) or isinstance(outcome.reason, TracedElsewhere):
-                    # whether it serves all such calls is known when it is built
+                    # after the build it is known whether it serves all such calls
                     return Kept(request.exact, outcome)
                 last, general = general, kind.narrower(request, general, outcome.reason)
                 if general is None:
@@ -140,7 +140,7 @@ class Generalizing:
         outcome = make(request)
         for kind in self._kinds:
             kind.note(request, outcome)
-        if outcome.reason is None:  # else it was for another reason
+        if outcome.reason is None:  # otherwise it failed for another reason
             self._refuse(request, refused)
             for _, general, reason in refused:
                 if general.varying.axes and isinstance(outcome, Compiled):
@@ -154,7 +154,7 @@ class Generalizing:
 
 
 class _Refused(NamedTuple):
-    """What could not be left open, and why."""
+    """A general request that failed, and why."""
 
     kind: Generality[Any]
     general: General

@@ -10,12 +10,12 @@ from tvmify.artifact.shapes import Axis, Shapes
 from tvmify.capture import Varying
 from tvmify.dispatch.symbols import Symbols, TensorSizes
 
-#: The products of all symbols up to which a program of each class is used, and the product that
-#: it is tuned for. Measured on matrix products of so many rows: docs/measurements/shapes.md.
+#: For each class: the largest product of all symbols, and the product that its program is tuned
+#: for. Measured on matrix products with that many rows: docs/measurements/shapes.md.
 CLASSES = ((64, 48), (256, 128), (2**62, 512))
 
 
-#: Height and width that the last class is tuned for: networks halve images several times.
+#: Height and width of images that the last class is tuned for: networks halve them several times.
 _SIDE = 128
 
 
@@ -27,10 +27,10 @@ def hints_of_class(
     Parameters
     ----------
     values
-        The sizes of one of these calls, by symbol. The last gets most of the product that the
-        class is tuned for, which is the length of sequences.
+        The sizes of one of these calls, by symbol. The last symbol, the length of sequences, gets
+        the largest part of the product that the class is tuned for.
     sides
-        Which symbols are heights and widths of images, of which both get as much.
+        The symbols that are heights and widths of images, which get equal parts.
     """
     count = prod(values.values())
     hint = next(hint for most, hint in CLASSES if count <= most)
@@ -46,15 +46,15 @@ def hints_of_class(
 
 
 def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -> Varying:
-    """Return it with the hints of the class that a call is of.
+    """Return the same sizes with the hints of the class of a call.
 
     Parameters
     ----------
     sizes
         Of the call.
     numbers
-        Symbols that the program has no use for, since it asks for these very sizes; see `numbers`.
-        They count for no class, and have no hints.
+        Symbols that became constants in the program; see `numbers`. They do not count towards the
+        class, and have no hints.
     """
     values = {
         name: size
@@ -72,7 +72,7 @@ def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -
 
 
 def numbers(varying: Varying, shapes: Shapes) -> frozenset[str]:
-    """Return the symbols that have become numbers in a program."""
+    """Return the symbols that became constants in a program."""
     return frozenset(
         name
         for name, axes in varying.axes_by_symbol().items()
@@ -95,6 +95,6 @@ def is_tuned(shapes: Shapes, varying: Varying) -> bool:
 
 
 def _sides(axes: Symbols) -> frozenset[str]:
-    """Return the symbols that are height and width of images."""
+    """Return the symbols that are heights and widths of images."""
     pairs = (names[2:] for names in axes.values() if len(names) == 4)
     return frozenset(name for pair in pairs if all(pair) for name in pair if name is not None)

@@ -1,4 +1,4 @@
-"""The key of a compiled program: gathers, under names, everything that decides its code."""
+"""The key of a compiled program: named texts for everything that determines its code."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tvmify.runtime import autocast_text, cpu_features
 from tvmify.signature import Signature, TensorSpec, check_weight
 from tvmify.target import DEVICE_OF_KIND, Target, target_for
 
-#: Name of the entry that only keys of programs for GPUs have, and the driver of one that was built
-#: without a GPU: it serves all of them.
+#: The entry that only the keys of programs for GPUs have, and its driver version for a program that
+#: was built without a GPU, which runs with any driver.
 _CUDA, _ANY = "cuda", "any"
 _TORCH = "torch"
 
-#: What names a model of processor, on x86 and on ARM, in Linux's list of them.
+#: The fields of /proc/cpuinfo that name a processor model, on x86 and on ARM.
 _MODEL = ("vendor_id", "model name", "cpu family", "model", "CPU implementer", "CPU part")
 
 
@@ -46,20 +46,20 @@ def key(
     fingerprint
         The canonical text of the program.
     signature
-        Of the call; values of tensors play no part.
+        Of the call; the values of tensors do not matter.
     weights
         The tensors that the program reads from its module, by dotted name. Their shapes, dtypes
         and aliases count, their values do not.
     target
         Resolved for the device of the call.
     options
-        Those that can change the code count.
+        Only those that can change the code are part of the key.
     unpacked
-        Names of weights that calls write to, of which the program may not keep packed copies.
+        Names of weights that calls write to, so the program may not keep packed copies of them.
     sizes
-        What is asked of the symbols among the sizes, if there are some.
+        The requirements on symbolic sizes, if there are any.
     """
-    # What a machine without a GPU has built is for all GPUs of that kind, whatever their numbers.
+    # A program that was built without a GPU is for all GPUs of its architecture.
     device = target.device
     devices = signature.devices | {weight.device for weight in weights.values()}
     gpu = next((found for found in devices if found.type == "cuda"), None)
@@ -85,9 +85,9 @@ def key(
 
 
 def key_without_gpu(key: Key) -> Key | None:
-    """Return the key under which a machine without a GPU stores the same program for this one.
+    """Return the key of the same program if a machine without a GPU builds it.
 
-    None if it is such a key, or one for the CPU.
+    None if it is such a key already, or a key for the CPU.
     """
     if _CUDA not in key.entries or key.entries[_CUDA] == _cuda_text(None):
         return None
@@ -95,9 +95,9 @@ def key_without_gpu(key: Key) -> Key | None:
 
 
 def key_for_any_torch(key: Key) -> Key:
-    """Return the key under which a program that calls no PyTorch is stored, whoever built it.
+    """Return the key of a program that does not call PyTorch, which any version can use.
 
-    What is for GPUs was measured beside the libraries of one PyTorch, and stays with it.
+    Programs for GPUs were tuned against the libraries of one PyTorch, so they keep its version.
     """
     if _CUDA in key.entries or _TORCH not in key.entries:
         return key
@@ -105,21 +105,21 @@ def key_for_any_torch(key: Key) -> Key:
 
 
 def key_of(key: Key, artifact: Artifact) -> Key:
-    """Return the key under which what was built for a key is stored."""
+    """Return the key under which an artifact that was built for a key is stored."""
     return key if artifact.calls_torch else key_for_any_torch(key)
 
 
 def target_of_call(
     signature: Signature, weights: Mapping[str, torch.Tensor], option: Any
 ) -> Target:
-    """Return what to build for: the option ``target``, resolved for the one device of a call.
+    """Resolve the option ``target`` for the device of a call.
 
     Raises
     ------
     UnsupportedInput
         A weight is not a plain dense tensor, or has no memory.
     UnsupportedTarget
-        The tensors are on several devices, or no code can be built for theirs.
+        The tensors are on several devices, or no code can be built for their device.
     """
     for name, weight in weights.items():
         check_weight(f"weight {name!r}", weight)
@@ -135,35 +135,35 @@ def target_of_call(
     target = target_for(option, device.type, cpu_features(), capability)
     if target.device != device.type and autocast_text():
         raise UnsupportedTarget(
-            f"autocast would not do for tensors on {device.type!r} what it does on a GPU",
+            f"autocast for tensors on {device.type!r} differs from autocast on a GPU",
             "Build without autocast, or with tensors on the GPU.",
         )
     return target
 
 
 def check_place(option: Any, signature: Signature) -> None:
-    """Refuse a call whose tensors are not where code for the option ``target`` would run.
+    """Refuse a call whose tensors are not on the device of the option ``target``.
 
     Raises
     ------
     UnsupportedTarget
-        Tensors are elsewhere: that such code could be built for another machine does not help.
+        They are on another device.
     """
     kind = option.get("kind") if isinstance(option, Mapping) else option
     devices = {device.type for device in signature.devices}
     others = sorted(devices - {DEVICE_OF_KIND[kind]}) if kind is not None else []
     if others:
         raise UnsupportedTarget(
-            f"the inputs are on {', '.join(map(repr, others))} and the target is {kind!r}",
-            "Move them, or leave target= out.",
+            f"the inputs are on {', '.join(map(repr, others))}, but the target is {kind!r}",
+            "Move them, or omit target=.",
         )
 
 
 def processor(key: Key) -> str:
-    """Return what decides, besides the workload, how long a kernel takes: see `Measurements`."""
+    """Return the parts of a key that affect how long a kernel takes: see `Measurements`."""
     names = ["target", "tuned for", "tvmify", "tvm"]
     if _CUDA in key.entries:
-        names += [_CUDA, _TORCH]  # which brings the libraries that are timed, too
+        names += [_CUDA, _TORCH]  # its libraries are timed, too
     return "\n".join(key.entries[name] for name in names)
 
 
@@ -174,11 +174,11 @@ def _cuda_text(gpu: torch.device | None) -> str:
 
 @functools.cache
 def _driver_version() -> str:
-    """Return which version of CUDA the driver serves; only where there are tensors on a GPU."""
+    """Return the CUDA version of the driver; call it only where tensors are on a GPU."""
     version = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except OSError as error:  # of AMD's GPUs, PyTorch says that they are CUDA's
+    except OSError as error:  # PyTorch calls AMD's GPUs "cuda", too
         raise UnsupportedTarget(
             f"there is no driver for NVIDIA GPUs: {error}", "Run this in eager PyTorch."
         ) from error
@@ -193,7 +193,7 @@ def _tuned_for(target: Target, gpu: torch.device | None) -> str:
 
 @functools.cache
 def _processor_model() -> str:
-    """Return what Linux says of this processor: those of equal features have unequal caches."""
+    """Return the processor model: models with the same features have different caches."""
     first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     lines = (line.partition(":") for line in first.splitlines())
     facts = {name.strip(): value.strip() for name, _, value in lines}
@@ -211,7 +211,7 @@ def _weights_text(weights: Mapping[str, torch.Tensor], device: str) -> str:
 
 
 def modes_text() -> str:
-    """Return the modes of torch that decide what a program computes, one a line."""
+    """Return torch's modes that affect what a program computes, one per line."""
     modes = {
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
@@ -230,7 +230,7 @@ def _tvmify_text() -> str:
 
 @functools.cache
 def _compiler_digest() -> str:
-    # The version alone would serve stale code to whoever edits the compiler.
+    # With the version alone, an edit of the compiler would not change keys.
     package, _, _ = __name__.partition(".")
-    folder = sys.modules[package].__path__[0]  # another may hold the native part
+    folder = sys.modules[package].__path__[0]  # the native part may be in another folder
     return sources.digest(Path(folder), (f"{package}.capture", f"{package}.compiler"))

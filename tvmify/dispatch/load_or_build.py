@@ -1,4 +1,4 @@
-"""A key leads to an executor: from this process, from the disk cache, or from the compiler."""
+"""Gets a program from this process, from the disk cache, or from the compiler."""
 
 from __future__ import annotations
 
@@ -47,31 +47,31 @@ _LOG = logging.getLogger(__name__)
 
 # Executors by the digest of their key: instances that differ only in weights share the code.
 _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
-# Held while a program is built, so that a process builds each only once; not while one is loaded,
-# which had to wait for the builds of others.
+# Held while a program is built, so that a process builds each once. Not held while one is loaded,
+# or loads would wait for builds.
 _BUILDING = forks.Lock()
-# Hashes of libraries that turned out not to run: they are not loaded again, whoever has them.
+# Hashes of libraries that failed to run: they are not loaded again from any cache.
 _REJECTED: set[int] = set()
-#: Seconds to wait for a process that builds the same program, before this one does so, too.
+#: Seconds to wait for another process that builds the same program, before building it here.
 _LONGEST_WAIT = 300
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The program that a request asks for, before it is known who has it.
+    """A captured program for a request, before its compiled code is looked up.
 
     Attributes
     ----------
     request
-        What it is for.
+        The call.
     program, fingerprint
-        What was captured, and the text that stands for it in the key.
+        The captured program, and its text in the key.
     target
         Resolved for the device of the call.
     weights
         The tensors of the module that the program reads, by name.
     volatile
-        Names of those that other calls write to: the program may not keep packed copies of them.
+        Names of weights that calls write to, so the program may not keep packed copies of them.
     """
 
     request: Request
@@ -92,16 +92,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Work:
-    """What there is to build. It holds no weights beside those of the program.
+    """A build job.
 
     Attributes
     ----------
     key
-        What it is stored under.
+        The key of the result.
     request, program
-        Exported for the arguments of the request, with its options.
+        The program is exported for the arguments of the request, and built with its options.
     unpacked
-        Names of weights of which the program may not keep packed copies.
+        Names of weights that the program may not keep packed copies of.
     """
 
     key: Key
@@ -116,16 +116,17 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
     Parameters
     ----------
     wanted
-        Built, if no cache has it, and stored at once in the disk cache that its options name.
+        If no cache has it, it is built, and stored in the disk cache.
     stages
-        Told the name of each stage as it begins.
+        Notified of each stage.
     prove
-        Called with what is built now, before it is stored; what is built later is only loaded.
+        Tests a program that is built now, before it is stored. One that is built in the background
+        is only loaded.
 
     Raises
     ------
     CacheMiss
-        It is in no cache, and is not to be built now.
+        No cache has it, and it is not built now.
     NotCompiled
         The program cannot be exported or built.
     """
@@ -138,16 +139,16 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
         stages.begin("load")
         found = _shared(key) or on_miss.finished(key) or _load(key, disk, partial(_find, work))
         if found is None:
-            # A build that may come later must not hold the arguments of this call.
+            # A later build must not keep the arguments of this call alive.
             work = dataclasses.replace(work, request=wanted.request.without_tensors())
             proof = prove if on_miss.builds_now(options) else loads
             make, export = partial(_make, work, disk, proof), partial(_export, work, stages)
-            with _BUILDING:  # another thread may have built it since we looked
+            with _BUILDING:  # another thread may have built it meanwhile
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
                 _LOADED.setdefault(found.key.digest, found.executor)  # for the next thread
         digest = found.key.digest
         if found.key != key:
-            _LOG.debug("%s: key %s, whatever PyTorch's version is", stages.subject, digest)
+            _LOG.debug("%s: key %s, for any version of PyTorch", stages.subject, digest)
         if found.source is not Source.SHARED:
             _LOADED[digest] = found.executor
         stale = tuple(n for n in found.executor.artifact.weights if n in wanted.volatile)
@@ -171,26 +172,26 @@ def _shared(key: Key) -> Found | None:
 
 
 def load_again(key: Key, artifact: Artifact) -> Executor:
-    """Return an executor, without weights, of an artifact that had one before."""
+    """Return an executor without weights for an artifact that had one before."""
     if (shared := _shared(key)) is not None:
         return shared.executor
     return _LOADED.setdefault(key.digest, Executor(artifact))
 
 
 def keep(key: Key, artifact: Artifact, options: CompileOptions) -> None:
-    """Store again, in the disk cache if there is one, what has changed about an artifact."""
+    """Store an artifact whose verdicts have changed in the disk cache, if there is one."""
     disk = _disk(options)
     if disk is not None:
         disk.store(key, artifact)
 
 
 def reject(key: Key, artifact: Artifact, problem: Exception, options: CompileOptions) -> None:
-    """Forget a program that was loaded from disk and turned out not to run.
+    """Discard a program that was loaded from disk and failed to run.
 
     Raises
     ------
     torch.OutOfMemoryError, torch.AcceleratorError
-        The problem is none of the program, but of the GPU: it is full, or has failed.
+        The GPU is full, or has failed, so the program is not at fault.
     """
     if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
         raise problem
@@ -209,16 +210,16 @@ def build_once(
     stages: Stages,
     prove: Prove = lambda executor: None,
 ) -> Found:
-    """Build and store a program while other processes wait for that, or load what they built."""
+    """Build and store a program while other processes wait, or load what they have built."""
     if disk is None:
         return _found(key, _proven(build(), prove, stages), Source.BUILT)
     with contextlib.ExitStack() as lock:
         for _ in range(_LONGEST_WAIT):
-            stages.begin("wait")  # each second: a build in the background may be given up here
+            stages.begin("wait")  # every second, so that a background build can be cancelled
             if lock.enter_context(disk.building(key.digest, timeout=1.0)):
                 break
         stages.begin("load")
-        # another process may have built it since we looked
+        # another process may have built it meanwhile
         if (found := _load(key, disk, find)) is not None:
             return found
         artifact = build()
@@ -247,13 +248,13 @@ def _load(key: Key, disk: Disk | None, find: Callable[[Disk], Executor | None]) 
 
 
 def _make(work: Work, disk: Disk | None, prove: Prove, stages: Stages) -> Found:
-    """Do what `on_miss.resolve` asks for, now or later."""
+    """Build a program for `on_miss.resolve`, now or later."""
     find, build = partial(_find, work), partial(_build, work, stages)
     return build_once(work.key, disk, find, build, stages, prove)
 
 
 def _find(work: Work, disk: Disk) -> Executor | None:
-    # What was built without a GPU serves, too; how fast it is here is noted under the first.
+    # A program that was built without a GPU also serves; its verdicts get the key with the GPU.
     places = key_for_any_torch(work.key), work.key, key_without_gpu(work.key)
     for place in dict.fromkeys(filter(None, places)):
         artifact = disk.load(place)
@@ -290,7 +291,7 @@ def _build(work: Work, stages: Stages) -> Artifact:
     from tvmify.compiler import Tuning, compile
 
     with contextlib.ExitStack() as around:
-        if stages.threads is None:  # nobody waits for what is built in the background
+        if stages.threads is None:  # no call waits for a background build
             around.enter_context(uncollected())
         builder = background.builder_here()
         with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
@@ -304,23 +305,23 @@ def _build(work: Work, stages: Stages) -> Artifact:
             if artifact is not None:
                 return artifact
         tuning = None
-        if key.entries["tuned for"]:  # what is for a GPU elsewhere cannot be measured
+        if key.entries["tuned for"]:  # kernels for a GPU elsewhere cannot be timed
             database = Measurements(options.cache_directory(), processor(key))
             stopwatch = _stopwatch(target, work.request.args, work.request.kwargs)
             tuning = Tuning(stopwatch, database, stages.advance)
-        # The program casts what autocast would: what the compiler calls is not to cast again.
+        # The program contains the casts of autocast, so calls of the compiler must not add any.
         around.enter_context(casting({}))
         how = options.accuracy, tuning, unpacked, stages.threads, _places(options), shapes
         return compile(exported, target, stages.begin, *how)
 
 
 def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
-    """Return what an exported program serves, as far as that is known before it is translated.
+    """Return the shapes that an exported program serves, as far as its recording shows.
 
     Raises
     ------
     Specialised
-        No size has stayed open.
+        It has no symbolic size.
     """
     varying = work.request.varying
     if not varying.axes:
@@ -333,13 +334,13 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
     fixed = numbers(varying, shapes)
     if fixed.isdisjoint(varying.hints):
         return shapes
-    # A class is one of the sizes that have stayed open.
+    # Classes are for the sizes that are still symbols.
     varying = tuned(varying, sizes_of(work.request.leaves), fixed)
     return recorded_shapes(exported, varying.hints_by_axis())
 
 
 def _places(options: CompileOptions) -> list[Path]:
-    """Return where else a build may keep temporary files: in the cache, which is private."""
+    """Return another folder for temporary files: the cache, which is private."""
     directory = options.cache_directory()
     with contextlib.suppress(CacheError):
         if directory is not None and is_there(directory):

@@ -1,10 +1,10 @@
-"""What happens at a miss: from a request to an outcome, stage by stage.
+"""One miss, from a request to an outcome, stage by stage.
 
-    request → what was made before
-            └ capture → fingerprint → key → load or build → bind → prove → compare → outcome
+    request → program in memory
+            └ capture → fingerprint → key → load or build → bind → compare → outcome
 
-A stage that cannot continue raises `NotCompiled`. Then the call is run by its parts, if these can
-be compiled, and in eager PyTorch otherwise.
+A stage that cannot continue raises `NotCompiled`. Then the call runs by parts (regions or
+submodules), if these can be compiled, and otherwise in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shared:
-    """What all misses of one dispatcher share."""
+    """The state of a dispatcher that all of its misses use."""
 
     subject: Subject
     module: ModuleState
@@ -73,7 +73,7 @@ class Shared:
 
     @classmethod
     def of(cls, subject: Subject, make_part: MakePart, programs: Programs | None = None) -> Shared:
-        """Return what a new dispatcher has, ``programs`` perhaps along with others."""
+        """Return the state of a new dispatcher, which may share ``programs`` with others."""
         size = subject.options.cache_size
         outcomes, programs = Outcomes(size), Programs(size) if programs is None else programs
         module, counts = ModuleState(subject), Counts()
@@ -81,16 +81,16 @@ class Shared:
 
 
 class Miss:
-    """One miss; the lock of the dispatcher is held from its beginning to its end.
+    """One miss. The caller holds the lock of the dispatcher.
 
     Parameters
     ----------
     shared
-        What the dispatcher has.
+        The state of the dispatcher.
     request
-        What is missing.
+        The call.
     stages
-        Told the name of each stage as it begins.
+        Notified of each stage.
     """
 
     def __init__(self, shared: Shared, request: Request, stages: Stages) -> None:
@@ -98,12 +98,12 @@ class Miss:
         self._subject, self._module = shared.subject, shared.module
         self._request = request
         self._stages = stages
-        # What the stages so far have found; each stage replaces it.
+        # What the stages have found so far; each stage replaces it.
         self._facts = Facts()
         self._differentiable = False
 
     def outcome(self) -> Outcome:
-        """Return what later calls of the same signature find."""
+        """Return the outcome for all calls of this signature."""
         outcome = self._compiled_or_less()
         how = type(outcome).__name__.lower()
         why = outcome.why if isinstance(outcome, Eager) else ""
@@ -154,17 +154,17 @@ class Miss:
         return self._accepted(compiled, key, eager)
 
     def obtain(self, store: PackedWeights) -> Found:
-        """Return the program, whether or not it can run here.
+        """Return the program for the request, which may be for another machine.
 
         Parameters
         ----------
         store
-            Keeps the weights that are packed when a program is tried.
+            Keeps the weights that are packed for the first run of a new program.
 
         Raises
         ------
         NotCompiled
-            There is none.
+            The call cannot be compiled.
         """
         forks.refuse_if_torn()
         request, module, programs = self._request, self._module, self._shared.programs
@@ -172,7 +172,7 @@ class Miss:
         assert module.watched is not None
         self._differentiable = check_modes(module.watched, *request.call)
         if module.current.parts is not None:
-            raise module.current.parts.reason  # that of an earlier signature
+            raise module.current.parts.reason  # found for an earlier signature
         repeated = request.repeated
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}
@@ -192,7 +192,7 @@ class Miss:
         except NotCompiled as reason:
             if isinstance(reason, HasEffects) and reason.may_cease:
                 self._postpone(reason)
-            if not isinstance(reason, (TracedElsewhere, Specialised)):  # which pass
+            if not isinstance(reason, (TracedElsewhere, Specialised)):  # these are temporary
                 programs.made.store(place, reason)
             raise
         captured = Captured.of(program)
@@ -207,14 +207,14 @@ class Miss:
         return found
 
     def _postpone(self, reason: HasEffects) -> None:
-        """Let the first call fill the caches that forward keeps, and the next one look again.
+        """Run the first call in eager, since side effects may only fill caches, and try again later.
 
         Raises
         ------
         CacheMiss
-            It is the first one.
+            It is the first call.
         HasEffects
-            It is, and must not run in eager.
+            It is the first call, and must not run in eager.
         """
         state, options = self._module.current, self._request.options
         if state.had_effects:
@@ -245,7 +245,7 @@ class Miss:
         if program.method == "torchscript":
             state.scripted = program.of(None)  # it serves every signature
         elif varying.axes and not program.is_general:
-            # The program of this call alone, which is asked for next.
+            # It serves the sizes of this call only. The next request is for such a program.
             place = self._place(repeated, Signature.of(args, kwargs), STATIC)
             recorded.store(place, program.of(None))
             raise Specialised
@@ -269,19 +269,19 @@ class Miss:
         return functools.partial(runs, self._module, store, self._request, eager)
 
     def _admit(self, executor: Executor) -> None:
-        """Let a program run here, and write to what it writes to.
+        """Check that a program may run here, and register what it writes to.
 
         Raises
         ------
         UnsupportedTarget
-            It cannot run here.
+            It is for another machine.
         GradientsNeeded
-            The program writes to tensors, which autograd would have to know of.
+            It writes to tensors, and autograd would not notice.
         """
         if executor.refusal:
             raise UnsupportedTarget(
                 f"code for this target cannot run here: {executor.refusal}",
-                "Leave target= out, or save() the module for a machine of that kind.",
+                "Omit target=, or save() the module for a machine of that kind.",
             )
         if writes := executor.artifact.written_names():
             self._note(writes=writes)
@@ -291,12 +291,12 @@ class Miss:
                     "Call under torch.no_grad() or torch.inference_mode().",
                 )
         if self._module.admit_writes(executor.artifact):
-            # of programs that may have packed what now changes
+            # their programs may have packed weights that now change
             self._shared.outcomes.clear()
             self._shared.programs.made.clear()
 
     def _start(self, executor: Executor) -> Call | GraphedCall:
-        """Return what runs calls from now on, as CUDA graphs if there is a place for them."""
+        """Return what runs calls of the program: as CUDA graphs, if the option is set."""
         graphs = self._shared.graphs if self._request.options.cuda_graph else None
         if graphs is not None and (obstacle := graph_obstacle(executor.artifact)):
             self._note(no_graph=obstacle)

@@ -1,4 +1,4 @@
-"""Outcomes for signatures that memory has none for: made, or shared with other signatures."""
+"""Handles memory misses: finds or makes an outcome, and stores it in memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tvmify.system import variables
 
 
 class Misses:
-    """Makes outcomes, and keeps them in memory.
+    """Makes outcomes, and stores them in memory.
 
     Parameters
     ----------
     shared
-        What the dispatcher has.
+        The state of the dispatcher.
     general
-        Says which signatures one outcome may serve.
+        Decides which signatures an outcome serves.
     latest
-        Told to forget the latest call whenever another one may have had to leave memory.
+        Reset whenever an outcome may have been evicted.
     reports
-        Told of that, too.
+        Notified of evictions.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class Misses:
         stages: Stages,
         declared: Declared | None = None,
     ) -> Outcome:
-        """Return the outcome of a call; the lock of the dispatcher is held.
+        """Return the outcome of a call. The caller holds the lock of the dispatcher.
 
         Parameters
         ----------
         signature
-            What it was looked up by.
+            The signature that memory does not have.
         args, kwargs
             Of the call.
         stages
-            Told the name of each stage as it begins.
+            Notified of each stage.
         declared
-            What is said of the sizes of this call besides the options and marks on tensors.
+            What the caller declares about the sizes of this call.
 
         Raises
         ------
@@ -71,7 +71,7 @@ class Misses:
             The option ``dynamic_shapes`` does not fit the call.
         """
         subject, memory = self._subject, self._memory
-        if not subject.is_part:  # else nobody calls it by itself
+        if not subject.is_part:  # a part is never called by itself
             recording.record(subject.options, subject.name, subject.module(), args, kwargs)
         is_full = memory.is_full(subject.options, is_part=subject.is_part)
         if is_full and not self._general.serves_any():
@@ -85,13 +85,13 @@ class Misses:
             kept = self._general.make(kept, miss)
         self._keep(place, kept)
         stages.end()
-        self._shared.counts.seconds.update(stages.seconds)  # which adds them up
+        self._shared.counts.seconds.update(stages.seconds)  # adds them up
         return kept.outcome
 
     def _without_program(
         self, signature: Hashable, args: Args, kwargs: Kwargs, declared: Declared
     ) -> Kept | Request:
-        """Return an outcome that needs no new program, or the request for one."""
+        """Return an outcome that needs no new program, or else the request for one."""
         if variables.disabled():
             return Kept(signature, Eager(Facts(), Choice.DISABLED))
         try:
@@ -105,7 +105,7 @@ class Misses:
         return self._general.served(request, known) or request
 
     def _keep(self, place: Place, kept: Kept) -> None:
-        number = self._shared.module.current.number  # another one, if constants were written
+        number = self._shared.module.current.number  # it changed, if constants were written
         if kept.is_served and kept.alias is not None and isinstance(kept.outcome, Compiled):
             kept.outcome.served += 1
         self._memory.keep(place, (number, kept.found_by), kept.outcome)

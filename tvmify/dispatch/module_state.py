@@ -1,4 +1,4 @@
-"""The module of a dispatcher as its calls last saw it: its state, its weights, and their guard."""
+"""The module of a dispatcher as its last call saw it: its state, its weights, and their guard."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tvmify.dispatch.subject import Subject
 from tvmify.errors import NotCompiled
 from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
 
-#: A module that was seen in more states than this changes itself from call to call.
+#: A module with more states than this changes from call to call.
 _MOST_STATES = 32
-#: The same, of states that its own calls led to. Some set attributes in the first calls alone.
+#: The same, for states that its own calls lead to. Some modules set attributes in first calls only.
 _MOST_OWN_STATES = 4
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The tensors of a module that an outcome reads, as they were when it was bound to them."""
+    """The tensors of a module that an outcome was bound to."""
 
     weights: PackedWeights
     tensors: Mapping[str, torch.Tensor]
@@ -34,36 +34,37 @@ class Bound:
 
 @dataclass
 class State:
-    """One state of the module (see `tvmify.runtime.watch`), and what it was captured as."""
+    """One state of the module (see `tvmify.runtime.watch`), and its captured program."""
 
     number: int
     scripted: Program | None = None
-    #: Runs it by its parts, where it cannot be one program.
+    #: Runs the module by parts, if it cannot be one program.
     parts: Parts | None = None
-    #: Whether calls change attributes, so that the next may find another state.
+    #: Whether calls change attributes, so that the next call may find another state.
     changes_itself: bool = False
     #: Whether a capture has seen effects that a later one may be without.
     had_effects: bool = False
 
 
 class ModuleState:
-    """What is known of a module, or of what a function reads besides its arguments.
+    """The module of a dispatcher; for a function, the tensors that it reads besides its arguments.
 
     Attributes
     ----------
     watched
-        What calls last saw, with the guard that notices changes; None if all is to be looked at.
+        What the last call saw, with the guard that notices changes; None if the next call has to
+        inspect the module.
     current
-        The state that the module is in.
+        The current state of the module.
     weights
-        Those of its weights that are packed; another object whenever one of them has changed.
+        Its packed weights; a new object whenever a weight has changed.
     unsettled
-        Why no call compiles any more, if the module never settles.
+        Why calls no longer compile, if the module changes too often.
     """
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        # No number comes twice: outcomes in memory may still carry one of before.
+        # Numbers are never reused: outcomes in memory may have those of earlier states.
         self._numbers = itertools.count()
         self.watched: Watched | None = None
         self.current = State(next(self._numbers))
@@ -78,15 +79,15 @@ class ModuleState:
         self._constants_guard: Guard | None = None
 
     def is_as_seen(self) -> bool:
-        """Whether the module is as calls last saw it."""
+        """Whether the module is as the last call saw it."""
         return self.watched is not None and not self.watched.guard.changed()
 
     def constants_changed(self) -> bool:
-        """Whether programs are stale because tensors changed whose elements are part of them."""
+        """Whether tensors that programs contain as constants have changed."""
         return self._constants_guard is not None and bool(self._constants_guard.changed())
 
     def look_again(self) -> None:
-        """See the module as it is now."""
+        """Inspect the module."""
         watched = self._watch()
         state = self._states.get(watched.state)
         if state is None:
@@ -95,7 +96,7 @@ class ModuleState:
             if are_many and self.watched is not None:
                 self.unsettled = _unsettled(watched.changes_since(self.watched))
             state = self._states[watched.state] = State(next(self._numbers))
-        # The guard comes last: a thread that sees it clean must see the weights as stale.
+        # The guard comes last: a thread that sees no change must see the new weights.
         self.weights = PackedWeights()
         self.current = state
         self.watched = watched
@@ -103,12 +104,12 @@ class ModuleState:
     def replay(
         self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[], Any]:
-        """Return what computes a call in eager PyTorch later, whatever becomes of the module.
+        """Return a function that repeats a call in eager PyTorch with the module as it is now.
 
         Parameters
         ----------
         bound
-            What the call read of the module.
+            The tensors of the module that the call read.
         """
         subject, module, watched = self._subject, self._subject.module(), self.watched
         if module is None or watched is None:  # None if another thread refreshes
@@ -120,7 +121,7 @@ class ModuleState:
         return functools.partial(replay, call, module, watched, bound.tensors)
 
     def forget(self) -> None:
-        """Forget all that is known of the module."""
+        """Forget everything about the module."""
         self.watched = None
         self.unsettled = None
         self._states.clear()
@@ -136,7 +137,7 @@ class ModuleState:
         return [resolve(module, name) for name in names]
 
     def bind(self, executor: Executor) -> Bound:
-        """Let an executor run with the present weights."""
+        """Bind an executor to the current weights."""
         packed, artifact = self.weights, executor.artifact
         weights, state = self.tensors(artifact.weights), self.tensors(artifact.state)
         executor.bind(weights, packed, state)
@@ -144,7 +145,7 @@ class ModuleState:
         return Bound(packed, dict(zip(names, weights + state, strict=True)))
 
     def bind_parts(self, parts: Parts) -> Bound:
-        """Let the parts of the module run with the present weights."""
+        """Bind the parts of the module to the current weights."""
         return Bound(self.weights, parts.bind(self._subject.module()))
 
     @property
@@ -164,7 +165,7 @@ class ModuleState:
         return present(self._subject.module(), self._written)
 
     def admit_writes(self, artifact: Artifact) -> bool:
-        """Let the guard overlook what the module's own calls write to; return whether it is new."""
+        """Make the guard ignore what calls write to; return whether any of it is new."""
         written = artifact.written_state()
         if written <= self._written:
             return False

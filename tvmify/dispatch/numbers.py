@@ -1,4 +1,4 @@
-"""Calls that differ in the values of numbers alone, and what serves all of them."""
+"""Programs that serve calls with any values of their number arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvmify.errors import NotCompiled, NumberNeeded
 from tvmify.runtime import flatten
 from tvmify.signature import FLOAT, INT, LARGEST_INT
 
-#: A program for any sizes has one for each shape that it serves.
+#: A program with symbolic sizes has such a signature for each shape that it serves.
 _MOST_SIGNATURES = 1024
 
 Kinds = tuple[type, ...]
@@ -27,8 +27,8 @@ Kinds = tuple[type, ...]
 class NumbersOpen(NamedTuple):
     """A signature without the values of some of its numbers."""
 
-    places: tuple[int, ...]  # of these numbers, among the leaves
-    kinds: Kinds  # theirs
+    places: tuple[int, ...]  # indices of these numbers among the leaves
+    kinds: Kinds  # the types of these numbers
     rest: bytes
 
 
@@ -39,7 +39,7 @@ class AnyNumbers:
     Attributes
     ----------
     signature
-        What all such calls share.
+        The signature that all such calls share.
     args, kwargs
         With a `NumberArgument` for each of these numbers.
     """
@@ -50,7 +50,7 @@ class AnyNumbers:
     varying: Varying = STATIC
 
     def opened(self, request: Request) -> Request:
-        """Return the request of a call that has tensors where its numbers are open."""
+        """Return the request for a call with tensors in place of the open numbers."""
         call = _without(*request.call, self.signature.places, _as_tensor)
         assert call is not None  # as there are stand-ins in their places
         return replace(request.generalized(self), call=call)
@@ -62,15 +62,15 @@ class AnyNumbers:
         request: Request,
         eager: Callable[[], Any],
     ) -> NumberCall:
-        """Return what runs the program, if it computes the call as eager does.
+        """Return what runs the program, after comparing its result with eager's.
 
-        While a module is recorded, ``type(scale) is float`` is false, and may lead to another
-        branch.
+        They may differ: while a module is recorded, ``type(scale) is float`` is false, which may
+        select another branch.
 
         Raises
         ------
         NotCompiled
-            It does not, or must not be run twice: the values have to be part of the key.
+            The results differ, or the program must not run twice: the values are part of the key.
         """
         call, leaves = NumberCall(run, self.signature.places), request.leaves
         is_run = not (artifact.writes or call.obstacle(leaves))
@@ -81,7 +81,7 @@ class AnyNumbers:
 
 
 class Numbers:
-    """Which signatures have numbers that are arguments of the program, as far as that was tried.
+    """Which signatures have numbers that are arguments of the program, as far as is known.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self.arguments: dict[NumbersOpen, None] = {}
-        # By the types of all leaves: where numbers stand whose values matter.
+        # The indices of numbers whose values matter, by the types of all leaves.
         self._needed: dict[Kinds, frozenset[int]] = {}
 
     def find(
@@ -99,13 +99,13 @@ class Numbers:
     ) -> Hashable:
         """Return the signature of a call without its numbers, if these are arguments.
 
-        Every call asks this.
+        Every call runs this.
         """
         open_ = self._open(leaves, args, kwargs)
         return open_ if open_ in self.arguments else signature
 
     def alias(self, request: Request) -> None:
-        """Return none: there are too many values."""
+        """Return None: there are too many values for aliases."""
 
     def serves_any(self) -> bool:
         """Whether numbers of some signatures are arguments."""
@@ -118,23 +118,23 @@ class Numbers:
         return open_ if open_ in self.arguments else None
 
     def general(self, request: Request) -> AnyNumbers | None:
-        """Leave open all numbers whose values may not matter, as far as that is known."""
+        """Leave open all numbers whose values are not known to matter."""
         args, kwargs = request.call
         leaves, _ = flatten(args, kwargs)
-        # On a GPU an argument would be one more copy in each call, which waits for the one before.
+        # On a GPU, each number would be a copy per call, which waits for the previous call.
         if any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
             return None
         signature = self._open(leaves, args, kwargs)
         if signature is None:
             return None
         call = _without(args, kwargs, signature.places, _stand_in)
-        assert call is not None  # as `_open` has seen
+        assert call is not None  # `_open` has checked it
         return AnyNumbers(signature, *call)
 
     def narrower(
         self, request: Request, general: AnyNumbers, reason: NotCompiled
     ) -> AnyNumbers | None:
-        """Give up the numbers whose values forward needs."""
+        """Leave open fewer numbers: not those whose values forward needs."""
         if not isinstance(reason, NumberNeeded):
             return None
         self._note(request, reason.places or general.signature.places)
@@ -150,18 +150,17 @@ class Numbers:
         self._note(request, general.signature.places)
 
     def note(self, request: Request, outcome: Outcome) -> None:
-        """Learn nothing: other numbers may lead elsewhere."""
+        """Learn nothing: calls with other numbers may behave differently."""
 
     def forget(self) -> None:
-        """Forget what was learnt."""
+        """Forget everything that was learnt."""
         self.arguments.clear()
         self._needed.clear()
 
     def learn(self, signature: NumbersOpen) -> None:
         """Look up such calls without their numbers from now on.
 
-        The oldest signature is forgotten if there are too many, and is learnt again by its next
-        call.
+        If there are too many signatures, the oldest is forgotten; its next call learns it again.
         """
         self.arguments[signature] = None
         if len(self.arguments) > _MOST_SIGNATURES:
@@ -179,7 +178,7 @@ class Numbers:
         )
         if not places:
             return None
-        # None stands for each number; the places tell it from a None of the call.
+        # None replaces each number; the indices tell it from a None of the call.
         call = _without(args, kwargs, places, lambda _: None)
         rest = None if call is None else flatten(*call)[1]
         kinds = tuple(type(leaves[place]) for place in places)
@@ -187,14 +186,14 @@ class Numbers:
 
 
 class NumberCall:
-    """Calls of a program that takes tensors without dimensions where the caller has numbers.
+    """Calls of a program that takes 0-d tensors in place of the caller's numbers.
 
     Parameters
     ----------
     run
-        The call of the program.
+        Runs the program.
     places
-        Of these numbers, among the leaves.
+        The indices of these numbers among the leaves.
     """
 
     def __init__(self, run: Run, places: Collection[int]) -> None:
@@ -236,7 +235,7 @@ def _stand_in(number: Any) -> Any:
 def _without(
     args: Any, kwargs: Any, places: Collection[int], stand_in: Callable[[Any], Any]
 ) -> tuple[Any, Any] | None:
-    """Replace numbers in arguments; None if a ``torch.Size`` is there, which holds nothing else."""
+    """Replace numbers in arguments; None if one is in a ``torch.Size``, which holds only ints."""
     leaves, structure = pytree.tree_flatten(
         (args, kwargs), is_leaf=lambda item: isinstance(item, torch.Size)
     )

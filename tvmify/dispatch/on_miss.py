@@ -23,33 +23,31 @@ from tvmify.runtime import casting, casts_now
 from tvmify.system.faults import environment_fault
 from tvmify.torch_compat.tracing import tracer_elsewhere
 
-#: Given the stages to announce, returns a program.
+#: Builds a program, and reports its stages.
 Build: TypeAlias = Callable[[Stages], Found]
 
-# Background jobs by the digest of their key, as long as a call waits for them.
+# Background jobs by the digest of their key, as long as an outcome refers to them.
 _jobs: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 _now = threading.local()
-_NOT_BUILT = (
-    "no cache has its program, and on_miss='eager'. Run `tvmify warmup`; explain() says more."
-)
-_MANY_WAIT = "the queue of programs to build is full; these are built later. explain() says more."
+_NOT_BUILT = "no cache has its program, and on_miss='eager'. Run `tvmify warmup`; see explain()."
+_MANY_WAIT = "the build queue is full, so some programs are built later; see explain()."
 
 
 class Missing(CacheMiss):
-    """A cache miss, and when to look again.
+    """A cache miss, and when to look up the program again.
 
     Parameters
     ----------
     reason, next_step
-        As for `NotCompiled`; `explain()` says them.
+        As for `NotCompiled`; shown by `explain()`.
     warning
-        Warning to give once per module; the same for all of its calls.
+        The warning to give once per module; the same for all of its calls.
     is_over
-        Returns whether looking again may find the program.
+        Returns whether the next lookup may find the program.
     job
         The background job that builds the program, if there is one.
     is_postponed
-        Whether the program was not captured yet, so that there is nothing to wait for.
+        Whether the capture was postponed, so there is no job to wait for.
 
     Attributes
     ----------
@@ -83,7 +81,7 @@ class Missing(CacheMiss):
             self.earlier = earlier if has_outcome else earlier.earlier
 
     def is_over(self) -> bool:
-        """Whether looking again may find the program."""
+        """Whether the next lookup may find the program."""
         return self._is_over() or is_building_now()
 
     def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
@@ -92,7 +90,7 @@ class Missing(CacheMiss):
 
 @contextlib.contextmanager
 def building_now() -> Iterator[None]:
-    """Compile missing programs in this thread, whatever ``on_miss`` says, as for `warmup`."""
+    """Compile missing programs in this thread, regardless of ``on_miss``, as for `warmup`."""
     before = is_building_now()
     _now.builds = True
     try:
@@ -149,14 +147,14 @@ def in_background(options: CompileOptions) -> bool:
 
 
 def postponed(why: str) -> Missing:
-    """Return the reason to run a call in eager because capturing would block it or others."""
+    """Return the reason for running a call in eager because a capture would block calls."""
     next_step = "Nothing: a later call will capture it."
     return Missing(why, next_step, "", allowance.has_room, is_postponed=True)
 
 
 @contextlib.contextmanager
 def capturing(options: CompileOptions) -> Iterator[None]:
-    """Guard a capture: with ``on_miss="background"``, its time counts against an allowance.
+    """Count the time of a capture against the allowance, with ``on_miss="background"``.
 
     Raises
     ------
@@ -168,9 +166,7 @@ def capturing(options: CompileOptions) -> Iterator[None]:
         return
     with allowance.spend() as may_begin:
         if not may_begin:
-            raise postponed(
-                "not captured yet: calls have spent their allowance of time on captures for now"
-            )
+            raise postponed("not captured yet: calls have used up their time for captures for now")
         yield
 
 
@@ -188,7 +184,7 @@ def finished(key: Key) -> Found | None:
     result, error = job.result, job.error
     if isinstance(error, TracedElsewhere):
         return None  # another job may succeed
-    del job  # otherwise the error's traceback would keep the job alive
+    del job  # or the error's traceback would keep the job alive
     if error is None:
         return result
     if isinstance(error, NotCompiled):
@@ -215,7 +211,7 @@ def resolve(
     build
         Compiles the program. It may be called later, in another thread.
     export
-        The first part of ``build``, which shows whether the program can be captured at all.
+        The first stage of ``build``, which fails if the program cannot be captured.
 
     Raises
     ------
@@ -234,7 +230,7 @@ def resolve(
             raise Missing(queue, "Nothing: it is built later.", _MANY_WAIT, background.has_room)
         waits = f"{reason}; it is being built in the background"
         raise Missing(waits, "Nothing: a later call will run it.", "", lambda: job.is_over, job)
-    export()  # raises for control flow that depends on values, which needs regions instead
+    export()  # raises for control flow that depends on values, so that regions are tried
     title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
     reason += f"; {title} {'; '.join(lines)}" if lines else ""
     warm_up = "Compile it ahead of time with `tvmify warmup` or warmup()"
@@ -257,7 +253,7 @@ def _submitted(key: Key, build: Build) -> Job | None:
 
 
 def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]], object]:
-    """Return a function that builds in this thread's modes, or returns None if modes changed."""
+    """Return a function that builds in this thread's modes; it returns None if they changed."""
     casts, device = casts_now(), torch.get_default_device()
     is_inference = torch.is_inference_mode_enabled()  # its tensors cannot be traced outside it
 
@@ -284,9 +280,9 @@ class _OtherModes(BaseException):
 
 
 class _Watchful(Stages):
-    """Invisible stages, between which a build can be cancelled.
+    """Stages without a display, between which a build can be cancelled.
 
-    A program that was captured in other modes than those of its key is not stored.
+    A program that was captured in other modes than its key's is not stored.
     """
 
     threads = 1
@@ -298,7 +294,7 @@ class _Watchful(Stages):
 
     def begin(self, name: str) -> None:
         self._between()
-        # In other stages the compiler itself changes modes: it turns autocast off.
+        # Not in other stages: the compiler turns autocast off itself.
         if name in ("export", "store") and modes_text() != self._modes:
             raise _OtherModes
         super().begin(name)

@@ -1,4 +1,4 @@
-"""What a signature leads to: compiled code, parts that are compiled, or eager PyTorch."""
+"""How calls of a signature run: compiled, by compiled parts, or in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ Kwargs: TypeAlias = dict[str, Any]
 
 
 class Run(Protocol):
-    """What runs a program."""
+    """Runs a program."""
 
     def __call__(self, leaves: Args, /) -> Any:
         """Return the result of a call, given the leaves of its arguments."""
 
     def obstacle(self, leaves: Args, /) -> str | None:
-        """Return why these leaves cannot be its arguments; None if they can."""
+        """Return why the program cannot take these leaves; None if it can."""
 
 
 class Choice(enum.Enum):
-    """Why a call is left to eager PyTorch although nothing stands in the way."""
+    """Why a call runs in eager PyTorch although it could run compiled."""
 
     DISABLED = "TVMIFY_DISABLE is set"
     FASTER = "eager PyTorch is faster here"
@@ -55,7 +55,7 @@ class Choice(enum.Enum):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a person may ask about an outcome.
+    """What `explain` shows about an outcome.
 
     Attributes
     ----------
@@ -64,17 +64,17 @@ class Facts:
     captured
         How the program was captured, if it was.
     key, source
-        Of the program, and where its code came from, if there is some.
+        The key of the program, and where its code came from, if there is any.
     writes
         What calls write to, besides their results.
     no_graph
-        Why calls cannot be captured as CUDA graphs, if that was asked for.
+        Why calls cannot be captured as CUDA graphs, if the option is set.
     verdict
         How long compiled code and eager PyTorch take, if they were compared.
     shapes
-        What sizes the program serves, if it serves several.
+        Which sizes the program serves, if more than one.
     one_shape
-        Why it serves one shape only, where sizes were seen to vary.
+        Why it serves a single shape, although sizes vary.
     """
 
     title: str = "any arguments"
@@ -95,9 +95,9 @@ class Eager:
     Attributes
     ----------
     facts
-        What is known of it all the same.
+        What is known about it.
     why
-        What keeps it from being compiled, or the choice not to use compiled code.
+        Why it does not compile, or the choice not to use compiled code.
     """
 
     facts: Facts
@@ -105,29 +105,29 @@ class Eager:
 
     @property
     def reason(self) -> NotCompiled | None:
-        """What keeps the call from being compiled; None for a choice."""
+        """Why the call does not compile; None for a choice."""
         return None if isinstance(self.why, Choice) else self.why
 
     @classmethod
     def because(cls, why: NotCompiled | Choice, title: str) -> Eager:
-        """Return that of a call of which nothing else is known."""
+        """Return the outcome of a call about which only the title is known."""
         return cls(Facts(title), why)
 
     @classmethod
     def of_undescribed(cls, args: Args, kwargs: Kwargs) -> Eager:
-        """Return that of a call whose arguments, or surroundings, have no signature."""
+        """Return the outcome of a call whose arguments, or whose modes, have no signature."""
         return cls.because(_why_undescribed(args, kwargs), "arguments without a signature")
 
     @classmethod
     def of_capture(cls) -> Eager | None:
-        """Return that of a call that had to wait for the GPU while this thread captures a graph.
+        """Return the outcome of a call that would wait for the GPU during the capture of a graph.
 
-        None if it does not.
+        None if this thread captures none.
         """
         if not is_capturing():
             return None
         reason = NotCompiled(
-            "a CUDA graph is captured, and code or weights are not on the GPU yet",
+            "a CUDA graph is being captured, and code or weights are not on the GPU yet",
             "Make such a call once before the capture.",
         )
         return cls.because(reason, "in a CUDA graph")
@@ -140,21 +140,21 @@ class Compiled:
     Attributes
     ----------
     facts
-        How that came about.
+        What is known about it.
     executor
-        Runs the program.
+        Holds the program and its packed weights.
     run
-        Runs a call of it.
+        Runs calls.
     bound
-        The tensors that it reads of the module: others, after they have changed.
+        The tensors of the module that it reads; replaced when they change.
     specs
         The arguments of the call that it was made for, with a `TensorSpec` for each tensor.
     differentiable
-        Grad mode is on and weights require gradients: results lead back to them.
+        Whether results have gradients: grad mode is on, and weights require gradients.
     followed
-        Which leaves of the result that holds for; None as long as that is not known.
+        Which leaves of the result have gradients; None while that is unknown.
     served
-        How many signatures were seen to lead to it.
+        How many signatures it has served.
     """
 
     facts: Facts
@@ -170,31 +170,31 @@ class Compiled:
 
     def __post_init__(self) -> None:
         is_plain = type(self.run) is Call and not self.differentiable
-        #: What returns the result of the call itself, from its leaves alone.
+        #: Returns the result of a call from its leaves, if nothing is left to do after it.
         self.plain_run = self.run if is_plain else None
 
     def bind(self, module: ModuleState) -> None:
-        """Run with the present weights from now on."""
+        """Use the current weights from now on."""
         self.bound = module.bind(self.executor)
 
     def gpu_of(self, leaves: Args) -> int | None:
-        """Return the index of the GPU on which the tensors of a call are; None for the CPU."""
+        """Return the index of the GPU that has the tensors of a call; None for the CPU."""
         tensors = (
             x for x in (*leaves, *self.bound.tensors.values()) if isinstance(x, torch.Tensor)
         )
         return next((x.get_device() for x in tensors if x.is_cuda), None)
 
     def follow(self, leaves: Args, eager: Callable[[], Any]) -> list[bool] | None:
-        """Return which leaves of the result have gradients, as far as that can be found out."""
+        """Return which leaves of the result have gradients, or None if that cannot be found out."""
         if self.executor.artifact.writes:
-            return None  # nothing may be written twice
+            return None  # a second run would write again
         try:
             return followed_leaves(eager, self.gpu_of(leaves))
-        except Exception:  # of any kind: the call itself will raise it again
+        except Exception:  # of any kind: the call raises it again
             return None
 
     def refused(self, leaves: Args) -> Eager | None:
-        """Return why compiled code leaves a call to eager; None if it failed, as eager will."""
+        """Return the outcome of a call that compiled code refused; None if it failed instead."""
         obstacle = self.run.obstacle(leaves)
         if obstacle is None:
             return None
@@ -202,7 +202,7 @@ class Compiled:
         return Eager(self.facts, NotCompiled(obstacle, next_step))
 
     def failed(self) -> Eager:
-        """Return why a call ran in eager, which did not raise as compiled code did."""
+        """Return the outcome of a call in which compiled code failed and eager PyTorch did not."""
         reason = NotCompiled(
             "compiled code raised an error where eager PyTorch does not",
             "Please report it, with the module and the shapes of its arguments.",
@@ -210,7 +210,7 @@ class Compiled:
         return Eager(self.facts, reason)
 
     def with_gradients(self, result: Any, eager: Callable[[], Any], leaves: Args) -> Any:
-        """Return the result of a call so that its gradients lead back, through eager PyTorch."""
+        """Attach a backward to the result of a call, which runs in eager PyTorch."""
         if self.followed is None:
             self.followed = self.follow(leaves, eager)
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -224,12 +224,12 @@ class Compiled:
 
 @dataclass(eq=False)
 class Partitioned:
-    """A call runs in Python or TorchScript, and parts of it compiled.
+    """Parts of a call run compiled, and the rest in Python or TorchScript.
 
     Attributes
     ----------
     parts
-        Runs it.
+        Runs calls.
     facts, bound, specs, differentiable
         As for `Compiled`.
     """
@@ -243,11 +243,11 @@ class Partitioned:
     reason: ClassVar[None] = None
 
     def bind(self, module: ModuleState) -> None:
-        """Run with the present weights from now on."""
+        """Use the current weights from now on."""
         self.bound = module.bind_parts(self.parts)
 
     def with_gradients(self, result: Any, eager: Callable[[], Any], leaves: Args) -> Any:
-        """Return the result of a call so that its gradients lead back, through eager PyTorch."""
+        """Attach a backward to the result of a call, which runs in eager PyTorch."""
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return attach(result, eager, inputs, [*self.bound.tensors.values()], None)
 

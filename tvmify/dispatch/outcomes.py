@@ -12,35 +12,35 @@ from tvmify.dispatch.outcome import Eager, Outcome
 from tvmify.errors import NotCompiled, TracedElsewhere, UnsupportedInput
 from tvmify.options import CompileOptions
 
-#: How many different reasons of calls without a signature are kept.
+#: The most reasons of calls without a signature that are kept.
 _MOST_REASONS = 16
 #: The number of a module's state, and a signature.
 Place: TypeAlias = tuple[int, Hashable]
 
 
 class Outcomes(MemoryCache[Outcome]):
-    """The outcomes of calls by state and signature, and apart from them the misses.
+    """The outcomes of calls by state and signature; disk misses are stored separately.
 
     Attributes
     ----------
     undescribed
-        Outcomes of calls without a signature, by what keeps them from having one.
+        Outcomes of calls without a signature, by the reason.
     evictions
-        How many signatures had to leave for others.
+        How many signatures were evicted.
     """
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        # Apart from the hits, which need no test of their kind that way.
+        # Separate, so that a hit needs no check of its kind.
         self._missing: MemoryCache[Eager] = MemoryCache(size)
         self.undescribed: MemoryCache[Eager] = MemoryCache(_MOST_REASONS)
         self.evictions = 0
 
     def is_full(self, options: CompileOptions, *, is_part: bool) -> bool:
-        """Tell whether signatures that are not in memory run in eager, since others would leave.
+        """Whether new signatures run in eager, because memory is full.
 
-        Each costs more than many calls in eager. So a module may evict as many signatures as it
-        keeps, and then no more; a part of a module evicts none.
+        A program costs more than many calls in eager. So a module may evict as many signatures as
+        it keeps, and then no more; a part of a module evicts none.
         """
         size = options.cache_size
         if len(self) < size:
@@ -50,34 +50,34 @@ class Outcomes(MemoryCache[Outcome]):
         return self.evictions >= size and not (on_miss.is_building_now() or options.strict)
 
     def known(self, place: Place) -> Outcome | None:
-        """Return an outcome that was made before, unless it is worth making again."""
+        """Return an existing outcome, unless it should be made again."""
         outcome = self.peek(place) or self._missing.peek(place)
         return None if outcome is None or is_over(outcome.reason) else outcome
 
     def keep(self, place: Place, found_by: Place, outcome: Outcome) -> None:
-        """Keep an outcome.
+        """Store an outcome.
 
         Parameters
         ----------
         place
-            Where the call looked for it.
+            Where the call looked it up.
         found_by
-            Where later calls will look, if it is more than a miss.
+            Where to store it, unless it is a disk miss.
         """
         if isinstance(outcome, Eager) and isinstance(outcome.why, (Missing, TracedElsewhere)):
             if isinstance(outcome.why, Missing):
                 earlier = self._missing.peek(place)
                 outcome.why.follow(earlier and earlier.reason)
-            outcome.why.__traceback__ = None  # whose frames hold the arguments of the call
+            outcome.why.__traceback__ = None  # its frames hold the arguments of the call
             self._missing.store(place, outcome)
         else:
             self._missing.discard(place)
-            # What earlier states of the module have left behind is in nobody's way.
+            # Outcomes of earlier states of the module do not count.
             evicted = cast("list[Place]", self.store(found_by, outcome))
             self.evictions += sum(state == found_by[0] for state, _ in evicted)
 
     def of_undescribed(self, args: Any, kwargs: Any) -> Eager:
-        """Return that of a call whose arguments, or surroundings, have no signature."""
+        """Return the outcome of a call whose arguments, or whose modes, have no signature."""
         outcome = Eager.of_undescribed(args, kwargs)
         if outcome.reason is None:
             return outcome
@@ -88,19 +88,19 @@ class Outcomes(MemoryCache[Outcome]):
         return known or outcome
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Forget all outcomes."""
         super().clear()
         self._missing.clear()
         self.undescribed.clear()
         self.evictions = 0
 
     def everything(self) -> list[Outcome]:
-        """Return the outcomes, then the misses, then those of calls without a signature."""
+        """Return the outcomes, then disk misses, then outcomes of calls without a signature."""
         return [*self.values(), *self._missing.values(), *self.undescribed.values()]
 
 
 def _cause(reason: NotCompiled) -> Hashable:
-    """Return what two calls share that have no signature for the same reason."""
+    """Return a value that is equal for calls without a signature for the same reason."""
     if isinstance(reason, UnsupportedInput):
         return UnsupportedInput, reason.argument, reason.kind
     return type(reason)

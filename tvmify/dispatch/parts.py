@@ -1,4 +1,4 @@
-"""What runs a subject that cannot be one program, and what runs each of its parts."""
+"""Interfaces for subjects that run by parts: regions or submodules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PartCalls(Protocol):
-    """What runs the calls of one part: a `Dispatcher`."""
+    """Runs the calls of one part: a `Dispatcher`."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one call."""
@@ -31,21 +31,21 @@ class PartCalls(Protocol):
         ...
 
 
-#: Makes what runs the calls of a part.
+#: Makes the dispatcher of a part.
 MakePart: TypeAlias = Callable[[Subject], PartCalls]
 
 
 class Parts(Protocol):
-    """Runs a subject by its parts: `Driven` by regions, `Children` by submodules.
+    """Runs a subject by parts: `Driven` by regions, `Children` by submodules.
 
     Attributes
     ----------
     reason
-        Why the whole is not one program.
+        Why the subject is not one program.
     how
-        Who runs the control flow, in words.
+        How the control flow runs, in words.
     has_effects
-        Whether a call may change more than its result.
+        Whether a call may have side effects.
     is_random
         Whether it may draw random numbers.
     """
@@ -63,16 +63,16 @@ class Parts(Protocol):
     def check(
         self, eager: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
     ) -> None:
-        """Refuse a call that would not be the same as in eager PyTorch."""
+        """Refuse a call that would differ from eager PyTorch."""
 
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Take the current tensors of the module, and return them by name."""
         ...
 
     def cache_infos(self) -> list[CacheInfo]:
-        """Return what the caches of each part have done."""
+        """Return the counts of each part."""
         ...
 
     def explain(self, neighbours: Neighbours) -> Sequence[ExplainedSubject]:
-        """Return what is in each part, and where it runs."""
+        """Return how each part runs."""
         ...

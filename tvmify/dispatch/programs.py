@@ -1,4 +1,4 @@
-"""What was captured and made for the calls of one dispatcher."""
+"""The programs that a dispatcher has captured, loaded or built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.errors import NotCompiled
 
-#: The number of a module's state, a signature, torch's modes, and a target.
+#: The number of a module's state, a signature, torch's modes, the target, and the symbolic sizes.
 Place: TypeAlias = Hashable
 
 
@@ -24,9 +24,9 @@ class Captured:
     method, not_scripted
         ``Program.method``, and ``Program.reason``.
     may_draw
-        It may draw random numbers.
+        Whether it may draw random numbers.
     asks_for_layout
-        It asks for strides, and holds for contiguous arguments alone.
+        Whether it reads strides, so that it is valid for contiguous arguments only.
     """
 
     method: str
@@ -42,7 +42,7 @@ class Captured:
 
 @dataclass(frozen=True)
 class Made:
-    """A program that was found or built before, and how it was captured."""
+    """A program that was loaded or built before, and how it was captured."""
 
     key: Key
     artifact: Artifact
@@ -50,15 +50,15 @@ class Made:
 
 
 class Programs:
-    """What was captured and made; it outlives the executors in the memory cache.
+    """Captured, loaded and built programs; they outlive the executors in the memory cache.
 
     Attributes
     ----------
     made
-        What was costly to make, or the reason why nothing was made.
+        Programs, or the reasons why there are none.
     recorded
-        What was captured for signatures that are being built in the background, or for any sizes:
-        programs for other classes of sizes are made of the same recording.
+        Captured programs that are needed again: those being built in the background, and those
+        with symbolic sizes, from which the programs of all classes of sizes are built.
     """
 
     def __init__(self, cache_size: int) -> None:
@@ -66,6 +66,6 @@ class Programs:
         self.recorded: MemoryCache[Program] = MemoryCache(cache_size)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all programs."""
         self.made.clear()
         self.recorded.clear()

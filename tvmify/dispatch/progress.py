@@ -1,4 +1,4 @@
-"""The stages between a call and its executor: their seconds, and a line for a person who waits."""
+"""The stages of a miss: their durations, and a progress line on the terminal."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class Stages:
-    """Times stages that follow each other, and shows the present one.
+    """Times consecutive stages, and shows the current one.
 
-    A fork waits until the thread is between two of them, and so do the handlers of signals.
+    Forks and signal handlers wait until the thread is between two stages.
 
     Parameters
     ----------
     subject
-        What is being compiled, for the person to read.
+        What is being compiled, for the display.
     visible
-        Whether to draw on standard error with rich.
+        Whether to show progress on standard error.
 
     Attributes
     ----------
     subject
         As given.
     seconds
-        Seconds per finished stage, by name.
+        The duration of each finished stage, by name.
     threads
-        How many the compiler may use; None for as many as there are processors.
+        How many threads the compiler may use; None for one per processor.
     """
 
     threads: int | None = None
@@ -48,7 +48,7 @@ class Stages:
         self._signals = HeldSignals()
 
     def begin(self, name: str) -> None:
-        """End the present stage, if there is one, and begin another."""
+        """End the current stage, if there is one, and begin another."""
         self.end()
         handle_signals()
         forks.begin(self)
@@ -57,7 +57,7 @@ class Stages:
             self._draw(f"tvmify: {self.subject}: {name} …")
 
     def end(self) -> None:
-        """End the present stage, if there is one."""
+        """End the current stage, if there is one."""
         if self._stage is not None:
             name, begun = self._stage
             took = time.perf_counter() - begun
@@ -67,7 +67,7 @@ class Stages:
             _LOG.debug("%s: stage %r took %.4f s", self.subject, name, took)
 
     def advance(self, done: int, total: int) -> None:
-        """Show how far the present stage is."""
+        """Show the progress of the current stage."""
         handle_signals()
         if self._visible and self._stage is not None:
             from rich.progress_bar import ProgressBar
@@ -80,7 +80,7 @@ class Stages:
 
     def _draw(self, text: Any) -> None:
         if self._status is None:
-            # Imported here, since a process that draws nothing need not load it.
+            # Imported here, since a process without a display does not need it.
             from rich.console import Console
 
             self._status = Console(stderr=True).status(text)

@@ -1,4 +1,4 @@
-"""What was built is loaded and run once, before it is stored or used."""
+"""Tests a new program before it is stored or used: loads it, and runs it once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tvmify.runtime import Executor, PackedWeights
 from tvmify.system.faults import environment_fault
 from tvmify.target import Target
 
-#: Whether a program runs; raises a `BuildError` if not.
+#: Tests whether a program runs; raises a `BuildError` if not.
 Prove = Callable[[Executor], None]
 
 
 def loads(executor: Executor) -> None:
-    """Load a program, if it is for this machine's CPU.
+    """Load a program, if it is for the CPU of this machine.
 
     Raises
     ------
@@ -41,25 +41,25 @@ def runs(
     eager: Callable[[], Any],
     executor: Executor,
 ) -> None:
-    """Load a program, if it is for this machine's CPU, pack its weights and run it once.
+    """Load a program, pack its weights and run it once, if it is for the CPU of this machine.
 
-    A program with effects is not run.
+    A program with side effects is not run.
 
     Parameters
     ----------
     module
-        Whose tensors it reads.
+        The module whose tensors it reads.
     store
-        Keeps what is packed.
+        Keeps the packed weights.
     request
         The call.
     eager
-        Computes the same. Where it raises, too, the call says nothing about the program.
+        Computes the call. If it raises as well, the program is not at fault.
 
     Raises
     ------
     BuildError
-        It does not load, or does not run.
+        It does not load, or fails.
     """
     loads(executor)
     if not _is_for_this_cpu(executor):
@@ -74,17 +74,17 @@ def runs(
     call = NumberCall(executor.call(), numbers)
     if artifact.writes or call.obstacle(leaves):
         return
-    # What PyTorch computes in it may draw random numbers, which nobody was given.
+    # Operators of PyTorch in the program may draw random numbers.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             call(leaves)
-        except Exception as error:  # of any kind: those that eager raises are among them
+        except Exception as error:  # of any kind: eager may raise it, too
             if not _raises(eager):
                 raise unusable(error) from error
 
 
 def unusable(error: Exception) -> BuildError:
-    """Return the reason for an error with which code that was just built does not run."""
+    """Return the reason for an error of a program that was just built."""
     return environment_fault(error, "loading compiled code") or BuildError(
         f"the compiled program cannot be run: {described(error)}",
         "Run `tvmify doctor` to see whether the compiler works here, then call refresh().",

@@ -1,4 +1,4 @@
-"""Why calls run in eager is kept for later calls, without the frames of the first one."""
+"""Errors that are kept as reasons, without the stack frames of the call that raised them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ Error = TypeVar("Error", bound=Exception)
 
 
 class EarlierTraceback(Exception):
-    """The traceback, as text, of an error that was raised before, perhaps in another thread."""
+    """The traceback, as text, of an error that was raised earlier, perhaps in another thread."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def without_frames(error: Error) -> Error:
-    """Return a caught error that may be kept, with its traceback as text.
+    """Return a caught error with its traceback as text, so that it can be kept.
 
-    Frames hold the arguments of the call and the program, for as long as anybody keeps the error,
-    and the errors of ``torch.export`` until the garbage collector finds the cycles among them.
+    Stack frames would keep the arguments of the call and the program alive as long as the error,
+    and errors of ``torch.export`` until the garbage collector finds their cycles.
     """
     if not isinstance(error.__cause__, EarlierTraceback):
         text = "".join(traceback.format_exception(error))
@@ -34,7 +34,7 @@ def without_frames(error: Error) -> Error:
 
 
 def again(error: Error) -> Error:
-    """Return a copy of an error that is kept, to be raised: the frames are those of the copy."""
+    """Return a copy of a kept error to raise, so that the original gets no frames."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(vars(error))
     copy.__cause__ = error.__cause__

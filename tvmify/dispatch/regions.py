@@ -1,9 +1,8 @@
-"""Calls of a module whose control flow depends on values: each region is dispatched by itself.
+"""Modules whose control flow depends on values: each region has its own dispatcher.
 
-The driver (`tvmify.capture.scripted.driver`) calls a region by its number: from Python, where the
-module is Python, or as the operator ``tvmify::region``, where it is TorchScript. What the region
-computes is then a call like any other: compiled when its shapes are first seen, and run in eager
-PyTorch where that is not possible.
+The driver (`tvmify.capture.scripted.driver`) calls a region by number: from Python, or, if the
+module is TorchScript, as the operator ``tvmify::region``. It is then a call like any other, which
+runs compiled, or in eager PyTorch if it cannot be compiled.
 """
 
 from __future__ import annotations
@@ -40,47 +39,47 @@ from tvmify.errors import (
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
 
-#: Why a region computes further shapes in eager PyTorch.
+#: Why calls with new signatures run in eager PyTorch.
 TOO_MANY = NotCompiled(
     "it was called with more signatures than cache_size",
-    "Raise cache_size, if there are not many more: each of them is compiled.",
+    "Raise cache_size, unless there are many more: each of them is compiled.",
 )
 
 _DIFFERENT = "Look for torch.jit.is_scripting() and for types that TorchScript does not have."
 
 _NUMBERS = itertools.count(1)
 _REGIONS: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
-#: The error that a region raised, which TorchScript passes on as nothing but text.
+#: The error that a region raised: TorchScript passes on its text only.
 _RAISED = threading.local()
 
 
 class Driven:
-    """One module or function, run by a driver.
+    """Runs a module or function by a driver.
 
     Parameters
     ----------
     subject
         The module or function.
     reason
-        Why the whole is not one program.
+        Why the subject is not one program.
     make_part
-        Makes what runs the calls of a region.
+        Makes the dispatcher of a region.
 
     Attributes
     ----------
     reason
         As given.
     how
-        Who runs the control flow, in words.
+        How the control flow runs, in words.
     has_effects
-        Whether a call may change more than its result.
+        Whether a call may have side effects.
     is_random
         Whether it may draw random numbers.
 
     Raises
     ------
     NotCompiled
-        Nothing of it can run compiled this way.
+        No part of it can run compiled this way.
     """
 
     def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
@@ -93,7 +92,7 @@ class Driven:
             callable_, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
         )
         runs = "TorchScript" if self._is_scripted else "Python"
-        self.how = f"control flow runs in {runs}, and regions between are compiled each for itself"
+        self.how = f"control flow runs in {runs}, and the regions between are compiled separately"
         self._regions: list[_Region] = []
         for number, part in driver.parts.items():
             name = f"{subject.name}, region {len(self._regions) + 1}"
@@ -104,7 +103,7 @@ class Driven:
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
     ) -> Any:
-        """Run one call; what a region raises reaches the caller."""
+        """Run one call; errors of regions reach the caller."""
         try:
             values = self._driver.bound(args, kwargs)
         except UnsupportedInput:
@@ -117,7 +116,7 @@ class Driven:
         except NotCompiled:
             raise
         except Exception:
-            # nothing has happened yet, and only eager raises what the code says
+            # without side effects so far, and eager raises the right error
             if generator is not None:
                 torch.set_rng_state(generator)
             return eager()
@@ -125,7 +124,7 @@ class Driven:
     def _run(self, values: list[Any]) -> Any:
         _RAISED.error = None
         try:
-            # gradients, if somebody wants some, come from eager
+            # gradients come from eager
             with torch.no_grad():
                 return self._driver.run(values)
         except RuntimeError as text:
@@ -137,15 +136,15 @@ class Driven:
     def check(
         self, eager: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Refuse a call that would not be the same as in eager PyTorch.
+        """Refuse a call that would differ from eager PyTorch.
 
-        TorchScript, which has fewer types than Python, decided some things while it compiled. A
-        plain module is therefore run both ways, once for each signature.
+        TorchScript has fewer types than Python, and evaluates some conditions when it compiles. So
+        a plain module runs both ways, once for each signature.
 
         Raises
         ------
         NotCompiled
-            It returns something else than eager does.
+            The results differ.
         """
         if autocast_text():
             raise CaptureError(
@@ -168,28 +167,29 @@ class Driven:
                 if not torch.equal(torch.get_rng_state(), drawn):
                     raise CaptureError(
                         "TorchScript does not draw the random numbers that eager PyTorch draws",
-                        "Use all that is drawn, or draw outside of forward, and pass it.",
+                        "Use every number that is drawn, or draw outside of forward and pass the "
+                        "result.",
                     )
             except NotCompiled:
                 raise
             except Exception as error:
                 raise CaptureError(
-                    f"With regions it raises where eager PyTorch does not: {described(error)}",
+                    f"By regions it raises an error, unlike eager PyTorch: {described(error)}",
                     _DIFFERENT,
                 ) from error
         if not is_same_result(result, expected):
-            raise CaptureError("With regions its result differs from that of eager", _DIFFERENT)
+            raise CaptureError("By regions its result differs from eager's", _DIFFERENT)
 
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Take the current tensors of the module, and return them by name."""
         return self._driver.bind(module)
 
     def cache_infos(self) -> list[CacheInfo]:
-        """Return what the caches of each region have done."""
+        """Return the counts of each region."""
         return [region.calls.cache_info() for region in self._regions]
 
     def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
-        """Return what is in each region, and where it runs."""
+        """Return how each region runs."""
         return [
             replace(
                 region.calls.explain(neighbours), operators=dict(sorted(region.operators.items()))
@@ -201,32 +201,31 @@ class Driven:
 def parts_instead(
     subject: Subject, state: State, reason: NotCompiled, make_part: MakePart
 ) -> Parts | None:
-    """Return what runs a subject by its parts, because it cannot be one program.
+    """Return the parts by which a subject runs that cannot be one program.
 
     Parameters
     ----------
     state
-        Of the module; keeps what runs all of its calls.
+        Of the module; keeps the parts for later calls.
     reason
-        Why it is not one program. Where that is neither control flow nor the module's state, parts
-        are of no use.
+        Why it is not one program. Parts help only if that is control flow or the module's state.
     make_part
-        Makes what runs the calls of a part.
+        Makes the dispatcher of a part.
 
     Returns
     -------
     Parts or None
-        None where nothing of it can be compiled.
+        None if no part of it can be compiled.
 
     Raises
     ------
     TracedElsewhere
-        Another thread traces just now.
+        Another thread is tracing.
     """
     if not reason.parts_may_compile:
         return None
     if autocast_text():
-        return None  # TorchScript casts by rules of its own
+        return None  # TorchScript has its own casting rules
     if state.parts is None:
         state.parts = _parts(subject, reason, make_part)
     return state.parts
@@ -240,17 +239,17 @@ def check_parts(
     *,
     differentiable: bool,
 ) -> None:
-    """Refuse a call that would not be the same by parts as in eager PyTorch.
+    """Refuse a call that would differ by parts from eager PyTorch.
 
     Raises
     ------
     NotCompiled
-        It returns something else, or a backward would do twice what must be done once.
+        The results differ, or a backward would repeat side effects.
     """
     if differentiable and parts.has_effects:
         raise GradientsNeeded(
-            "weights require gradients, and forward may have effects, which a backward must not "
-            "repeat",
+            "weights require gradients, and forward may have side effects, which a backward must "
+            "not repeat",
             "Call under torch.no_grad() or torch.inference_mode().",
         )
     if differentiable and parts.is_random:
@@ -268,8 +267,8 @@ def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts 
     except TracedElsewhere:
         raise
     except NotCompiled:
-        pass  # the reason that there is says more
-    # with `strict`, nothing runs in Python unsaid
+        pass  # the first reason says more
+    # with `strict`, nothing may run in Python silently
     if isinstance(reason, (DependsOnValues, HasEffects)) and not subject.options.strict:
         with contextlib.suppress(NotCompiled):
             return Children(subject, reason, make_part)
@@ -289,14 +288,14 @@ def _region(name: str, part: Part, options: CompileOptions) -> Subject:
 
 
 class _Region:
-    """Calls of one region."""
+    """Runs the calls of one region."""
 
     def __init__(self, calls: PartCalls, part: Part, is_scripted: bool) -> None:
         self.calls = calls
         self.operators = part.operators
         self._is_scripted = is_scripted
         self._booleans = part.booleans
-        self._carrier = part.carrier  # which its subject does not keep alive
+        self._carrier = part.carrier  # its subject does not keep it alive
 
     def __call__(
         self, tensors: Sequence[torch.Tensor], integers: list[Any], floats: Sequence[float]

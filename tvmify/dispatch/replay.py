@@ -1,4 +1,4 @@
-"""A call computed again in eager PyTorch, for its backward, by the module as it was."""
+"""Repeats a call in eager PyTorch for its backward, with the module as it was."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def replay(
     watched: Watched,
     tensors: Mapping[str, torch.Tensor],
 ) -> Any:
-    """Return what a call of a module returned, or would have in eager.
+    """Return the result of an earlier call in eager PyTorch.
 
-    ``torch.func.functional_call`` puts other weights into a module for the time of a call, and a
-    loop may call ``train()`` before ``backward()``: the backward is that of the call.
+    The module may have changed since: ``torch.func.functional_call`` swaps its weights during a
+    call, and a training loop may call ``train()`` before ``backward()``.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def replay(
     watched
         The module at the time of the call.
     tensors
-        Those of the module that the call read, by name.
+        The tensors of the module that the call read, by name.
     """
     weights = {
         name: tensor for name, tensor in tensors.items() if _present(module, name) is not tensor
@@ -50,8 +50,8 @@ def replay(
         owner = _present(then, path)
         if id(owner) not in owned or isinstance(owner, torch.jit.ScriptModule):
             raise RuntimeError(
-                f"the weight {name!r} was replaced between forward and backward, where tvmify "
-                "cannot put it back: call backward() before"
+                f"the weight {name!r} was replaced between forward and backward, and tvmify "
+                "cannot restore it: call backward() before you replace it"
             )
         holders = (owner.__dict__, owner._parameters, owner._buffers)
         holder = next((h for h in holders if last in h), owner.__dict__)

@@ -1,4 +1,4 @@
-"""What a dispatcher says without being asked: an error, or a warning that appears once."""
+"""Errors and warnings of a dispatcher; each warning appears once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Reports:
-    """What was said of one module or function.
+    """Reports why calls of one module or function do not run compiled.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Reports:
         self._warned: set[str] = set()
 
     def refuse(self, outcome: Eager) -> None:
-        """Raise why a call cannot run compiled, if the options say so."""
+        """Raise the reason why a call cannot run compiled, if the options require it."""
         reason = outcome.reason
         if self._is_worth_saying(reason) and on_miss.must_raise(reason, self._options):
             raise again(reason)
@@ -39,7 +39,7 @@ class Reports:
     def eager(self, outcome: Eager) -> None:
         """Warn, once, why a call did not run compiled."""
         reason = outcome.reason
-        # after a call that was `Uninitialized`, the next one runs compiled
+        # after an `Uninitialized` call, the next one may run compiled
         if self._is_worth_saying(reason) and not isinstance(reason, Uninitialized):
             message = f"{self._name} runs in eager PyTorch: {on_miss.warning_of(reason)}"
             if message not in self._warned:
@@ -49,16 +49,16 @@ class Reports:
     def _is_worth_saying(self, reason: NotCompiled | None) -> TypeIs[NotCompiled]:
         if reason is None or on_miss.is_awaited(reason):
             return False
-        # nobody could write such a part in another way
+        # the user cannot rewrite a part
         return not (self._is_part and isinstance(reason, NothingToCompute))
 
     def evictions(self, count: int) -> None:
-        """Say that signatures had to leave, if some had to."""
+        """Warn that signatures were evicted, if any were."""
         size = self._options.cache_size
         if count:
             warn_once(
                 self._warned,
                 f"{self._name} was called with more than cache_size={size} signatures: the least "
-                f"recently used are evicted, and after {size} of them others run in eager PyTorch. "
-                "Raise cache_size, if there are not many more.",
+                f"recently used are evicted, and after {size} evictions, further ones run in eager "
+                "PyTorch. Raise cache_size, unless there are many more.",
             )

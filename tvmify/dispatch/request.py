@@ -1,4 +1,4 @@
-"""One call for which there is no outcome yet, and what a miss asks for."""
+"""A call without an outcome: what a miss starts from."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Kwargs: TypeAlias = dict[str, Any]
 
 
 class General(Protocol):
-    """The arguments of a call without what a program may take any value of."""
+    """The arguments of a call, some of which are left open for any value."""
 
     @property
     def signature(self) -> Hashable:
-        """Equal for all calls that such a program serves, and for no others."""
+        """Equal for exactly the calls that such a program serves."""
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments, with stand-ins for what is left open."""
+        """The arguments, with placeholders for what is left open."""
         ...
 
     @property
@@ -54,54 +54,54 @@ class General(Protocol):
         request: Request,
         eager: Callable[[], Any],
     ) -> Run:
-        """Return what runs the program for the leaves of a call.
+        """Return what runs the program on the leaves of a call.
 
         Parameters
         ----------
         run, artifact
             Of the program.
         request, eager
-            The call that it was made for, on which it is tried, and what computes that in eager.
+            The call that it was made for, to test it on, and a function that computes it in eager.
 
         Raises
         ------
         NotCompiled
-            It does not serve this call.
+            The program does not serve the call.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments and the surroundings of a call.
+    """The arguments of a call, and everything around it that affects its program.
 
     Attributes
     ----------
     args, kwargs
-        What a program is captured for: the arguments of the call, with stand-ins for what a
-        general program takes any value of.
+        The arguments to capture the program with: those of the call, with placeholders for what is
+        left open.
     call
-        The arguments themselves.
+        The arguments of the call.
     exact
-        The signature of this call alone, as `flatten` writes it.
+        The signature of this call, as `flatten` returns it.
     signature
         Describes ``args`` and ``kwargs``.
     modes
-        Those of torch that are part of a key.
+        Torch's modes that are part of a key.
     gradients
-        Those that concern gradients.
+        Torch's modes that concern gradients.
     autocast
-        Which dtypes autocast casts to, as text; empty if it is off.
+        The dtypes that autocast casts to, as text; empty if it is off.
     repeated
-        Which of the arguments are one tensor, see `repetitions`.
+        Which of the arguments are the same tensor; see `repetitions`.
     options
         Of the decorator.
     target
-        What to build for, as the option of that name.
+        The option of that name.
     general
-        Whose stand-ins the arguments hold, if they hold some.
+        What is left open, if anything.
     declared
-        What is said of the sizes of the call's tensors, by leaf.
+        What is declared about the sizes of tensors, by leaf.
     """
 
     args: Args
@@ -132,14 +132,14 @@ class Request:
         Parameters
         ----------
         target
-            None for that of the options.
+            None for the option of the decorator.
         unusual
             The signature of a call that `flatten` cannot describe.
 
         Raises
         ------
         UnsupportedInput
-            An argument is of a kind that compiled code does not take.
+            Compiled code does not support an argument.
         """
         signature = Signature.of(args, kwargs)
         return cls(
@@ -158,7 +158,7 @@ class Request:
 
     @property
     def title(self) -> str:
-        """What `explain` calls it."""
+        """Its name in `explain`."""
         return f"{self.signature} {self.autocast}".rstrip()
 
     @property
@@ -172,7 +172,7 @@ class Request:
         return STATIC if self.general is None else self.general.varying
 
     def generalized(self, general: General) -> Request:
-        """Ask for a program that serves more than this call."""
+        """Return the request for a program that serves more than this call."""
         args, kwargs = general.args, general.kwargs
         signature = Signature.of(args, kwargs).with_symbols(general.varying.axes)
         return dataclasses.replace(

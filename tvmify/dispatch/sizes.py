@@ -1,11 +1,11 @@
-"""Calls that differ in the sizes of tensors alone, and what serves all of them.
+"""Programs that serve calls with tensors of different sizes.
 
-The first call with sizes of its own is compiled for these. When a second differs in nothing else,
-the sizes that differ become symbols, and one program serves all calls of that kind that its guards
-allow. Sizes 0 and 1 stay numbers, since programs know more of them.
+The first call is compiled for its sizes. When a later call differs only in sizes, those that differ
+become symbols, and one program serves all such calls that its guards allow. Sizes 0 and 1 stay
+constants, because programs can make use of them.
 
-Kernels are tuned for one size, and serve others a little slower the farther these are away. So
-there are a few programs, one for each class of sizes, of the same recording.
+A kernel is tuned for one size, and is slower for sizes far from it. So the same recording is built
+into a few programs, one for each class of sizes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tvmify.signature import TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
-#: A module whose calls need more programs than this is not compiled for ever.
+#: The most programs with symbolic sizes that a module gets.
 MOST_PROGRAMS = 8
-#: So many calls are compared to see which sizes are equal in all of them.
+#: How many calls are remembered, to see which sizes are equal in all of them.
 _REMEMBERED = 8
 
 
 class _Rest(NamedTuple):
-    """All of a signature but the sizes, and apart from it what concerns gradients alone."""
+    """A signature without its sizes; the modes that concern gradients are separate."""
 
     rest: Hashable
     gradients: str
@@ -54,9 +54,9 @@ class SizesOpen:
     Attributes
     ----------
     rest
-        All but the sizes.
+        Everything but the sizes.
     varying
-        Which sizes are symbols, and what for.
+        Which sizes are symbols.
     """
 
     rest: _Rest
@@ -65,14 +65,14 @@ class SizesOpen:
 
 @dataclass(frozen=True)
 class AnySizes:
-    """The arguments of a call some of whose sizes are symbols.
+    """The arguments of a call, with symbols for some of its sizes.
 
     Attributes
     ----------
     signature
-        What all such calls share.
+        The signature that all such calls share.
     args, kwargs
-        Those of the call: a program is recorded with its sizes.
+        The arguments of the call: the program is recorded with its sizes.
     """
 
     signature: SizesOpen
@@ -92,7 +92,7 @@ class AnySizes:
         Raises
         ------
         NotCompiled
-            It was recorded for a call of which its guards say another thing.
+            Its guards refuse the sizes of the call.
         """
         self.check(artifact, request)
         return run
@@ -103,12 +103,12 @@ class AnySizes:
         Raises
         ------
         NotCompiled
-            It was recorded for a call of which its guards say another thing.
+            Its guards refuse the sizes of the call.
         """
         shapes, sizes = artifact.shapes, sizes_of(request.leaves)
         why = "it names none" if shapes is None else shapes.why_not(sizes)
         if why is not None:
-            raise Unserved(f"the program for any sizes does not serve this call: {why}", "Nothing.")
+            raise Unserved(f"the symbolic program does not serve this call: {why}", "Nothing.")
         assert shapes is not None
         fixed = numbers(self.varying, shapes)
         if not fixed.isdisjoint(self.varying.hints) and not is_tuned(
@@ -118,13 +118,13 @@ class AnySizes:
 
 
 class Unserved(NotCompiled):
-    """A program for any sizes does not serve the sizes of a call."""
+    """A program with symbolic sizes does not serve the sizes of a call."""
 
 
 class OtherClass(NotCompiled):
     """A program serves a call, but is tuned for another class of sizes.
 
-    It was made before it was known which symbols are numbers in it.
+    It was built before it was known which symbols are constants in it.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class OtherClass(NotCompiled):
     """
 
     def __init__(self, fixed: frozenset[str]) -> None:
-        super().__init__("the program is tuned for other sizes", "Nothing: another is made.")
+        super().__init__("the program is tuned for other sizes", "Nothing: another one is built.")
         self.fixed = fixed
 
     def __reduce__(self) -> Any:
@@ -141,53 +141,53 @@ class OtherClass(NotCompiled):
 
 
 class Specialised(NotCompiled):
-    """As it is recorded, a program becomes one for the sizes of the call alone.
+    """The recording of a program left no size symbolic, so it serves the sizes of its call only.
 
-    It may be otherwise for the next call: a part of a size that becomes 1 is a number, too.
+    The next call may have another result: for example, a part of a size was 1, a constant.
     """
 
     def __init__(
         self,
-        reason: str = "the code asks for these very sizes",
-        next_step: str = "Nothing: each has a program.",
+        reason: str = "forward depends on the values of its sizes",
+        next_step: str = "Nothing: each shape has its own program.",
     ) -> None:
         super().__init__(reason, next_step)
 
 
 class Sizes:
-    """Which sizes of calls were seen to vary, and the programs that serve them.
+    """Which sizes vary between calls, and the programs with symbolic sizes.
 
     Parameters
     ----------
     dynamic
-        The option: True for symbols at the first call, False for none, None for the second.
+        The option of that name.
     known
-        `Subject.symbols`: if it is given, these sizes are symbols, and no others.
+        `Subject.symbols`. If it is given, exactly these sizes are symbols.
     """
 
     def __init__(self, dynamic: bool | None, known: Symbols | None = None) -> None:
         self._dynamic = dynamic
         self._known = known
-        # Of the calls that share all but their sizes.
+        # The sizes of calls that differ in nothing else.
         self._seen: dict[Hashable, list[TensorSizes]] = {}
         self._programs: dict[SizesOpen, ShapeGuard] = {}
-        # The symbols that are numbers in programs of such calls.
+        # The symbols that are constants in programs of such calls.
         self._fixed: dict[SizesOpen, frozenset[str]] = {}
-        # What is compiled for one shape each: its sizes decide on more than shapes.
+        # Calls that are compiled for one shape each, and why.
         self._static: dict[tuple[Hashable, Hashable], NotCompiled] = {}
-        # What did not compile for the sizes of the last call: with symbols it would not, either.
+        # Calls that did not compile for their own sizes, so they would not with symbols, either.
         self._uncompiled: set[_Rest] = set()
 
     def alias(self, request: Request) -> Hashable:
-        """Return the signature of the call itself: later ones are looked up by it."""
+        """Return the exact signature, by which later calls are looked up."""
         return request.exact
 
     def serves_any(self) -> bool:
-        """Whether there is a program for any sizes."""
+        """Whether there is a program with symbolic sizes."""
         return bool(self._programs)
 
     def served(self, request: Request) -> SizesOpen | None:
-        """Return the signature of a program that serves a call already."""
+        """Return the signature of an existing program that serves a call, or None."""
         rest = _rest(request)
         known = {s: guard for s, guard in self._programs.items() if s.rest == rest}
         for signature, guard in known.items():
@@ -195,12 +195,12 @@ class Sizes:
                 return signature
         if not self._are_enough():
             return None
-        # Another class serves all the same, where no more programs are to be made.
+        # No more programs are built, so take the program of another class.
         serving = (s for s, guard in known.items() if guard.serves(request.leaves))
         return next((s for s in serving if may_vary(s.varying, request)), None)
 
     def general(self, request: Request) -> AnySizes | None:
-        """Leave open the sizes that were seen to vary, or of which that is said."""
+        """Leave open the sizes that vary, or are declared to vary."""
         sizes, rest = sizes_of(request.leaves), _rest(request)
         if self._known is not None and not self._known:
             return None
@@ -209,7 +209,7 @@ class Sizes:
         seen = [sizes] if self._dynamic is False else self._seen.setdefault(rest, [])
         if sizes not in seen:
             seen.append(sizes)
-            del seen[1:-_REMEMBERED]  # the first stays
+            del seen[1:-_REMEMBERED]  # keep the first
         if (known := self._with_other_gradients(request, rest)) is not None:
             return known
         if self._are_enough() or (rest in self._uncompiled and not request.declared):
@@ -221,7 +221,7 @@ class Sizes:
         return self._any(request, rest, varying) if varying.axes else None
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
-        """Ask for another program of the same sizes, recorded with those of this call."""
+        """Request another program with the same symbols, recorded with the sizes of this call."""
         rest, varying = general.signature.rest, general.varying
         if isinstance(reason, OtherClass):
             self._fixed[SizesOpen(rest, varying.recorded())] = reason.fixed
@@ -232,7 +232,7 @@ class Sizes:
         return self._any(request, rest, replace(varying, variant=variant))
 
     def accept(self, general: AnySizes, outcome: Outcome) -> None:
-        """Learn what a program serves."""
+        """Learn which sizes a program serves."""
         shapes, signature = outcome.facts.shapes, general.signature
         if shapes is not None:
             self._programs[signature] = ShapeGuard(shapes)
@@ -241,7 +241,7 @@ class Sizes:
 
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
-        _LOG.debug("%s: a program for this shape, since %s", request.title, reason)
+        _LOG.debug("%s: a program for this shape only, because %s", request.title, reason)
         if not isinstance(reason, Specialised):
             self._static[general.signature.rest, _said(request)] = reason
 
@@ -250,13 +250,13 @@ class Sizes:
         rest = _rest(request)
         if outcome.reason is None:
             self._uncompiled.discard(rest)
-        elif not isinstance(outcome.reason, (CacheMiss, TracedElsewhere)):  # which pass
+        elif not isinstance(outcome.reason, (CacheMiss, TracedElsewhere)):  # these are temporary
             self._uncompiled.add(rest)
 
     def made_with(self, request: Request) -> list[AnySizes]:
-        """Ask for the programs for sizes like those of one that serves a call, without gradients.
+        """Return the programs of all classes of sizes like those of a call, without gradients.
 
-        None of them is missing: these are what was made, for all classes of sizes.
+        These are the programs that exist already.
         """
         rest, leaves = _rest(request).rest, request.leaves
         known = {s: g.shapes for s, g in self._programs.items() if s.rest.rest == rest}
@@ -268,7 +268,7 @@ class Sizes:
         ]
 
     def forget(self) -> None:
-        """Forget what was learnt."""
+        """Forget everything that was learnt."""
         self._seen.clear()
         self._programs.clear()
         self._fixed.clear()
@@ -279,14 +279,14 @@ class Sizes:
         return len({(s.rest.rest, s.varying) for s in self._programs}) >= MOST_PROGRAMS
 
     def _with_other_gradients(self, request: Request, rest: _Rest) -> AnySizes | None:
-        """Ask for a program that serves such calls in other modes of gradients."""
+        """Request a program that exists for such calls with other modes of gradients."""
         for signature, guard in self._programs.items():
             if signature.rest.rest == rest.rest and self._suits(signature, guard, request):
                 return AnySizes(SizesOpen(rest, signature.varying), request.args, request.kwargs)
         return None
 
     def _suits(self, signature: SizesOpen, guard: ShapeGuard, request: Request) -> bool:
-        """Whether a program serves a call, and is of its class of sizes."""
+        """Whether a program serves a call, and is tuned for its class of sizes."""
         if not may_vary(signature.varying, request) or not guard.serves(request.leaves):
             return False
         wanted = tuned(signature.varying, sizes_of(request.leaves), self._fixed_in(signature))
@@ -301,7 +301,7 @@ class Sizes:
         wanted = SizesOpen(rest, tuned(varying, sizes_of(request.leaves), fixed))
         place = SizesOpen(rest, varying.recorded())
         for made, guard in self._programs.items():
-            # One that was made before it was known which symbols are numbers has other hints.
+            # A program from before it was known which symbols are constants has other hints.
             is_alike = SizesOpen(made.rest, made.varying.recorded()) == place
             if is_alike and is_tuned(guard.shapes, wanted.varying):
                 wanted = made

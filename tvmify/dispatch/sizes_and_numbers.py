@@ -1,4 +1,4 @@
-"""Calls that differ in the sizes of tensors and in the values of numbers, and what serves them."""
+"""Programs that serve calls with different sizes of tensors and any values of numbers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tvmify.errors import NotCompiled, NumberNeeded
 
 @dataclass(frozen=True)
 class AnySizesAndNumbers:
-    """The arguments of a call, some of whose sizes are symbols, and some of whose numbers are open.
+    """The arguments of a call, with symbols for some sizes, and some numbers left open.
 
     Attributes
     ----------
     numbers, sizes
-        What is left open of each.
+        What is left open.
     """
 
     numbers: AnyNumbers
@@ -30,12 +30,12 @@ class AnySizesAndNumbers:
 
     @property
     def signature(self) -> SizesOpen:
-        """What all such calls share."""
+        """The signature that all such calls share."""
         return self.sizes.signature
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments of the call, with stand-ins for numbers."""
+        """The arguments of the call, with placeholders for numbers."""
         return self.numbers.args
 
     @property
@@ -51,24 +51,24 @@ class AnySizesAndNumbers:
     def adapted(
         self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
     ) -> NumberCall:
-        """Return what runs the program, if it serves the call and computes what eager does.
+        """Return what runs the program, after comparing its result with eager's.
 
         Raises
         ------
         NotCompiled
-            It does not.
+            It does not serve the call, or its result differs from eager's.
         """
         self.sizes.check(artifact, self.numbers.opened(request))
         return self.numbers.adapted(run, artifact, request, eager)
 
 
 class SizesAndNumbers:
-    """Leaves open what both of two kinds leave open, as far as these know of it.
+    """Leaves open both sizes and numbers.
 
     Parameters
     ----------
     sizes, numbers
-        These two, which also apply to calls by themselves.
+        The two kinds, which also apply separately.
     """
 
     def __init__(self, sizes: Sizes, numbers: Numbers) -> None:
@@ -76,11 +76,11 @@ class SizesAndNumbers:
         self._numbers = numbers
 
     def serves_any(self) -> bool:
-        """Whether one of both has a program: then it is asked, too."""
+        """Whether one of the two has a program."""
         return self._sizes.serves_any()
 
     def alias(self, request: Request) -> Hashable | None:
-        """Return the signature without its numbers, by which the dispatcher will look."""
+        """Return the signature without its numbers, which the dispatcher looks up."""
         numbers = self._open(request)
         if numbers is None:
             return None
@@ -88,17 +88,17 @@ class SizesAndNumbers:
         return numbers.signature
 
     def served(self, request: Request) -> SizesOpen | None:
-        """Return the signature of a program that serves a call already."""
+        """Return the signature of an existing program that serves a call, or None."""
         numbers = self._open(request)
         return None if numbers is None else self._sizes.served(numbers.opened(request))
 
     def general(self, request: Request) -> AnySizesAndNumbers | None:
-        """Leave open all numbers that may be, and the sizes that were seen to vary."""
+        """Leave open all possible numbers, and the sizes that vary."""
         numbers = self._open(request)
         return None if numbers is None else self._both(request, numbers)
 
     def _open(self, request: Request) -> AnyNumbers | None:
-        # Who declares sizes, as calls with caches do, gets programs for these alone.
+        # Declared sizes, as of calls with caches, get programs of their own.
         return None if request.declared else self._numbers.general(request)
 
     def _both(self, request: Request, numbers: AnyNumbers) -> AnySizesAndNumbers | None:
@@ -108,7 +108,7 @@ class SizesAndNumbers:
     def narrower(
         self, request: Request, general: AnySizesAndNumbers, reason: NotCompiled
     ) -> AnySizesAndNumbers | None:
-        """Give up numbers, or ask for another program of the same sizes."""
+        """Leave open fewer numbers, or request another program with the same symbols."""
         numbers, opened = general.numbers, general.numbers.opened(request)
         if isinstance(reason, NumberNeeded):
             fewer = self._numbers.narrower(request, numbers, reason)
@@ -117,11 +117,11 @@ class SizesAndNumbers:
         return None if sizes is None else replace(general, sizes=sizes)
 
     def accept(self, general: AnySizesAndNumbers, outcome: Outcome) -> None:
-        """Learn that one program serves all values, and which sizes."""
+        """Learn that a program serves all values, and which sizes it serves."""
         self._sizes.accept(general.sizes, outcome)
 
     def refuse(self, request: Request, general: AnySizesAndNumbers, reason: NotCompiled) -> None:
-        """Learn that such calls have programs for one shape each."""
+        """Learn that such calls are compiled for one shape each."""
         self._sizes.refuse(general.numbers.opened(request), general.sizes, reason)
 
     def note(self, request: Request, outcome: Outcome) -> None:
@@ -131,4 +131,4 @@ class SizesAndNumbers:
             self._sizes.note(numbers.opened(request), outcome)
 
     def forget(self) -> None:
-        """Forget nothing: both kinds are told themselves."""
+        """Do nothing: both kinds forget by themselves."""

@@ -1,4 +1,4 @@
-"""The digest of all source code that shapes an artifact, found by what imports what."""
+"""A digest of all source files that affect an artifact, found by following imports."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 #: Imports from one package, and relative ones. Parsing every file with `ast` would take most of a
-#: second, and a new process that finds its program on disk pays for this. Both patterns begin with
-#: a word, which `re` looks for faster than for the beginning of a line.
+#: second in every new process that loads a program from disk. Both patterns begin with a word,
+#: which `re` searches faster than the beginning of a line.
 _FROM = r"from[ \t]+({package}\b[\w.]*|\.[\w.]*)[ \t]+import\b[ \t]*({names})"
 _NAMES = r"\((?:#[^\n]*|[^)#])*|(?:\\\n|[^\n])*"
 _IMPORT = r"import[ \t]+({package}\b[\w., \t]*)"
@@ -22,7 +22,7 @@ _NAME = re.compile(rb"[\w.]+")
 
 
 def digest(package: Path, roots: Iterable[str]) -> str:
-    """Return a digest of the sources that some of a package's folders consist of, or import.
+    """Return a digest of some modules of a package, and of all modules that they import.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def digest(package: Path, roots: Iterable[str]) -> str:
     Returns
     -------
     str
-        16 hexadecimal digits, which depend on the names and texts of the files only.
+        16 hexadecimal digits, which depend only on the names and texts of the files.
     """
     total = hashlib.sha256()
     for name, text in sorted(reached(package, roots).items()):
@@ -44,10 +44,10 @@ def digest(package: Path, roots: Iterable[str]) -> str:
 
 
 def reached(package: Path, roots: Iterable[str]) -> dict[str, bytes]:
-    """Return the sources of all modules below the roots, and of all that these import, by name.
+    """Return the sources of all modules below the roots, and of those that they import, by name.
 
-    Imports inside functions count, and those for type checkers. A module counts with the packages
-    that it is in, but for the outermost: that one imports the whole library.
+    Imports inside functions and for type checkers count, too. So do the packages around a module,
+    except the outermost, which imports the whole library.
     """
     modules = _modules(package)
     todo = {name for root in roots for name in modules if f"{name}.".startswith(f"{root}.")}
@@ -69,15 +69,15 @@ def imports(text: bytes, inside: str) -> set[str]:
     Parameters
     ----------
     text
-        Of a module.
+        The source of a module.
     inside
-        The package that the module is in, where relative imports begin.
+        The package of the module, from which relative imports start.
 
     Returns
     -------
     set
-        Names of modules, and of what is defined in them: an import does not say which is which.
-        A docstring that shows an import counts as one.
+        Names of modules and of their members, which an import does not distinguish. An import in a
+        docstring counts.
     """
     from_, import_ = _patterns(inside.partition(".")[0])
     found = {name for match in import_.findall(text) for name in _names(match)}
@@ -100,7 +100,7 @@ def _names(clause: bytes) -> Iterator[str]:
 
 
 def _modules(package: Path) -> dict[str, str]:
-    """Return the files of a package by the names that they are imported under."""
+    """Return the files of a package by module name."""
     found = {}
     for folder, _, files in os.walk(package):
         inside = ".".join((package.name, *Path(folder).relative_to(package).parts))
@@ -113,9 +113,9 @@ def _modules(package: Path) -> dict[str, str]:
 
 
 def _loaded(imported: str, modules: Mapping[str, str]) -> set[str]:
-    """Return the modules that an import loads: what it names, and the packages around that."""
+    """Return the modules that an import loads: those it names, and the packages around them."""
     outermost, *inner = imported.split(".")
     names = itertools.accumulate(inner, lambda name, part: f"{name}.{part}", initial=outermost)
     loaded = modules.keys() & set(names)
-    # What the outermost package defines itself is reached through it.
+    # A member of the outermost package is only there.
     return loaded - {outermost} or loaded

@@ -1,4 +1,4 @@
-"""What a dispatcher runs the calls of: a method of one module, or a function."""
+"""The subject of a dispatcher: a method of one module, or a function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from tvmify.options import CompileOptions
 from tvmify.torch_compat.declared_sizes import DeclaredShape
 
-#: What is said of the tensors of a call, by their numbers among the flattened arguments.
+#: The declared sizes of tensors, by index among the flattened arguments.
 Declared: TypeAlias = Mapping[int, DeclaredShape]
 
 
@@ -28,27 +28,27 @@ class Subject:
     name
         For messages.
     eager
-        Computes a call in eager PyTorch; takes the module first, if there is one.
+        Runs a call in eager PyTorch; takes the module first, if there is one.
     capturable
-        Given the module, or None, returns what `capture` takes: an undecorated module, a
-        TorchScript module, a function.
+        Takes the module, or None. Returns the argument of `capture`: an undecorated module, a
+        TorchScript module, or a function.
     options
         Of the decorator.
     module
-        Returns the module whose weights and state the calls depend on. It is held weakly; None for
-        a function, and once it is gone.
+        Returns the module that the calls depend on, which is held weakly; None for a function, or
+        if the module no longer exists.
     calls_itself
-        Whether ``eager`` may call the module, and so run the hooks of the module itself. A forward
-        does not: they run around it.
+        Whether ``eager`` may call the module, and thereby run its hooks. For ``forward`` it does
+        not: hooks run around it.
     is_part
-        Whether it is a region or a submodule of another subject. Such a subject is not recorded,
-        and evicts no signature for another one.
+        Whether it is a region or a submodule of another subject. The signatures of a part are not
+        recorded, and not evicted.
     symbols
-        Which sizes vary from call to call, if that is known before any call: for each leaf of the
-        arguments with such sizes, for each axis the name of a symbol, or None.
+        The sizes that vary, if they are known before the first call: for each leaf that has any,
+        the name of a symbol or None for each axis.
     declare
-        Given the arguments of a call, returns what is known of its sizes, whatever the user says of
-        them; not asked with ``dynamic=False``.
+        Returns what is known about the sizes of a call, in addition to what the user declares; not
+        used with ``dynamic=False``.
     keywords
         The arguments that may be given by name, in the order of their definition.
     """
@@ -79,12 +79,12 @@ class Subject:
         declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None,
         defined: Any = None,
     ) -> Subject:
-        """Return the subject that these describe; see the attributes.
+        """Make a subject; see the attributes.
 
         Parameters
         ----------
         defined
-            What defines the arguments, if ``eager`` only passes them on.
+            The function that defines the arguments, if ``eager`` only passes them on.
         """
         alive = _nobody if module is None else weakref.ref(module)
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -103,23 +103,23 @@ class Subject:
         )
 
     def defined(self, kwargs: Mapping[str, Any]) -> int:
-        """Return how many of these forward defines; a call may have them in any order."""
+        """Return how many keyword arguments forward defines; a call may have them in any order."""
         return sum(name in kwargs for name in self.keywords)
 
     def in_order(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments in the order of their definition, which a caller may change.
 
-        Those that a ``**kwargs`` takes follow as they are: forward sees their order.
+        Those for a ``**kwargs`` follow unchanged, since forward sees their order.
         """
         return {name: kwargs[name] for name in self.keywords if name in kwargs} | dict(kwargs)
 
     def captured(self) -> Any:
-        """Return what is captured: the plain module, or the function."""
+        """Return what to capture: the plain module, or the function."""
         return self.capturable(self.module())
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-        """Return what computes a call in eager PyTorch."""
-        # Holds the module, which the subject does not: a backward may come after its last user.
+        """Return a function that runs a call in eager PyTorch."""
+        # It keeps the module alive: a backward may run after everyone else has dropped it.
         module = self.module()
         bound = () if module is None else (module,)
         return functools.partial(self.eager, *bound, *args, **kwargs)

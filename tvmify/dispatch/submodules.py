@@ -1,8 +1,8 @@
-"""Modules that nothing can capture: forward runs in Python, and the modules that it calls compile.
+"""Modules that cannot be captured: forward runs in Python, and its submodules run compiled.
 
-The forward runs on a view of its module: an object of a class derived from the module's, with the
-very dictionary of the module, so that whatever forward sets is set on the module. Only the children
-that it finds there are views as well, and each of these is called through a dispatcher of its own.
+The forward runs on a view of its module: an object of a derived class that shares the dictionary of
+the module, so that forward sets attributes of the module. Its children are views, too, and each is
+called through its own dispatcher.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import CaptureError, NotCompiled
 
-#: They are iterated over, or indexed, rather than called.
+#: Modules that are iterated over or indexed, rather than called.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 class Children:
-    """Runs a module in Python, and what it calls through dispatchers.
+    """Runs a module in Python, and its submodules through dispatchers.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Children:
     reason
         Why the module could not be captured.
     make_part
-        Makes what runs the calls of a child.
+        Makes the dispatcher of a child.
 
     Attributes
     ----------
@@ -44,11 +44,11 @@ class Children:
     Raises
     ------
     CaptureError
-        There is no child that could be compiled.
+        It has no child that can be compiled.
     """
 
-    how = "its forward runs in Python, the modules that it calls are compiled each for itself"
-    has_effects = is_random = True  # for all that is known
+    how = "its forward runs in Python, and the modules that it calls are compiled separately"
+    has_effects = is_random = True  # as far as is known
 
     def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
         self.reason = reason
@@ -60,7 +60,7 @@ class Children:
             self._view = _view(module, self._children(module, ""), subject.eager)
         if not self._parts:
             raise CaptureError(
-                "it has no submodules that could be compiled", "Decorate what it calls."
+                "it has no submodules that can be compiled", "Decorate what it calls."
             )
 
     def __call__(
@@ -70,18 +70,18 @@ class Children:
         return self._parent.eager(self._view, *args, **kwargs)
 
     def check(self, *_: Any) -> None:
-        """Accept every call: forward itself runs as in eager."""
+        """Accept every call: forward runs as in eager."""
 
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Return no tensors: the dispatchers of the children bind their weights themselves."""
         return {}
 
     def cache_infos(self) -> list[CacheInfo]:
-        """Return what the caches of each child have done."""
+        """Return the counts of each child."""
         return [part.cache_info() for part in self._parts]
 
     def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
-        """Return where each child runs, of those that were called."""
+        """Return how each child runs that was called."""
         explained = [part.explain(neighbours) for part in self._parts]
         return [child for child in explained if child.info.hits or child.info.misses]
 
@@ -124,14 +124,14 @@ def _view(
     Parameters
     ----------
     children
-        What it finds in place of its own; those without an entry are the module's.
+        Replacements for children of the module, by name.
     call
         Its forward.
     """
     base: Any = type(module)
     own = module.__dict__
 
-    # A class may make more of its instances, such as a slice of a list: those are no views.
+    # A method may make further instances of the class, such as a slice; those are not views.
     def modules(self: Any) -> Any:
         found = self.__dict__["_modules"]
         return found | children if self.__dict__ is own else found
@@ -160,6 +160,6 @@ def _view(
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:
-    module._forward_hooks.clear()  # they run around the call
+    module._forward_hooks.clear()  # hooks run around the call
     module._forward_pre_hooks.clear()
     return module

@@ -1,4 +1,4 @@
-"""Which sizes of calls become symbols: those that were seen to vary, or of which that is said."""
+"""Which sizes of calls become symbols: those that vary, or are declared to vary."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from tvmify.capture import STATIC, Limits, Varying
 from tvmify.dispatch.request import Request
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
-#: So many heights and widths of images have programs of their own before one serves any: that one
-#: lacks Winograd's algorithm.
+#: How many sizes of images get their own programs before their heights and widths become symbols:
+#: symbolic programs do not use Winograd's algorithm.
 _IMAGE_SIZES = 4
 
-#: For each axis of tensors among the leaves of a call the name of a symbol, or None.
+#: The name of a symbol, or None, for each axis of a tensor; by its index among the leaves.
 Symbols = Mapping[int, tuple[str | None, ...]]
-#: The sizes of each tensor among the leaves of a call, None for other leaves.
+#: The sizes of each tensor among the leaves of a call; None for other leaves.
 TensorSizes = tuple[tuple[int, ...] | None, ...]
 
 
 def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool) -> Varying:
-    """Return a name for each size that varies, and what was said of these.
+    """Return a symbol for each size that varies, with its declared limits.
 
-    Sizes that were equal in all calls share a name. There is none where a size is not what was
-    said of it.
+    Sizes that were equal in all calls share a symbol. There are none if a size contradicts its
+    declaration.
     """
     sizes, declared = sizes_of(request.leaves), request.declared
     names: dict[Hashable, str] = {}
@@ -55,7 +55,7 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
             varies = (is_first and not is_channels) or (len(set(history)) > 1 and not is_side)
         if size < 2 or not varies:
             return None
-        # Sizes of one call are often equal by chance.
+        # In a single call, sizes are often equal by chance.
         same: Hashable = history if len(seen) > 1 else (leaf, axis)
         if said is not None and said.name is not None:
             same = said.name
@@ -84,9 +84,10 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
 def _images(
     histories: Mapping[int, Sequence[tuple[int, ...]]],
 ) -> dict[int, set[tuple[int, ...]]]:
-    """Return the heights and widths that were seen of tensors that are images.
+    """Return the heights and widths of images in all calls, by leaf.
 
-    A tensor of four axes is one unless others share one of its last two sizes, as of a mask.
+    A 4-d tensor is an image if its last two sizes vary, and no other tensor shares one of them, as
+    the inputs of a model do with their mask.
     """
     others = {
         history
@@ -104,11 +105,11 @@ def _images(
 
 
 class _Undeclared(Exception):
-    """A size is not what was said of it."""
+    """A size contradicts its declaration."""
 
 
 def may_vary(varying: Varying, request: Request) -> bool:
-    """Whether no symbol stands for a size that is said to be none."""
+    """Whether no symbol stands for a size that is declared static."""
     return not any(
         name is not None and said is not None and said.varies is False
         for leaf, names in varying.axes.items()
@@ -117,7 +118,7 @@ def may_vary(varying: Varying, request: Request) -> bool:
 
 
 def from_two(known: Symbols, sizes: TensorSizes) -> Symbols:
-    """Return the known symbols, without those whose sizes are numbers in every program."""
+    """Return the known symbols without those for sizes 0 and 1, which are always constants."""
     small = {
         name
         for leaf, names in known.items()

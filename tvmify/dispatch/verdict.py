@@ -1,4 +1,4 @@
-"""Compiled code against eager PyTorch, on the inputs of a real call: the loser is not used."""
+"""Times compiled code against eager PyTorch on the inputs of a call."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import torch
 from tvmify.artifact import Seconds
 from tvmify.torch_compat.silence import silenced
 
-#: Seconds that a comparison may take once both sides are warm, and its most rounds. That eager is
-#: faster would be a surprise, which other work on the machine explains more often than not: then
-#: the comparison goes on for the longer time.
+#: Seconds that a comparison may take once both sides are warm, and its most rounds. It takes the
+#: longer time if eager seems faster, for which other load on the machine is the usual cause.
 _BRIEF, _LONGER, _MOST_ROUNDS = 0.1, 2.0, 100
-#: Seconds of the first call of both sides from which on they are not repeated: patience is short.
-#: Not less: on a loaded machine first calls take 20 times as long, and their order says nothing.
+#: If the first calls of both sides take more seconds than this, they are not repeated. Not less: on
+#: a loaded machine first calls take 20 times as long, and their ratio means nothing.
 _LONG = 3.0
-#: Calls in a row, so that each side finds the processor's caches as its own last call left them.
+#: Consecutive calls of a side, so that it finds the processor's caches as it left them.
 _BURST = 3
 
 
 class Verdict(NamedTuple):
-    """The shortest time of a call on each side, in seconds, with so many threads."""
+    """The shortest time of a call on each side in seconds, and the number of threads."""
 
     compiled: float
     eager: float
@@ -31,7 +30,7 @@ class Verdict(NamedTuple):
 
     @property
     def is_for_compiled(self) -> bool:
-        """Whether compiled code is no slower."""
+        """Whether compiled code is at least as fast."""
         return self.compiled <= self.eager
 
     def __str__(self) -> str:
@@ -51,26 +50,25 @@ def judge(
     Parameters
     ----------
     verdicts
-        ``Artifact.verdicts``. If the verdict is not among them, both sides are timed, and it is
-        added.
+        ``Artifact.verdicts``. If there is no verdict yet, both sides are timed, and it is added.
     compiled, eager
         Compute the call.
     gpu
-        The index of that which they use, until which is done a call is not over; None for the CPU.
+        The index of the GPU that they use, which each timed call waits for; None for the CPU.
     how
-        Tells ways to run compiled code apart, which have verdicts of their own.
+        Names a way to run compiled code that has its own verdicts.
 
     Returns
     -------
     Verdict or None
-        None if a side raises: the call itself will raise again, when it is run.
+        None if a side raises: the call raises again when it runs.
     """
     threads = torch.get_num_threads()
     place = f"{threads} {how}".rstrip()
     if place not in verdicts:
         try:
             with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
-                # what is drawn here, nobody was given
+                # restores the state of the generators
                 verdicts[place] = compare(_whole(compiled, gpu), _whole(eager, gpu))
         except Exception:  # of any kind: the forward of a user ran
             return None
@@ -83,17 +81,17 @@ def _whole(call: Callable[[], Any], gpu: int | None) -> Callable[[], Any]:
 
     def call_and_wait() -> None:
         call()
-        # Not for the whole GPU, which would spoil a graph that another thread captures.
+        # Not the whole GPU, which would invalidate a graph that another thread captures.
         torch.cuda.current_stream(gpu).synchronize()
 
     return call_and_wait
 
 
 def compare(compiled: Callable[[], Any], eager: Callable[[], Any]) -> Seconds:
-    """Time two ways to compute a call, in turns; return the shortest seconds of each.
+    """Time two ways to compute a call in turns, and return the shortest time of each.
 
-    Both may draw random numbers, and have to be free of other effects, as all that is compiled is.
-    The shortest times count: what else the machine does can only add to them.
+    They may draw random numbers, but have no other side effects. The shortest times count, because
+    other load on the machine can only add to them.
     """
     with torch.no_grad():
         best = Seconds(_time(compiled), _time(eager))

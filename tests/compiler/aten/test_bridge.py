@@ -206,7 +206,7 @@ def test_threads_may_call_at_once():
 def test_explain_names_the_operators():
     net = tvmify.tvmify(lambda x: x.sort(0).values * 2, compare=False)
     net(torch.randn(5))
-    assert "computed by PyTorch, inside of the program: 1 aten.sort" in str(net.explain())
+    assert "computed by PyTorch, inside the program: 1 aten.sort" in str(net.explain())
 
 
 def test_saved_files_compute_them_as_well(tmp_path: Any):

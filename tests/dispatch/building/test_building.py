@@ -86,7 +86,7 @@ def test_without_the_process_there_is_one_warning(
 
 def test_refusals_come_back_as_they_were(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = {"refused": ["UnsupportedOperator", [["aten.foo.default"], "a detail"]]}
-    monkeypatch.setattr(Builder, "_ask", lambda *_: (refused, b""))
+    monkeypatch.setattr(Builder, "_ask", lambda *_: crossing.Message(refused))
     with pytest.raises(UnsupportedOperator, match=r"aten\.foo\.default: a detail"):
         Builder().build(program, Target.parse('{"kind": "llvm"}'), "default", ())
 

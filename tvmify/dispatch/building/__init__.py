@@ -1,8 +1,7 @@
-"""A process of low priority that compiles what no call waits for.
+"""A process with low priority that compiles in the background.
 
-It has torch and TVM loaded, and takes one program at a time; what it is given, and how, is in
-`tvmify.dispatch.building.crossing`. The calls of this process keep the interpreter and the
-processors to themselves meanwhile.
+It has torch and TVM loaded, and compiles one program at a time, so that calls do not compete with
+the compiler for the interpreter. `tvmify.dispatch.building.crossing` defines the messages.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
-#: What is added to its niceness: it gets a tenth of a processor that others want, too.
+#: What is added to its niceness: it gets a tenth of a processor that it shares.
 NICENESS = 10
-#: Signals that say that the compiler itself crashed, as it would have in this process.
+#: Signals of a crash of the compiler, which would have ended this process, too.
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _ALONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TVM_NUM_THREADS": "1"}
 
 
 class Unavailable(Exception):
-    """There is no such process, and why."""
+    """The process cannot be used; the message says why."""
 
 
 class Builder:
-    """The process, which is started when the first program comes, and by one thread at a time."""
+    """The process. It starts with the first program; one thread at a time may use it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._words: IO[bytes] | None = None  # what it prints
+        self._words: IO[bytes] | None = None  # its standard error
         self._last_words = ""
         self._is_lost = self._is_stopped = False
 
@@ -56,7 +55,7 @@ class Builder:
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, if there is one."""
+        """The id of the process, if there is one."""
         return None if self._process is None else self._process.pid
 
     def build(
@@ -73,8 +72,8 @@ class Builder:
         Returns
         -------
         artifact
-            None if it has to be compiled in this process: it has something that cannot cross, or
-            there is no other process.
+            None if this process has to compile it: the program cannot be serialized, or there is
+            no other process.
 
         Raises
         ------
@@ -85,7 +84,7 @@ class Builder:
             return None
         try:
             content = crossing.pack(program)
-        except Exception:  # of any kind: torch does not write down everything
+        except Exception:  # of any kind: torch cannot serialize every program
             return None
         request = {
             "target": str(target),
@@ -103,7 +102,7 @@ class Builder:
                 return None
             self._is_lost = True
             errors.warn(
-                f"programs are compiled in a thread of this process: the process for it {problem}"
+                f"programs are compiled in a thread of this process: the compiler process {problem}"
             )
             return None
         answer = message.header
@@ -116,7 +115,7 @@ class Builder:
         return Artifact.from_description(message.content, answer["artifact"] | structure)
 
     def end(self) -> None:
-        """End the process, if there is one, and wait for that."""
+        """End the process, if there is one, and wait for it."""
         process, self._process = self._process, None
         words, self._words = self._words, None
         if words is not None:
@@ -130,18 +129,18 @@ class Builder:
         process.wait()
 
     def stop(self) -> None:
-        """Give up what another thread has it build, and build nothing more."""
+        """Cancel the build of another thread, and accept no more."""
         self._is_stopped = True
         process = self._process
         if process is not None:
             process.kill()
 
     def abandon(self) -> None:
-        """Leave the process to the parent of this one, which was forked."""
+        """Leave the process to the parent, in a forked child."""
         process, self._process = self._process, None
         words, self._words = self._words, None
         if process is not None:
-            process.returncode = 0  # not ours to wait for
+            process.returncode = 0  # it is not our child
             # Otherwise the pipes would stay open when the parent ends.
             for pipe in (process.stdin, process.stdout, words):
                 if pipe is not None:
@@ -172,11 +171,11 @@ class Builder:
                         "Run this module in eager PyTorch, and report the program.",
                     ) from None
                 raise Unavailable(f"ended with status {status}{self._last_words}") from None
-        raise AssertionError  # the last time returns or raises
+        raise AssertionError  # the last iteration returns or raises
 
     def _start(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
-            raise Unavailable("has no Python that could run it")
+            raise Unavailable("has no Python to run it")
         paths = [str(Path(path).absolute()) for path in sys.path if path]
         imports = "from tvmify.dispatch.building.process import main"
         code = f"import sys; sys.path[:0] = {paths!r}; {imports}"
@@ -185,13 +184,13 @@ class Builder:
             self._words = os.fdopen(os.memfd_create("tvmify builds"), "w+b", 0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"{code}; main({NICENESS})"],
-                bufsize=0,  # a buffer has a lock, which would stay locked in a forked child
+                bufsize=0,  # a buffer has a lock, which a forked child may inherit locked
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
                 cwd="/",
                 env=os.environ | _ALONE,
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # it ignores Ctrl-C
             )
             with forks.resting():
                 crossing.receive(self._process.stdout)  # type: ignore[arg-type]
@@ -202,7 +201,7 @@ class Builder:
             raise Unavailable(f"{how}{self._last_words}") from error
 
     def _status(self) -> int:
-        """End it, and return how it ended."""
+        """End the process, and return its exit status."""
         process = self._process
         assert process is not None
         if self._words is not None:
@@ -211,7 +210,7 @@ class Builder:
             said = self._words.read().decode(errors="replace").strip().splitlines()
             self._last_words = f" ({said[-1]})" if said else ""
         try:
-            process.wait(timeout=1.0)  # its pipe is closed a moment before
+            process.wait(timeout=1.0)  # its pipe closes a moment earlier
         except subprocess.TimeoutExpired:
             process.kill()
         self.end()
@@ -219,5 +218,5 @@ class Builder:
 
 
 def can_cross(target: Target) -> bool:
-    """Tell whether programs for a target are built by another process."""
+    """Whether another process builds programs for a target."""
     return target.kind == "llvm" and torch.get_default_device().type == "cpu"

@@ -1,8 +1,7 @@
-"""What goes to the process that compiles, and comes back: lines of JSON and bytes.
+"""Messages to and from the compiler process: JSON and bytes.
 
-A program goes as ``torch.export`` writes it, without weights (their elements play no part) and
-without the structure of its arguments and results (which may hold classes that only this process
-has).
+A program is serialized by ``torch.export``, without the elements of weights, which do not matter,
+and without the structure of its arguments and results, which may have classes of this process.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _WEIGHTS = "weights.json"
 
 
 class Message(NamedTuple):
-    """What one process tells the other: values that JSON can express, and bytes."""
+    """A message: values that JSON can express, and bytes."""
 
     header: dict[str, Any]
     content: bytes = b""
@@ -39,7 +38,7 @@ def send(pipe: IO[bytes], message: Message) -> None:
     for part in (_LENGTHS.pack(len(head), len(content)), head, content):
         left = memoryview(part)
         while left:
-            left = left[pipe.write(left) :]  # a pipe without a buffer may take less than all
+            left = left[pipe.write(left) :]  # an unbuffered pipe may accept a part only
     pipe.flush()
 
 
@@ -49,7 +48,7 @@ def receive(pipe: IO[bytes]) -> Message:
     Raises
     ------
     EOFError
-        There is none, or not all of it.
+        The message is missing or incomplete.
     """
     head, content = (_read(pipe, length) for length in _LENGTHS.unpack(_read(pipe, _LENGTHS.size)))
     return Message(json.loads(head), content)
@@ -70,7 +69,7 @@ def _read(pipe: IO[bytes], length: int) -> bytes:
 
 
 def pack(program: ExportedProgram) -> bytes:
-    """Write a program; raises what torch raises if that is not possible."""
+    """Serialize a program; raises torch's error if that is not possible."""
     from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 
     weights: dict[str, Any] = {}
@@ -102,13 +101,13 @@ def pack(program: ExportedProgram) -> bytes:
     bare._state_dict = stand_ins
     bare._example_inputs = None
     file = io.BytesIO()
-    with silenced():  # it misses the elements of weights
+    with silenced():  # the elements of weights are missing
         torch.export.save(bare, file, extra_files={_WEIGHTS: json.dumps(weights)})
     return file.getvalue()
 
 
 def unpack(content: bytes) -> ExportedProgram:
-    """Read what `pack` wrote; the weights are tensors whose memory nobody has touched."""
+    """Read a program that `pack` wrote; its weights are uninitialized tensors."""
     extra = {_WEIGHTS: ""}
     program = torch.export.load(io.BytesIO(content), extra_files=extra)
     tensors: dict[int, torch.Tensor] = {}
@@ -126,7 +125,7 @@ def unpack(content: bytes) -> ExportedProgram:
 
 
 def output_structure(program: ExportedProgram) -> dict[str, str]:
-    """Return the field of an artifact that an unpacked program does not have."""
+    """Return the field of an artifact that an unpacked program lacks."""
     structure = program.call_spec.out_spec
     assert structure is not None
     return {"output_structure": structure_text(structure)}
@@ -136,7 +135,7 @@ def output_structure(program: ExportedProgram) -> dict[str, str]:
 
 
 def modes() -> dict[str, Any]:
-    """Return the modes of torch that decide what the compiler makes of a program."""
+    """Return torch's modes that affect the compiler."""
     return {
         "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -146,7 +145,7 @@ def modes() -> dict[str, Any]:
 
 
 def enter(wanted: dict[str, Any]) -> None:
-    """Let these modes hold from now on."""
+    """Set these modes."""
     torch.set_default_dtype(getattr(torch, wanted["default dtype"]))
     torch.use_deterministic_algorithms(wanted["deterministic"], warn_only=wanted["warn only"])
     torch.set_float32_matmul_precision(wanted["float32 matmul precision"])

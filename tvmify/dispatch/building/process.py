@@ -1,4 +1,4 @@
-"""The side of the process that compiles; `tvmify.dispatch.building` starts it."""
+"""The main loop of the compiler process, which `tvmify.dispatch.building` starts."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tvmify.dispatch.building.crossing import Message
 from tvmify.errors import NotCompiled
 from tvmify.target import Target
 
-#: Bytes of memory after which it ends, and the next program has a new process.
+#: If it uses more bytes of memory, it ends, and the next program starts a new process.
 _MOST_MEMORY = 2 << 30
-#: Seconds between two looks at whether the parent is still there.
+#: Seconds between two checks whether the parent is alive.
 _LOOK = 5.0
 
 
 def main(niceness: int) -> None:
-    """Compile what comes, until the parent ends or closes the pipe."""
+    """Compile programs until the parent ends or closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(niceness)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    with contextlib.suppress(OSError):  # of the two, this is the one to do without
+    with contextlib.suppress(OSError):  # if memory is short, the kernel should end this process
         Path("/proc/self/oom_score_adj").write_text("500")
     torch.set_num_threads(1)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed is no answer
+    os.dup2(2, 1)  # printed text must not mix with answers
     waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(requests, waiting), daemon=True).start()
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
@@ -49,7 +49,7 @@ def main(niceness: int) -> None:
 
 
 def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[Message]) -> None:
-    # A thread, so that the end of the parent is noticed in the middle of a build, too.
+    # A thread, to notice the end of the parent during a build, too.
     try:
         while True:
             waiting.put(crossing.receive(requests))
@@ -58,7 +58,7 @@ def _listen(requests: IO[bytes], waiting: queue.SimpleQueue[Message]) -> None:
 
 
 def _watch(parent: int) -> None:
-    # Another process may have the other end of the pipe: one that was forked without Python.
+    # The pipe may stay open in another child that the parent forked outside Python.
     wakes = threading.Event()
     while os.getppid() == parent:
         wakes.wait(_LOOK)
@@ -69,7 +69,7 @@ def _answer(message: Message) -> Message:
     request = message.header
     os.environ.clear()
     os.environ.update(request["environment"])
-    tempfile.tempdir = None  # which is cached
+    tempfile.tempdir = None  # the cached value
     try:
         crossing.enter(request["modes"])
         program = crossing.unpack(message.content)
@@ -80,7 +80,7 @@ def _answer(message: Message) -> Message:
         artifact = compiler.compile(program, target, lambda _: None, *chosen)
     except NotCompiled as reason:
         return Message({"refused": [type(reason).__name__, list(reason.__reduce__()[1])]})
-    except Exception as error:  # of any kind: the parent tries it by itself
+    except Exception as error:  # of any kind: the parent then compiles the program
         return Message({"failed": f"{type(error).__name__}: {error}"})
     return Message({"artifact": artifact.description()}, artifact.library)
 

@@ -1,4 +1,4 @@
-"""The signatures that a program calls, as JSON lines: what ``tvmify warmup --from`` compiles."""
+"""Records the signatures of calls as JSON lines, which ``tvmify warmup --from`` compiles."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tvmify.system.forks import short_lock
 from tvmify.system.regular_files import open_regular
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
-#: Raised whenever a line means something else than before.
+#: Incremented whenever the meaning of a line changes.
 VERSION = 1
 
-#: What making arguments raises; the last is what tensors on a GPU need and a torch lacks.
+#: The errors of making arguments; the last one is for tensors on a GPU and a torch without CUDA.
 _NOT_MADE = ValueError, KeyError, TypeError, AttributeError, RuntimeError, AssertionError
 
-#: Whether this process writes what its calls look like: one that warms up does not.
+#: Whether this process records its calls; a process that warms up does not.
 is_on = True
 
 _LOCK = short_lock()
@@ -48,10 +48,10 @@ class Recorded:
     args, kwargs
         The arguments, see `tvmify.dispatch.recording.trees`.
     modes
-        Of torch, see `tvmify.dispatch.recording.modes`, and whether the module was training.
+        Torch's modes, see `tvmify.dispatch.recording.modes`, and whether the module was training.
     sizes
-        What is said of the sizes of tensors, for each number of a leaf: for each axis the fields
-        of a `DeclaredSize`, or None.
+        The declared sizes of tensors, by index of the leaf: for each axis the fields of a
+        `DeclaredSize`, or None.
     """
 
     module: str
@@ -70,14 +70,14 @@ class Recorded:
         Raises
         ------
         WarmUpError
-            An argument is of a kind that no line holds.
+            An argument cannot be written as JSON.
         """
         described = [tree_of(value) for value in args]
         named = {name: tree_of(value) for name, value in kwargs.items()}
         return cls(module, method, described, named, modes_now() | {"training": training})
 
     def with_sizes(self, declared: Declared) -> Recorded:
-        """Return it with what is said of its sizes."""
+        """Return the same signature with declared sizes."""
         sizes = {
             str(leaf): [size and astuple(size) for size in shape]
             for leaf, shape in declared.items()
@@ -85,7 +85,7 @@ class Recorded:
         return replace(self, sizes=sizes)
 
     def declared(self) -> Declared:
-        """Return what is said of its sizes."""
+        """Return the declared sizes."""
         return {
             int(leaf): tuple(size and DeclaredSize(*size) for size in shape)
             for leaf, shape in self.sizes.items()
@@ -103,7 +103,7 @@ class Recorded:
         Raises
         ------
         WarmUpError
-            It is no signature, or one of another version.
+            It is not a signature, or has another version.
         """
         try:
             entry = json.loads(line)
@@ -118,7 +118,7 @@ class Recorded:
             str(recorded)
             recorded.declared()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WarmUpError(f"no signature: {error!r}") from error
+            raise WarmUpError(f"not a signature: {error!r}") from error
         return recorded
 
     def call(self, on_cpu: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -127,12 +127,12 @@ class Recorded:
         Parameters
         ----------
         on_cpu
-            Make the tensors there, wherever they were: the GPU is elsewhere.
+            Make all tensors on the CPU, because the GPU is in another machine.
 
         Raises
         ------
         WarmUpError
-            They are described in a form that does not exist, or name a class that is not imported.
+            A description is not valid, or names a class that is not imported.
         """
         place = trees.on_cpu if on_cpu else lambda tree: tree
         try:
@@ -156,7 +156,7 @@ class Names(NamedTuple):
 
     @classmethod
     def of(cls, name: str, module: object) -> Names:
-        """Return those of a dispatcher with this name, and with this module or None."""
+        """Return the names of a method from the name of its dispatcher, and its module or None."""
         if module is None:
             return cls(name, "")
         class_name, _, method = name.partition(".")
@@ -170,7 +170,7 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Append the signature of a call to the file that the options name, unless it was before.
+    """Append the signature of a call to the file of the option ``record``, once.
 
     Parameters
     ----------
@@ -197,11 +197,11 @@ def record(
 
 
 def append(path: Path, line: str) -> None:
-    """Append a line by one write, which POSIX keeps whole among several processes.
+    """Append a line by a single write, which is atomic among processes.
 
-    It begins with a line break too: half a line that a power cut left spoils no other.
+    It also begins with a line break, in case a power cut has left half a line.
     """
-    # A pipe that nobody reads would block: without O_NONBLOCK the call would never return.
+    # Without O_NONBLOCK, opening a pipe that nobody reads would block the call.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(path, flags, 0o600)
     try:

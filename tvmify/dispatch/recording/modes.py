@@ -1,4 +1,4 @@
-"""The modes of torch that lead to another program, or to none, as values that JSON can hold."""
+"""Torch's modes that affect which program a call needs, as JSON values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmify.runtime import casting, casts_now
 
 
 def modes_now() -> dict[str, Any]:
-    """Return the modes of torch that lead to another program, or to none."""
+    """Return torch's modes that affect which program a call needs."""
     grad = "inference" if torch.is_inference_mode_enabled() else "no_grad"
     return {
         "grad": "grad" if torch.is_grad_enabled() else grad,
@@ -30,7 +30,7 @@ def modes_now() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def entered(modes: Mapping[str, Any]) -> Iterator[None]:
-    """Put torch into modes that `modes_now` described; those that are missing stay as they are."""
+    """Set modes that `modes_now` returned; missing ones stay unchanged."""
     before = modes_now()
     with contextlib.ExitStack() as stack:
         stack.callback(_set_global_modes, before)

@@ -1,7 +1,6 @@
-"""The arguments of calls as values that JSON can hold, and back.
+"""Converts the arguments of calls to JSON values, and back.
 
-Nothing is evaluated, unpickled or imported for them: a class that one names has to be imported
-already.
+Nothing is evaluated, unpickled or imported: a class that a value names must be imported already.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from tvmify.signature import check_tensor
 
 
 def tree_of(value: Any) -> Any:
-    """Return an argument as values that JSON can hold.
+    """Return an argument as a JSON value.
 
-    ``None``, bools, ints, strings and lists are as they are; of anything else it is an object whose
-    first key says what: ``tensor`` (its shape), ``float``, ``dtype``, ``device``, ``tuple``,
+    ``None``, bools, ints, strings and lists are unchanged. Anything else is an object whose first
+    key names the kind: ``tensor`` (its shape), ``float``, ``dtype``, ``device``, ``tuple``,
     ``dict`` (pairs), ``structure`` (of another container that pytree knows).
 
     Raises
     ------
     WarmUpError
-        It is of another kind.
+        It is of an unsupported kind.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
-    if kind is float:  # JSON has neither NaN nor infinities
+    if kind is float:  # JSON has no NaN or infinity
         return {"float": repr(value)}
     if isinstance(value, torch.Tensor):
         return _tensor_tree(value)
@@ -77,7 +76,7 @@ def value_of(tree: Any) -> Any:
     Raises
     ------
     ValueError, KeyError, TypeError, AttributeError, RuntimeError, NotCompiled
-        It did not describe this.
+        It is not such a description.
     """
     if isinstance(tree, list):
         return [value_of(item) for item in tree]
@@ -112,7 +111,7 @@ def _tensor(tree: Mapping[str, Any]) -> torch.Tensor:
 
 
 def on_cpu(tree: Any) -> Any:
-    """Return the description of a value whose tensors are on the CPU."""
+    """Return a description with all tensors on the CPU."""
     if isinstance(tree, list):
         return [on_cpu(item) for item in tree]
     if not isinstance(tree, dict):
@@ -123,16 +122,16 @@ def on_cpu(tree: Any) -> Any:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of a name, with or without ``torch.``.
+    """Return the dtype with a name, which may begin with ``torch.``.
 
     Raises
     ------
     ValueError
-        There is none of that name.
+        There is no such dtype.
     """
     dtype = getattr(torch, str(name).removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name!r} is no dtype of torch")
+        raise ValueError(f"{name!r} is not a dtype of torch")
     return dtype
 
 
