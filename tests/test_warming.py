@@ -149,7 +149,7 @@ def test_a_service_builds_nothing_after_its_calls_were_recorded(models: Path) ->
     serve(eager, TVMIFY_RECORD="signatures.jsonl", PYTHONWARNINGS="ignore")
     warmed = tvmify.warm_cache("my_models:Pipeline", file="signatures.jsonl", jobs=2)
     assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 4
-    assert warmed.notes[-1] == "1 signatures are of other modules than Flow, Net"
+    assert warmed.notes[-1] == "1 signatures are for other modules than Flow, Net"
     assert serve(calls, PYTHONWARNINGS="ignore") == [[0, 3], [0, 2], False]
 
 
@@ -178,7 +178,7 @@ def test_a_service_builds_nothing_for_sizes_within_the_limits_of_a_dim(models: P
 def test_a_dim_that_cannot_vary_has_a_program_for_one_shape(models: Path) -> None:
     warmed = tvmify.warm_cache("my_models:Steps", [(1, 1, Dim("width", max=16))], jobs=1)
     assert warmed.is_complete
-    assert warmed.outcomes[0].reason.startswith("for one shape: ")
+    assert warmed.outcomes[0].reason.startswith("for one shape only: ")
 
 
 def test_a_process_that_dies_takes_one_signature_with_it(models: Path) -> None:
@@ -224,7 +224,7 @@ def test_an_interrupt_leaves_what_is_done(models: Path, cache_directory: Path) -
 
 def test_there_must_be_signatures_for_the_subject(models: Path) -> None:
     (models / "signatures.jsonl").write_text(line_of("Other").to_json())
-    with pytest.raises(WarmUpError, match="is Net, and the signatures are of Other"):
+    with pytest.raises(WarmUpError, match="is Net, but the signatures are for Other"):
         tvmify.warm_cache("my_models:Net", file="signatures.jsonl")
     with pytest.raises(WarmUpError, match="there are no signatures"):
         tvmify.warm_cache("my_models:Net")
@@ -294,7 +294,7 @@ def test_code_for_other_machines(models: Path) -> None:
         ("my_models:nothing", "has no attribute 'nothing'"),
         ("my_models:number", "is a int: expected"),
         ("my_models:broken", "KeyError: 'weights'"),
-        ("my_models:in_memory", "keeps no programs on disk"),
+        ("my_models:in_memory", "stores no programs on disk"),
     ],
 )
 def test_a_subject_that_is_none(models: Path, subject: str, message: str) -> None:

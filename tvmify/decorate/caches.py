@@ -1,8 +1,8 @@
-"""Caches of transformers among the arguments: objects that a call grows, as `generate` has it.
+"""Calls with a key-value cache of transformers, as `generate` makes them.
 
-A compiled program takes tensors, and returns tensors. So a call with such a cache becomes one with
-the tensors in it, and a text that says where they belong. In the program a cache is made of both;
-what the model has put into it comes back in the same form, and is put into the caller's cache.
+A compiled program takes and returns tensors. So such a call passes the tensors of the cache, and a
+text that describes their places. The program rebuilds the cache from both, and returns its new
+contents in the same form, which are then written to the caller's cache.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tvmify.torch_compat.declared_sizes import STATIC, DeclaredShape, DeclaredSi
 
 #: Stands for the cache in the result of a program.
 _THE_CACHE = "the cache of the call"
-#: Arguments whose last axis is as long as a cache will be.
+#: Arguments whose last axis is as long as the cache after the call.
 _MASKS = ("attention_mask", "decoder_attention_mask")
-#: What programs are tuned for, whatever the lengths of calls: the tokens of a prompt, and those in
-#: the cache. More programs would gain little: docs/measurements/shapes.md.
+#: What all programs are tuned for: the tokens of a prompt, and those in the cache. Programs for
+#: more lengths would gain little: docs/measurements/shapes.md.
 _TYPICAL_PROMPT, _TYPICAL_CACHE = 48, 256
-#: Numbers of tokens that layers with a sliding window count in Python. Each value would need a
-#: program, so that the size of a tensor stands for it.
+#: Counts of tokens that layers with a sliding window keep as Python ints. Each value would need its
+#: own program, so the size of a tensor represents it.
 _COUNTED = ("cumulative_length", "cumulative_length_int")
-#: How many tokens a static layer has room for. The size of its tensors says it, once it has some.
+#: How many tokens a static layer has room for: the size of its tensors, once it has any.
 _ROOM = "max_cache_len"
 
 
@@ -43,9 +43,9 @@ class Opened(NamedTuple):
     Attributes
     ----------
     description
-        Its classes and attributes; equal for caches that differ in tensors alone.
+        Its classes and attributes; equal for caches that differ only in their tensors.
     tensors
-        In the order in which the description has them.
+        Its tensors, in the order of the description.
     """
 
     description: str
@@ -58,13 +58,13 @@ class GrowingCache(NamedTuple):
     Attributes
     ----------
     keyword
-        Its name there.
+        The name of the argument.
     cache
         The caller's object.
     opened
-        What is in it before the call, or in what stands for it.
+        The contents, before the call, of the cache that the program gets.
     step
-        How the call runs with room for its token, if it is one for a token.
+        How the call runs with room for its token, if it adds a single token.
     """
 
     keyword: str
@@ -76,7 +76,7 @@ class GrowingCache(NamedTuple):
     def among(
         cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> GrowingCache | None:
-        """Return the only cache of a call; None if there is none, or one that cannot be opened."""
+        """Return the cache of a call; None if there is not exactly one, or it cannot be opened."""
         classes = sys.modules.get(CACHES)
         if classes is None:
             return None
@@ -86,13 +86,13 @@ class GrowingCache(NamedTuple):
         if len(found) != 1:
             return None
         ((keyword, cache),) = found
-        # Before there are more references to its tensors.
+        # Before this function adds references to its tensors.
         step = Step.of(module, cache, args, kwargs)
         opened = take_apart(cache if step is None else step.cache)
         return None if opened is None else cls(keyword, cache, opened, step)
 
     def call(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the call; the caller's cache holds afterwards what eager would have left in it."""
+        """Run the call, and update the caller's cache as eager would."""
         rest = {name: value for name, value in kwargs.items() if name != self.keyword}
         try:
             result, *after = dispatcher((self.keyword, *self.opened, *args), rest)
@@ -113,7 +113,7 @@ class GrowingCache(NamedTuple):
 
 @functools.cache
 def with_tensors(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that takes a cache as a text and tensors, and returns it so as well."""
+    """Return a forward that takes and returns a cache as a text and tensors."""
 
     def opened(
         self: Any,
@@ -134,13 +134,13 @@ def with_tensors(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
-    """Say of a call of `with_tensors` which sizes are lengths, and what to tune for."""
+    """Declare which sizes of a call of `with_tensors` are lengths, and what to tune for."""
     _, description, tensors, *_ = args
     leaves = pytree.tree_leaves((args, kwargs))
     parts = list(zip(tensors, _roles(description), strict=True))
     counts = {tensor.numel() for tensor, role in parts if role is _Role.COUNT}
     growing = {id(tensor): 2 for tensor, role in parts if role is _Role.GROWS}
-    # Until the window is full.
+    # Only until the window is full.
     windows = [tensor for tensor, role in parts if role is _Role.WINDOW]
     growing |= {id(tensor): 2 for tensor in windows if tensor.shape[2] in counts}
     masks = pytree.tree_leaves([kwargs.get(name) for name in _MASKS])
@@ -149,7 +149,7 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
     growing |= {id(mask): mask.dim() - 1 for mask in masks if isinstance(mask, torch.Tensor)}
     growing |= {id(tensor): 0 for tensor, role in parts if role is _Role.COUNT}
     full = {id(tensor) for tensor in windows if id(tensor) not in growing}
-    # Layers whose lengths are equal in one call share a symbol.
+    # Layers with equal lengths in a call share a symbol.
     names: dict[int, str] = {}
     said: dict[int, DeclaredShape] = {}
     for number, leaf in enumerate(leaves):
@@ -163,7 +163,7 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
 
 
 def _lengths_of_prompt(leaves: Sequence[Any], rooms: set[int]) -> Declared:
-    """Say what to tune the first call for, given the sizes of caches that it makes."""
+    """Declare what to tune the first call for, by the sizes of the caches that it makes."""
     prompt = DeclaredSize(varies=None, typical=_TYPICAL_PROMPT)
     cache = DeclaredSize(varies=None, typical=_TYPICAL_CACHE)
     said: dict[int, DeclaredShape] = {}
@@ -176,12 +176,12 @@ def _lengths_of_prompt(leaves: Sequence[Any], rooms: set[int]) -> Declared:
 
 
 class _Role(Enum):
-    """What a tensor of a description is."""
+    """The role of a tensor in a description."""
 
-    GROWS = auto()  # its axis 2 differs from call to call
-    WINDOW = auto()  # so it is, until there are as many tokens as the window has
+    GROWS = auto()  # its axis 2 varies from call to call
+    WINDOW = auto()  # its axis 2 varies until the window is full
     COUNT = auto()  # its size is the number of tokens so far
-    ROOM = auto()  # its size is the number of tokens that a layer without tensors is to hold
+    ROOM = auto()  # its size is the number of tokens that an empty layer has room for
     OTHER = auto()
 
 
@@ -214,7 +214,7 @@ def _roles(description: str) -> tuple[_Role, ...]:
 
 
 def take_apart(cache: Any) -> Opened | None:
-    """Return the parts of a cache; None if it has some that no program can take."""
+    """Return the contents of a cache; None if a program cannot take some of it."""
     tensors: list[torch.Tensor] = []
     try:
         described = _described(cache, tensors)
@@ -224,7 +224,7 @@ def take_apart(cache: Any) -> Opened | None:
 
 
 def _described(value: Any, tensors: list[torch.Tensor]) -> str:
-    """Return an expression of Python, without quotes: torch writes it into code of its own."""
+    """Return a Python expression without quotes, since torch embeds it in generated code."""
     match value:
         case torch.Tensor():
             tensors.append(value)
@@ -242,7 +242,7 @@ def _described(value: Any, tensors: list[torch.Tensor]) -> str:
             return f"{{{', '.join(pairs)}}}"
     cls = type(value)
     if cls.__module__ != CACHES:
-        raise TypeError(f"{cls.__qualname__} is more than tensors and settings")
+        raise TypeError(f"{cls.__qualname__} has more than tensors and settings")
     attributes: list[str] = []
     for name, part in vars(value).items():
         if name == _ROOM and getattr(value, "is_sliding", True) is False:
@@ -266,7 +266,7 @@ _parsed = functools.lru_cache(ast.parse)
 
 
 def _made(opened: Opened, old: Any) -> Any:
-    """Return the cache, made of an older object where that is of the same class."""
+    """Return the cache; reuse an older object of the same class."""
     tensors = iter(opened.tensors)
 
     def made(node: ast.expr, old: Any) -> Any:

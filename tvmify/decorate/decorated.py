@@ -1,4 +1,4 @@
-"""What a decorated object can do, as functions and as methods."""
+"""The functions and methods for decorated objects."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tvmify.errors import OptionError, SaveError, WarmUpError, warn
 from tvmify.runtime import autocast_text
 from tvmify.target import KINDS
 
-#: Find the dispatchers of what was compiled in another way than by the decorator; each returns None
-#: for what it does not know. Filled by those who offer such a way, when they are imported.
+#: Find the dispatchers of objects that were compiled other than by the decorator, or return None.
+#: Modules that offer such a way register a function here when they are imported.
 FINDERS: list[Callable[[Any], list[Dispatcher] | None]] = []
 
 
@@ -51,7 +51,7 @@ def cache_info(subject: Any) -> CacheInfo:
 
 
 def explain(subject: Any) -> Explanation:
-    """Return, per signature, what ran compiled, what ran in eager, and why.
+    """Return which signatures ran compiled, which ran in eager, and why.
 
     For a program that was compiled in this process, it also names the nearest entry of the disk
     cache and what differs.
@@ -64,7 +64,7 @@ def explain(subject: Any) -> Explanation:
     Returns
     -------
     Explanation
-        Prints as a text for people; its attributes are for programs.
+        Prints as text; programs use its attributes.
 
     Raises
     ------
@@ -76,9 +76,9 @@ def explain(subject: Any) -> Explanation:
     >>> print(net.explain())
     """
     dispatchers = dispatchers_of(subject)
-    if not dispatchers:  # of what is compiled when it is called
+    if not dispatchers:  # not called yet
         return Explanation(())
-    neighbours = Neighbours(dispatchers[0].options.cache_directory())  # read once for all methods
+    neighbours = Neighbours(dispatchers[0].options.cache_directory())  # reads the cache once
     return Explanation(tuple(dispatcher.explain(neighbours) for dispatcher in dispatchers))
 
 
@@ -131,7 +131,7 @@ def warmup(
         One per kind of call: a list with a shape, a `TensorSpec` or an example tensor for each
         argument, such as ``[(1, 3, 224, 224)]``, or a dict of keyword arguments. A size may be a
         ``torch.export.Dim``, ``Dim.AUTO`` or ``Dim.DYNAMIC``: then the programs for all classes of
-        sizes within its limits are made, whatever the option ``dynamic`` says.
+        sizes within its limits are compiled, regardless of the option ``dynamic``.
     dtype
         Dtype of arguments that are given as bare shapes.
     device
@@ -157,7 +157,7 @@ def warmup(
     Warns
     -----
     TvmifyWarning
-        No program serves all sizes of a ``Dim``, and why: one was compiled for a single shape.
+        No program serves all sizes of a ``Dim``, so one was compiled for a single shape; and why.
 
     Examples
     --------
@@ -182,9 +182,9 @@ def example_calls(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> list[Example]:
-    """Return calls of a dispatcher from a signature of `warmup`.
+    """Return example calls of a dispatcher for a signature of `warmup`.
 
-    It is one, or, if sizes may vary, one for each class of sizes.
+    One call, or, if sizes vary, one for each class of sizes.
     """
     if isinstance(signature, Mapping):
         signature = dispatcher.subject.in_order(signature)
@@ -201,10 +201,10 @@ METHODS = (cache_info, explain, refresh, warmup)
 
 
 class Decorated(Protocol):
-    """A decorated object, for annotations: it has the methods that the decorator adds.
+    """The type of a decorated object: it has the methods that the decorator adds.
 
-    Type checkers do not see what a class decorator adds to a class. Name this as a further base of
-    the class, and they do; at run time nothing changes.
+    Type checkers do not see what a class decorator adds to a class. They do if the class also has
+    this as a base, which changes nothing at run time.
 
     Examples
     --------
@@ -238,7 +238,7 @@ class Decorated(Protocol):
 
 
 class Single:
-    """What has one dispatcher: a decorated function or TorchScript module."""
+    """A decorated object with a single dispatcher: a function or a TorchScript module."""
 
     _tvmify_dispatcher: Dispatcher
 
@@ -249,12 +249,12 @@ class Single:
 
 
 def is_decorated(subject: object) -> TypeIs[Decorated]:
-    """Tell whether an object is what `tvmify` returned, or an instance of a decorated class.
+    """Return whether `tvmify` returned an object, or it is an instance of a decorated class.
 
     Parameters
     ----------
     subject
-        Any object. A decorated class is not a decorated object, its instances are.
+        Any object. A decorated class is not a decorated object, but its instances are.
 
     Examples
     --------
@@ -264,12 +264,12 @@ def is_decorated(subject: object) -> TypeIs[Decorated]:
 
 
 def refuse_path(subject: object) -> None:
-    """Refuse a path, or the value of an option, in the place of a module.
+    """Refuse a path, or the value of an option, in place of a module.
 
     Raises
     ------
     OptionError
-        It is one; the message says what to write instead.
+        It is one; the message says what to pass instead.
     """
     if not isinstance(subject, (str, os.PathLike)):
         return
@@ -296,14 +296,14 @@ def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
     names = list(decoration.methods)
     name = method or (names[0] if len(names) == 1 else None)
     if name not in names:
-        raise WarmUpError(f"give one of the decorated methods as method=: {', '.join(names)}")
+        raise WarmUpError(f"choose one of the decorated methods with method=: {', '.join(names)}")
     return dispatcher_of_method(subject, name, decoration)
 
 
 def dispatchers_of(subject: Any) -> list[Dispatcher]:
     """Return the dispatchers of a decorated object, one for each of its methods.
 
-    Methods that were called with a cache of transformers have a second one for such calls.
+    A method that was called with a cache of transformers has a second one for such calls.
     """
     if isinstance(subject, Single):
         return [subject._tvmify_dispatcher]
@@ -336,11 +336,11 @@ def saved_method(subject: Any) -> Dispatcher:
         It is not among the decorated methods; or autocast is on, which files do not support.
     """
     if autocast_text():
-        raise SaveError("files cannot hold the casts of autocast: leave torch.autocast to save")
+        raise SaveError("files cannot contain the casts of autocast: leave torch.autocast to save")
     try:
         return dispatcher_of(subject, "forward")
     except WarmUpError:
         raise SaveError(
-            f"{type(subject).__qualname__}.forward is not decorated, and files hold no other "
-            "method: name 'forward' among methods="
+            f"{type(subject).__qualname__}.forward is not decorated, and files contain no "
+            "other method: add 'forward' to methods="
         ) from None

@@ -34,10 +34,10 @@ D = TypeVar("D", bound=Decorated)
 if TYPE_CHECKING:
 
     class DecoratedModule(nn.Module, Decorated, Any):
-        """What a type checker takes a decorated module for.
+        """The type of a decorated module for type checkers.
 
-        Besides the methods of the decorator it has any others, and it may be passed on as the
-        class that was decorated: there is no type for "a `Net`, decorated".
+        It has the methods of the decorator and any others, and can be passed as an instance of the
+        decorated class: Python has no type for "a `Net` with these methods".
         """
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Decorator(Protocol):
-    """What `tvmify` returns if it is given options alone."""
+    """The type of `tvmify` with options only: a decorator."""
 
     @overload
     def __call__(self, subject: type[D], /) -> type[D]: ...
@@ -90,16 +90,16 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
     Parameters
     ----------
     subject
-        What to compile; without it, a decorator is returned. One of
+        What to compile; without it, `tvmify` returns a decorator. One of
 
         - a subclass of `torch.nn.Module`, which is decorated in place;
         - an instance: a shallow copy is returned, which shares parameters, buffers and submodules
           with the original; the original stays eager;
-        - a ``torch.export.ExportedProgram``: its module takes the arguments it was exported for;
+        - a ``torch.export.ExportedProgram``, for the arguments it was exported for;
         - a TorchScript module;
         - a function of tensors.
     methods
-        The methods of a module to compile; by default ``forward`` alone. Each has its own
+        The methods of a module to compile; by default only ``forward``. Each has its own
         signatures; they share the weights.
     **options
         Fields of `CompileOptions`, such as ``target``, ``strict`` and ``cache``.
@@ -127,11 +127,11 @@ def tvmify(subject: Any = None, /, *, methods: Iterable[str] = ("forward",), **o
 
     Notes
     -----
-    Tensors cross to compiled code without a copy if they are contiguous and aligned to 64 bytes.
-    Results own their memory, so that no later call overwrites them; but where eager returns an
-    argument, a buffer, or a view of one, the result shares its memory as in eager.
+    Tensors are passed to compiled code without a copy if they are contiguous and aligned to 64
+    bytes. Results own their memory, so later calls do not overwrite them; but where eager returns
+    an argument, a buffer, or a view of one, the result shares its memory as in eager.
 
-    Calls may come from several threads at once.
+    Several threads may call at the same time.
 
     Examples
     --------
@@ -189,7 +189,7 @@ def _decorate_class(
     if issubclass(cls, LazyModuleMixin) and (complete := cls.cls_to_become) is not None:
         cls.cls_to_become = _derived(complete, methods, compile_options)
     for method in METHODS:
-        if not hasattr(cls, method.__name__):  # do not replace a method of the user's
+        if not hasattr(cls, method.__name__):  # do not replace the user's method
             setattr(cls, method.__name__, method)
     return cls
 
@@ -198,12 +198,12 @@ def _decorate_instance(
     module: nn.Module, methods: tuple[str, ...], compile_options: CompileOptions
 ) -> nn.Module:
     base = type(module)
-    if base.__dict__.get("__reduce_ex__") is _reduce_instance:  # decorated before, as an instance
+    if base.__dict__.get("__reduce_ex__") is _reduce_instance:  # decorated already
         base = base.__mro__[1]
-    # Not the class's own __new__: that of torch.fx.GraphModule makes a new class without a forward.
+    # Not the __new__ of the class: torch.fx.GraphModule's makes a new class without a forward.
     derived: Any = _derived(base, methods, compile_options)
     shared: Any = object.__new__(derived)
-    # Share the dicts of parameters, buffers and submodules, so that a swap on one shows on both.
+    # Share the dicts of parameters, buffers and submodules, so that a change affects both.
     shared.__dict__.update(_own_attributes(module))
     return shared
 
@@ -211,10 +211,10 @@ def _decorate_instance(
 def _derived(
     base: type[nn.Module], methods: tuple[str, ...], compile_options: CompileOptions
 ) -> type[nn.Module]:
-    """Return a decorated class of the same name that is for instances."""
+    """Return a decorated subclass of the same name, for decorated instances."""
     members: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     if issubclass(base, torch.fx.GraphModule):
-        # Otherwise recompile() would give the class a __call__ that calls itself.
+        # Or recompile() would give the class a __call__ that calls itself.
         members["recompile"] = _recompile
         members["_wrapped_call"] = base._wrapped_call  # type: ignore[attr-defined]
     derived: Any = type(base.__name__, (base,), members)
@@ -224,7 +224,7 @@ def _derived(
 
 
 def _recompile(self: torch.fx.GraphModule) -> Any:
-    """Make another forward of a graph that was edited, and decorate it."""
+    """Generate the forward of an edited graph again, and decorate it."""
     decoration: Decoration = type(self).__tvmify__  # type: ignore[attr-defined]
     code = torch.fx.GraphModule.recompile(self)
     for name in [name for name in vars(self) if name.startswith(DISPATCHER)]:
@@ -234,13 +234,13 @@ def _recompile(self: torch.fx.GraphModule) -> Any:
 
 
 def _own_attributes(module: nn.Module) -> dict[str, Any]:
-    # The attribute that Module.compile() sets calls this very module; nn.Module drops it, too.
+    # The attribute that Module.compile() sets refers to this module; nn.Module drops it, too.
     ours = (DISPATCHER, "_compiled_call_impl")
     return {k: v for k, v in module.__dict__.items() if not k.startswith(ours)}
 
 
 def _reduce_instance(self: nn.Module, protocol: object) -> tuple[Any, ...]:
-    # Pickle cannot look up the class of a decorated instance by name, only the class it was derived
+    # Pickle cannot find the class of a decorated instance by name, only the class it was derived
     # from. copy.copy and copy.deepcopy use this, too.
     decoration: Decoration = type(self).__tvmify__  # type: ignore[attr-defined]
     made_of = type(self).__mro__[1], decoration.options, tuple(decoration.methods)
@@ -276,10 +276,10 @@ class TvmifiedFunction(Single, Generic[P, R]):
         return self._tvmify_dispatcher(args, kwargs)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        # A function defined elsewhere may be an attribute of a class, but it gets no self.
+        # A function that was defined elsewhere may be an attribute of a class, but gets no self.
         if getattr(self._function, "__qualname__", "") == f"{owner.__qualname__}.{name}":
             raise TypeError(
-                f"a method cannot be decorated by itself: decorate the class {owner.__qualname__} "
+                f"a method cannot be decorated separately: decorate the class {owner.__qualname__} "
                 f"with @tvmify(methods=[{name!r}])"
             )
 

@@ -1,4 +1,4 @@
-"""Replace methods of a class by compiled ones, and undo that for capture."""
+"""Replaces methods of a class by compiled ones, and restores them for capture."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
 from tvmify.system import forks
 
-#: Ends the name of the attribute for calls with a cache of transformers.
+#: Suffix of the attribute that keeps the dispatcher for calls with a cache of transformers.
 WITH_CACHE = " with a cache"
-# Held while a dispatcher is made, so that threads with a simultaneous first call share one.
+# Held while a dispatcher is made, so that simultaneous first calls in several threads share one.
 _MAKING = forks.Lock()
 
 
@@ -47,14 +47,14 @@ def check_methods(methods: object) -> tuple[str, ...]:
         raise OptionError(f"option 'methods' is {methods!r}: expected a list of names")
     names = tuple(methods)
     if not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names):
-        raise OptionError(f"option 'methods' is {methods!r}: expected different names of methods")
+        raise OptionError(f"option 'methods' is {methods!r}: expected distinct names of methods")
     return names
 
 
 def decorate_methods(
     cls: type[nn.Module], methods: Sequence[str], compile_options: CompileOptions
 ) -> None:
-    """Replace each method by one that passes its calls to a dispatcher.
+    """Replace each method by one that calls a dispatcher.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def decorate_methods(
     eager = {name: _eager_method(cls, name) for name in methods}
     without_self = [functools.partial(method, None) for method in eager.values()]
     check_names(compile_options.dynamic_shapes, without_self)
-    # Per class: several classes of one hierarchy may be decorated, each for its own methods.
+    # Per class, since several classes of a hierarchy may be decorated, each for its own methods.
     attribute = f"{DISPATCHER}{cls.__module__}.{cls.__qualname__}."
     decoration = Decoration(eager, compile_options, attribute)
     for name, function in eager.items():
@@ -77,34 +77,34 @@ def decorate_methods(
 
 
 def shortcut(place: str, forward: Callable[..., Any]) -> Any:
-    """Return a ``_compiled_call_impl`` for a class that runs the latest compiled call directly.
+    """Return a ``_compiled_call_impl`` for a class, which runs the latest compiled call directly.
 
     Parameters
     ----------
     place
         The attribute under which an instance keeps the dispatcher of ``forward``.
     forward
-        The current forward of the class; calls that would run another one do not use the shortcut.
+        The current forward of the class; calls of any other forward do not use the shortcut.
     """
     return Shortcut(_uncompiled, place, forward)
 
 
-@torch.jit.unused  # otherwise a traced module with exported methods would have it as a property
+@torch.jit.unused  # or a traced module with exported methods would have it as a property
 def _uncompiled(_: nn.Module) -> None:
-    """A stand-in for native code, which torch.compile cannot trace."""
+    """Replaces native code, which torch.compile cannot trace."""
 
 
 def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
     method = inspect.getattr_static(cls, name, None)
     if not callable(method):  # a staticmethod is callable, a property is not
-        raise OptionError(f"{cls.__qualname__} has no method {name!r} that could be compiled")
+        raise OptionError(f"{cls.__qualname__} has no method {name!r} to compile")
     wrong = isinstance(method, (staticmethod, classmethod)) or any(
         check(method) for check in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
     )
     if wrong or (name.startswith("__") and name.endswith("__")):
         raise OptionError(
             f"{cls.__qualname__}.{name} cannot be compiled: name plain methods of instances, and "
-            "'forward' for what a call of the module runs"
+            "'forward' for calls of the module"
         )
     return getattr(method, "__tvmify_eager__", None) or method  # type: ignore[return-value]
 
@@ -114,13 +114,13 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
 
     @functools.wraps(eager)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # torch.compile traces the original method, so that it sees the operators.
+        # torch.compile traces the original method, to see the operators.
         if is_compiling() and is_traced_here():
             return eager(self, *args, **kwargs)
         if kwargs and (growing := GrowingCache.among(self, args, kwargs)) is not None:
             return growing.call(dispatcher_with_cache(self, name, decoration), args, kwargs)
         dispatcher = self.__dict__.get(attribute)
-        # A shallow copy of a module holds the dispatcher of the original.
+        # A shallow copy of a module has the dispatcher of the original.
         if dispatcher is None or dispatcher.module() is not self:
             dispatcher = dispatcher_of_method(self, name, decoration)
         return dispatcher(args, kwargs)
@@ -130,15 +130,15 @@ def _decorated(eager: Callable[..., Any], name: str, decoration: Decoration) -> 
 
 
 def dispatcher_of_method(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
-    """Return the dispatcher of one method of a module, created on first use."""
+    """Return the dispatcher of a method of a module, created on first use."""
     return _dispatcher(module, name, decoration.attribute + name, decoration)
 
 
 def dispatcher_with_cache(module: nn.Module, name: str, decoration: Decoration) -> Dispatcher:
-    """Return that of its calls which have a cache of transformers among their arguments."""
+    """Return the dispatcher of a method for calls with a cache of transformers."""
     attribute = decoration.attribute + name + WITH_CACHE
     if decoration.attribute + name not in vars(module):
-        # Both at once: the guard of one would take the other, made later, for a change.
+        # Make both together: the guard of one would report the other, made later, as a change.
         dispatcher_of_method(module, name, decoration)
     return _dispatcher(module, name, attribute, decoration, with_cache=True)
 
@@ -182,11 +182,11 @@ def undecorated(
     Parameters
     ----------
     module
-        Not changed. The twin shares its tensors, and has its own attributes and submodules.
+        It is not changed. The twin shares its tensors, and has its own attributes and submodules.
     eager
-        What a call of the twin runs; None for the original forward of its class.
+        The forward of the twin; None for the original forward of its class.
     is_forward
-        Whether ``eager`` is a forward, of this class or a base, and not another method.
+        Whether ``eager`` is a forward of the class or a base, rather than another method.
     """
     copied = twin(module)
     # Hooks run around the compiled call, with the tensors of the call.
@@ -211,7 +211,7 @@ def _plain_class(
     for base in cls.__mro__:
         decoration = vars(base).get("__tvmify__")
         for name in decoration.methods if decoration is not None else ():
-            # A subclass that is not decorated may have overridden it.
+            # A subclass without a decorator may have overridden it.
             eager = getattr(getattr(cls, name), "__tvmify_eager__", None)
             if eager is not None:
                 members[name] = eager
@@ -221,7 +221,7 @@ def _plain_class(
     if is_forward:
         plain.forward = called
         return plain
-    # A method that calls the module itself means the module's own forward.
+    # A method that calls the module expects its forward.
     return type(
         cls.__name__, (plain,), members | {"forward": called, "__tvmify_forward__": plain.forward}
     )

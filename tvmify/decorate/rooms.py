@@ -1,13 +1,12 @@
-"""Room for the next tokens in a `DynamicCache`, so that a step copies no other rows.
+"""Room for further tokens in a `DynamicCache`, so that a step does not copy it.
 
-Eager PyTorch joins the keys and values of all tokens with those of one, at each step. Here a step
-runs as one with a `StaticCache`, which programs write in place, and whose tensors have room for
-more tokens than there are. What the caller's cache holds are views of the rows that are filled.
+In eager PyTorch, each step concatenates the keys and values of all tokens with those of the new
+one. Here a step runs with a `StaticCache`, whose tensors have room for further tokens, and which
+programs write in place. The caller's cache gets views of the rows that are filled.
 
-Nobody may notice that rows are shared by the tensors before and after a step. So these are written
-in place only if the caller's cache alone holds what the step before left in it. Whatever else was
-done to it (another order of beams, fewer tokens, a copy), and any other reference to its tensors,
-gives new memory to the next step.
+The tensors before and after a step share memory, which must not be visible. So a step writes in
+place only if the caller's cache is unchanged since the last step, and has the only references to
+its tensors. Otherwise (reordered beams, fewer tokens, a copy) the step gets new memory.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: Where transformers has its caches. It is not imported before the caller has one.
+#: The module of transformers that defines caches. It is not imported before the caller has a cache.
 CACHES = "transformers.cache_utils"
-#: Caches are copied to larger rooms when they are full: for so many tokens more, or by this part.
+#: A full cache is copied to a larger one: by this many tokens, or by this fraction.
 _LEAST_SPARE, _SPARE_PART = 64, 8
-#: References to a tensor of the caller's that nobody else has: of its layer, of `_Left`, and of
-#: the argument of `sys.getrefcount`.
+#: References to a tensor of the caller's cache that nothing else refers to: those of its layer, of
+#: `_Left`, and of the argument of `sys.getrefcount`.
 _REFERENCES = 3
-#: References to its memory: of the tensor, of the room, and of the argument.
+#: References to its memory: those of the tensor, of the larger tensor, and of the argument.
 _MEMORY_REFERENCES = 3
 
 
 class _Left(NamedTuple):
-    """What a call has left in a `DynamicCache`.
+    """The contents of a `DynamicCache` after a call.
 
     Attributes
     ----------
     states
-        Keys and values of each layer, the caller's objects.
+        The keys and values of each layer: the caller's tensors.
     rooms
-        A cache of static layers, of which these are views; None if they have memory of their own.
+        The cache of static layers that they are views of; None if they own their memory.
     """
 
     states: list[tuple[torch.Tensor, torch.Tensor]]
@@ -48,18 +47,18 @@ class _Left(NamedTuple):
 
 
 _LEFT: weakref.WeakKeyDictionary[Any, _Left] = weakref.WeakKeyDictionary()
-#: Modules whose steps fail with static layers, though their classes say that they support these.
+#: Modules whose steps fail with static layers, although their classes claim to support them.
 _UNFIT: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call for one more token, run with a cache that has room for it.
+    """A call that adds one token, with a cache that has room for it.
 
     Attributes
     ----------
     cache
-        What the program gets in place of the caller's cache.
+        The cache that the program gets instead of the caller's.
     """
 
     cache: Any
@@ -71,14 +70,14 @@ class Step:
     def of(
         cls, module: Any, cache: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Step | None:
-        """Return how to run a call with room; None if it is no step, or must run as it is.
+        """Return the step of a call; None if it does not add one token, or must run unchanged.
 
         Parameters
         ----------
         module, args, kwargs
             Of the call.
         cache
-            The one among its arguments.
+            The cache among its arguments.
         """
         grown = _dynamic(cache)
         left = None if grown is None else _LEFT.get(grown)
@@ -97,11 +96,11 @@ class Step:
         return cls(stand_in, module, grown, rooms)
 
     def give_up(self) -> None:
-        """Run later steps of the module without room."""
+        """Run later steps of the module with the caller's cache."""
         _UNFIT.add(self._module)
 
     def finish(self) -> None:
-        """Let the caller's cache hold what the program has written."""
+        """Update the caller's cache with the rows that the program has written."""
         for layer, room in zip(self._grown.layers, self._rooms.layers, strict=True):
             length = int(room.cumulative_length)
             layer.keys, layer.values = room.keys[:, :, :length], room.values[:, :, :length]
@@ -109,7 +108,7 @@ class Step:
 
 
 def remember(cache: Any) -> None:
-    """Remember what a call without room has left in a cache: its next step may have some."""
+    """Remember the contents of a cache after a call without room, for the next step."""
     if (grown := _dynamic(cache)) is not None:
         _remember(grown, None)
 
@@ -119,7 +118,7 @@ def _remember(grown: Any, rooms: Any) -> None:
 
 
 def _dynamic(cache: Any) -> Any:
-    """Return the cache that grows, if all its layers hold tokens on the CPU and have no window."""
+    """Return a dynamic cache, if all its layers have tokens on the CPU and no sliding window."""
     classes = sys.modules[CACHES]
     grown = cache.self_attention_cache if type(cache) is classes.EncoderDecoderCache else cache
     plain = type(grown) is classes.DynamicCache and not grown.offloading and grown.layers
@@ -132,7 +131,7 @@ def _dynamic(cache: Any) -> Any:
 
 
 def _tokens(args: Sequence[Any], kwargs: Mapping[str, Any], *, has_encoder: bool) -> Any:
-    """Return the tokens that the call adds to the cache; None if one cannot tell."""
+    """Return the tokens that the call adds to the cache; None if that is unknown."""
     prefix = "decoder_" if has_encoder else ""
     for name in (f"{prefix}input_ids", f"{prefix}inputs_embeds"):
         if kwargs.get(name) is not None:
@@ -141,15 +140,15 @@ def _tokens(args: Sequence[Any], kwargs: Mapping[str, Any], *, has_encoder: bool
 
 
 def _is_plain_step(module: Any, tokens: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether static layers give the same result: for one token, of a model that supports them."""
-    # Autograd may need what a later step would write over.
+    """Whether static layers give the same result: for one token, in a model that supports them."""
+    # Autograd may need rows that a later step would overwrite.
     if torch.is_grad_enabled() or module in _UNFIT:
         return False
     if not getattr(module, "_can_compile_fullgraph", False):
         return False
     if not isinstance(tokens, torch.Tensor) or tokens.dim() < 2 or tokens.shape[1] != 1:
         return False
-    # Both would have as many columns as there is room for.
+    # Both would have as many columns as the cache has room for.
     masks = [kwargs.get(name) for name in ("attention_mask", "decoder_attention_mask")]
     if not all(mask is None or (torch.is_tensor(mask) and mask.dim() == 2) for mask in masks):
         return False
@@ -165,11 +164,11 @@ def _is_as_left(grown: Any, left: _Left) -> bool:
 
 
 def _may_write(grown: Any, left: _Left) -> bool:
-    """Whether there is room for one more token, which nobody but the caller's cache can see."""
+    """Whether there is room for one token in memory that only the caller's cache refers to."""
     if left.rooms is None:
         return False
     for layer, room in zip(grown.layers, left.rooms.layers, strict=True):
-        # A mask with as many columns as the room would look like one that is as long by chance.
+        # A mask with as many columns as the static cache could have that length by chance.
         if room.keys.shape[2] <= layer.keys.shape[2] + 1:
             return False
         if room.keys.is_inference() and not torch.is_inference_mode_enabled():
@@ -186,7 +185,7 @@ def _memory_references(tensor: torch.Tensor) -> int:
 
 
 def _rooms_for(grown: Any) -> Any:
-    """Return a cache with the same rows, and room for more."""
+    """Return a static cache with the same rows, and room for more."""
     classes = sys.modules[CACHES]
     layers = []
     for layer in grown.layers:

@@ -207,7 +207,7 @@ class Miss:
         return found
 
     def _postpone(self, reason: HasEffects) -> None:
-        """Run the first call in eager, since side effects may only fill caches, and try again later.
+        """Run the first call in eager, since its side effects may be unique, and try again later.
 
         Raises
         ------

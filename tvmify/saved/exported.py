@@ -17,9 +17,9 @@ def exported_call(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, 
     """Return arguments for a program: zeros for tensors, the recorded values for the rest.
 
     A size that is a symbol gets the value that it had in the recorded call. The program's own
-    example inputs are not used, since a file need not hold them.
+    example inputs are not used, since files may omit them.
     """
-    # Imported here because a process that only calls compiled code never needs it.
+    # Imported here because a process that only runs compiled code does not need it.
     from torch.export.graph_signature import ConstantArgument, InputKind
 
     recorded = _recorded(program)
@@ -37,7 +37,7 @@ def exported_call(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def has_symbols(program: ExportedProgram) -> bool:
-    """Whether it serves calls that differ in sizes of tensors."""
+    """Whether a program serves tensors of different sizes."""
     tensors = (value for value in _recorded(program).values() if isinstance(value, torch.Tensor))
     return is_symbolic(*tensors)
 

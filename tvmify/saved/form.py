@@ -1,4 +1,4 @@
-"""The TorchScript module that a saved file holds: how calls reach its compiled code."""
+"""The TorchScript module in a saved file, whose forward runs the compiled code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 #: Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-# All that a saved module does when it is called. `run` returns which form the result has and the
-# tensors in it; None where no compiled code serves the call.
+# The forward of a saved module. `run` returns the structure of the result, by number, and its
+# tensors; or None if no compiled code serves the call.
 _FORWARD = """
 def forward({parameters}) -> {returns}:
     _found = self._tvmify.run({arguments}, {state})
@@ -45,7 +45,7 @@ def forward({parameters}) -> {returns}:
 {results}
 {fallback}
 """
-# What `run` sees of a call, and of the module's state.
+# How `run` describes a call, and the module's state.
 _PROBE = """
 def forward({parameters}) -> Tuple[str, str, List[Tensor], str]:
     _text, _tensors = torch.ops.tvmify.describe({arguments})
@@ -74,7 +74,7 @@ def saved_form(
     """Return what a file contains for a module or function.
 
     Its ``forward`` gets the tensors of the result from ``_tvmify``, a native object. If no compiled
-    code serves the call, the module's original ``forward`` runs, which has another name there.
+    code serves the call, the original ``forward`` runs, under another name.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ def saved_form(
     name
         The name in the manifest.
     programs
-        Of several with the same arguments, the first that a machine can run is used there. One for
-        many shapes serves the calls that none of the others does; given again for another call, it
-        is saved once. All tensors in an example call must be distinct objects.
+        Of several with the same arguments, a machine uses the first that it can run. A program with
+        symbolic sizes serves the calls that no other does; it is saved once, even if it is given
+        for several calls. All tensors in an example call must be distinct objects.
     strict
         Whether a call that no program serves is an error.
 
@@ -130,7 +130,7 @@ def saved_form(
 
 
 def _distinct(seen: Sequence[_Seen], programs: Sequence[Compiled]) -> list[tuple[_Seen, Artifact]]:
-    """Leave out programs for many shapes that were there for an earlier call."""
+    """Drop programs with symbolic sizes that are there for an earlier call."""
     found: dict[Any, tuple[_Seen, Artifact]] = {}
     for number, (program, (_, artifact)) in enumerate(zip(seen, programs, strict=True)):
         code = program.served, program.shapes, artifact.target, artifact.library
@@ -145,7 +145,7 @@ def _interpretable(
 
     An empty list means all calls, including those without a program.
     """
-    # Imported here because it imports torch.export, which a process that only calls never needs.
+    # Imported here because it imports torch.export, which a process that only calls does not need.
     from tvmify.capture.scripted.interpretable import agrees, interpretable, traced
     from tvmify.capture.scripted.program import CannotScript
 
@@ -159,14 +159,14 @@ def _interpretable(
         agreed = [agrees(form, subject, call) for call in calls]
         if not agreed[0]:
             raise SaveError(
-                "what torch.jit.trace recorded does not compute what the module does: make it "
-                "possible to torch.jit.script it"
+                "torch.jit.trace recorded something else than the module computes: change it so that "
+                "torch.jit.script can compile it"
             ) from None
         return form, agreed
 
 
 def _with_elements(leaf: Any) -> Any:
-    """Return an example with random elements in place of one that is all zeros."""
+    """Replace an example of zeros by random numbers."""
     if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or leaf.any():
         return leaf
     generator = torch.Generator().manual_seed(0)
@@ -189,16 +189,16 @@ def _with_forward(form: Interpretable, source: str, native: Any = None) -> Any:
 
 
 class _Seen(NamedTuple):
-    """A program in the form that `SavedModule` takes (tvmify/native/saved_module.h).
+    """A program in the form that `SavedModule` expects (tvmify/native/saved_module.h).
 
     Attributes
     ----------
     arguments
-        Those of the example.
+        The arguments of the example, as text.
     served
-        The arguments that it serves: the same, or their pattern if it serves many shapes.
+        The arguments that it serves: the same, or their pattern if sizes are symbolic.
     shapes
-        These shapes; its leaves are the tensors of the arguments.
+        The shapes that it serves; the leaves are the tensors of the arguments.
     """
 
     arguments: str
@@ -238,7 +238,7 @@ class _Seen(NamedTuple):
         shapes = artifact.shapes and _of_tensors(artifact.shapes, places, leaves)
         structure = structure_of(artifact.output_structure)
         if holds_objects(structure):
-            raise SaveError("the result holds objects, and a file has no form for their classes")
+            raise SaveError("the result contains objects, and files have no form for their classes")
         value = plain(pytree.tree_unflatten(made, structure), form.names)
         return cls(
             arguments=text,
@@ -257,7 +257,7 @@ class _Seen(NamedTuple):
 
 
 def _of_tensors(shapes: Shapes, places: Mapping[int, int], leaves: Sequence[Any]) -> Shapes:
-    """Return the shapes by the places of tensors, in place of the leaves that they are."""
+    """Return the shapes with tensors numbered among the tensors instead of all leaves."""
     at = {leaf: places[id(leaves[leaf])] for leaf in shapes.leaves}
     return Shapes.canonical(
         shapes.symbols,
@@ -280,7 +280,7 @@ def _tuple(items: Iterable[str]) -> str:
 
 
 def _attribute(name: str) -> str:
-    """Write a dotted name as an expression: children of a Sequential have numbers for names."""
+    """Write a dotted name as an expression; children of a Sequential are named by numbers."""
     text = "self"
     for part in name.split("."):
         text = f"{text}.{part}" if part.isidentifier() else f"getattr({text}, {part!r})"

@@ -2,8 +2,8 @@
 
 The graph of the program calls one operator, ``tvmify::execute``, with
 
-- the library and the original program, as two constants of bytes; the original is a
-  ``torch.export`` program of its own, which runs where the library cannot;
+- the library and the original program, as two constants of bytes; the original is a second
+  ``torch.export`` program, which runs where the library cannot;
 - the weights: parameters and buffers of the program, under their own names, stored once;
 - the inputs.
 """
@@ -40,7 +40,7 @@ from tvmify.torch_compat.tracing import tracing
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-#: Node metadata that running a program does not need, and that is larger than the program.
+#: Node metadata that is larger than the program, and not needed to run it.
 _ABOUT_SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
 
 Args = tuple[Any, ...]
@@ -58,7 +58,7 @@ def export(
 ) -> ExportedProgram:
     """Return a compiled model as a ``torch.export`` program, and write it to a ``.pt2`` file.
 
-    ``torch.export.load`` reads the file, in a process that has imported ``tvmify``; it needs no
+    ``torch.export.load`` reads the file in a process that has imported ``tvmify``, without the
     compiler. Where the code cannot run (a CPU without the instruction sets, another version of
     TVM's runtime, weights of another dtype), the original runs in PyTorch instead, and a warning
     says why.
@@ -75,11 +75,11 @@ def export(
         arguments.
     signature
         The same, in a form that ``warmup`` takes, such as ``[(1, 3, 224, 224)]``. Without either,
-        the one signature that the model was called with so far, or was exported for.
+        the only signature that the model was called with or exported for.
     target
-        What to build for, in the form of the option ``target``; None for the model's own target.
+        What to build for, like the option ``target``; None for the model's own target.
     strict
-        Raise an error where the original would run instead.
+        Raise an error where the original would run.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def export(
     Raises
     ------
     SaveError
-        No example is given, and the model was not called with just one signature.
+        No example is given, and the model was not called with exactly one signature.
     NotCompiled
         The model cannot be compiled for such a call.
 
@@ -129,7 +129,7 @@ def _check_effects(name: str, artifact: Artifact) -> None:
     if effects:
         raise SaveError(
             f"{name} cannot be exported: {effects}, which compiled code does in this process only. "
-            "Take that tensor as an argument, and return its new value"
+            "Pass that tensor as an argument, and return its new value"
         )
 
 
@@ -147,8 +147,8 @@ def _only_call(dispatcher: Dispatcher) -> tuple[Args, Kwargs]:
     calls = dispatcher.examples()
     if len(calls) != 1:
         raise SaveError(
-            f"{dispatcher.name} runs compiled for {len(calls)} signatures so far, and an exported "
-            "program is of one: give example_inputs, or signature"
+            f"{dispatcher.name} runs compiled for {len(calls)} signatures so far, but an exported "
+            "program is for one: give example_inputs, or signature"
         )
     return calls[0]
 
@@ -158,7 +158,7 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _record(module: nn.Module, args: Args, kwargs: Kwargs) -> ExportedProgram:
-    # Imported here because a process that only calls compiled code never needs it.
+    # Imported here because a process that only runs compiled code does not need it.
     from tvmify.capture.exporting import quiet
     from tvmify.torch_compat.bystanders import unseen_by_others
 
@@ -189,7 +189,7 @@ def _exportable(
     description = embedded.description(facts | ({"strict": True} if strict else {}))
     structure = structure_of(artifact.output_structure)
     if holds_objects(structure):
-        raise SaveError("the result holds objects, and a file has no form for their classes")
+        raise SaveError("the result contains objects, and files have no form for their classes")
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
@@ -209,7 +209,7 @@ def _exportable(
 
 
 def _view(view: View, whole: torch.Tensor) -> torch.Tensor:
-    if view.argument is not None:  # which need not be contiguous
+    if view.argument is not None:  # it may not be contiguous
         whole = whole.clone(memory_format=torch.contiguous_format)
     return view.within(whole)
 
@@ -219,7 +219,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _signature(subject: Any) -> inspect.Signature:
-    """Return the parameters of a forward, by which ``torch.export`` names the inputs."""
+    """Return the parameters of a forward, after which ``torch.export`` names the inputs."""
     forward = subject.forward if isinstance(subject, nn.Module) else subject
     try:
         return inspect.signature(forward)
@@ -228,7 +228,7 @@ def _signature(subject: Any) -> inspect.Signature:
 
 
 def _carry_state(module: Carrier, subject: Any, program: Program) -> list[str]:
-    """Copy the state of one module to another; return the names of its program's weights there.
+    """Copy the state of a module to another; return the names of the program's weights there.
 
     A weight in the state dict keeps its name, so that ``load_state_dict`` finds it.
     """

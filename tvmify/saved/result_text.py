@@ -1,4 +1,4 @@
-"""How a saved module builds a result from its tensors: the text of a TorchScript expression."""
+"""TorchScript expressions that build the result of a saved module from its tensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tvmify.errors import SaveError
 
 
 class ResultText(NamedTuple):
-    """How a result is built from its tensors: TorchScript text."""
+    """A TorchScript expression that builds a result from its tensors."""
 
     annotation: str
-    compiled: str  # of the list _tensors
-    interpreted: str  # of the tuple _eager
+    compiled: str  # from the list _tensors
+    interpreted: str  # from the tuple _eager
 
 
 _SCALARS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "NoneType"}
@@ -49,7 +49,7 @@ class TensorPlace:
         return TensorPlace(whole.source, view.geometry)
 
     def write(self, whole: str, symbols: Mapping[str, str]) -> str:
-        """Return an expression of the tensor, given expressions of its base and of symbols."""
+        """Return an expression for the tensor, given expressions for its base and for symbols."""
         if self.geometry is None:
             return whole
         numbers = (self.geometry.sizes, self.geometry.strides, (self.geometry.offset,))
@@ -73,18 +73,18 @@ class SizePlace:
 
 @dataclass(frozen=True)
 class Home:
-    """Where a symbol stands alone as a size."""
+    """A size of a tensor that is just a symbol."""
 
     leaf: int
     axis: int
-    place: int  # of the tensor among those that `run` returns
+    place: int  # index of the tensor among those that `run` returns
 
     def __str__(self) -> str:
         return f"_tensors[{self.place}].size({self.axis})"
 
 
 def homes_of(artifact: Artifact, first: int) -> dict[str, Home]:
-    """Return a home for each symbol in a result, in order from this place on."""
+    """Return a home for each symbol in a result, numbered from this place on."""
     wanted = set().union(*(output.symbols() for output in artifact.outputs))
     homes: dict[str, Home] = {}
     for leaf, sizes in artifact.shapes.leaves.items() if artifact.shapes else ():
@@ -95,7 +95,7 @@ def homes_of(artifact: Artifact, first: int) -> dict[str, Home]:
 
 
 def _code(size: Size, symbols: Mapping[str, str]) -> str:
-    """Write a size in TorchScript, whose min and max take two numbers."""
+    """Write a size in TorchScript, whose min and max take two arguments."""
     if not isinstance(size, Term):
         return symbols[size] if isinstance(size, str) else f"({size})" if size < 0 else str(size)
     first, *others = (_code(operand, symbols) for operand in size.operands)
@@ -113,9 +113,9 @@ class Writer:
     Parameters
     ----------
     tensors
-        What to call the list of them.
+        The name of their list.
     symbols
-        The sizes that vary, as expressions; None if views are in the list as such.
+        The sizes that vary, as expressions; None if the list contains views.
     """
 
     def __init__(self, tensors: str, symbols: Mapping[str, str] | None = None) -> None:

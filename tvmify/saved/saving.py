@@ -1,4 +1,4 @@
-"""``tvmify.save``: one TorchScript file with compiled code, the weights, and the original."""
+"""``tvmify.save``: a TorchScript file with compiled code, weights, and the original module."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def save(
     strict: bool = False,
     key: Any = None,
 ) -> None:
-    """Write a model, compiled, to one TorchScript file that runs without the compiler.
+    """Compile a model, and write it to a TorchScript file that runs without the compiler.
 
     The file contains the weights once, compiled code for each signature and target, and the model
-    in TorchScript, which runs every call that the compiled code does not serve. Of a module with
-    several decorated methods it contains ``forward`` alone. Load it with `tvmify.load`, with
+    in TorchScript, which runs every call that the compiled code does not serve. Of several
+    decorated methods, it contains only ``forward``. Load it with `tvmify.load`, with
     ``torch.jit.load`` after ``import tvmify.runtime``, or in C++.
 
     Parameters
@@ -55,16 +55,16 @@ def save(
         More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. A size may
         be a ``torch.export.Dim``: the file serves all sizes within its limits. Without
         ``signatures`` and ``example_inputs``, every signature that the model was called with so
-        far; for a float that may have any value, its first value. A call that a program for many
-        shapes serves is saved as that program, in all classes of sizes that were made. For an
-        exported program, the calls that it was exported for.
+        far; for a float that may have any value, its first value. A call with a program with
+        symbolic sizes is saved as that program, for all classes of sizes that were compiled. For
+        an exported program, the calls that it was exported for.
     targets
-        What to build for, each in the form of the option ``target``. None is the model's own
-        target, by default this machine. If a machine can run several, the first is used; of
-        several for GPUs, the one for the newest architecture.
+        What to build for, each like the option ``target``. None is the model's own target, by
+        default this machine. A machine that can run several uses the first; of several for GPUs,
+        the one for the newest architecture.
     strict
-        After loading, raise an error for a call that no compiled code serves, instead of warning
-        and running the original. `load` can override it.
+        After loading, raise an error for a call that no compiled code serves, instead of a
+        warning and running the original. `load` can override it.
     key
         Sign the file with bytes or a string (HMAC), or with an ``Ed25519PrivateKey`` of the
         package ``cryptography``. `load` checks the signature if it is given the key.
@@ -72,11 +72,11 @@ def save(
     Raises
     ------
     OptionError
-        ``path`` is no path, or ``model`` is one.
+        ``path`` is not a path, or ``model`` is one.
     SaveError
         No call is known (give ``example_inputs`` or ``signatures``); ``forward`` is not decorated
-        (name it in ``methods=``); nothing could be compiled; the model has no TorchScript form, or
-        writes to its buffers or arguments (take the tensor as an argument and return its new
+        (add it to ``methods=``); nothing could be compiled; the model has no TorchScript form, or
+        writes to its buffers or arguments (pass the tensor as an argument and return its new
         value). The message says which.
 
     Warns
@@ -101,7 +101,7 @@ def save(
 
 
 def known_calls(model: Any) -> list[Call]:
-    """Return the calls that a model is known to get: those so far, or that it was exported for."""
+    """Return the known calls of a model: those so far, or those that it was exported for."""
     if is_exported(model):
         return [exported_call(model)]
     return saved_method(model).examples() if is_decorated(model) else []
@@ -117,7 +117,7 @@ def write_saved(
 
 
 def _distinct(leaf: Any) -> Any:
-    # Copy, so that a tensor that is passed twice becomes two, with a name each.
+    # Copy, so that a tensor that is passed twice becomes two, each with its own name.
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -129,7 +129,7 @@ def compile_calls(
     Raises
     ------
     SaveError
-        There are no calls; nothing could be compiled; the program has effects.
+        There are no calls; nothing could be compiled; or the program has side effects.
     """
     if not calls:
         raise SaveError(
@@ -160,7 +160,7 @@ def compile_calls(
     for reason in dict.fromkeys(map(str, refused)):
         message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
         warnings.warn(message, TvmifyWarning, stacklevel=3)
-    # A GPU also runs code for older ones, after its driver has compiled that once more.
+    # A GPU also runs code for older ones, but its driver has to compile it again.
     return sorted(compiled, key=lambda one: -Target.parse(one.artifact.target).generation)
 
 
@@ -168,5 +168,5 @@ def _check_effects(name: str, artifact: Artifact) -> None:
     if effects := artifact.effects():
         raise SaveError(
             f"{name} cannot be saved: {effects}, which compiled code does in this process only. "
-            "Take that tensor as an argument, and return its new value"
+            "Pass that tensor as an argument, and return its new value"
         )

@@ -1,4 +1,4 @@
-"""Building ahead of time what a service calls, in several processes: ``tvmify warmup``."""
+"""``tvmify warmup``: compiles the programs of a service ahead of time, in several processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS_TO_END = 5.0
 
 
 class Outcome(NamedTuple):
-    """What became of one signature.
+    """The outcome for one signature.
 
     Attributes
     ----------
@@ -40,9 +40,9 @@ class Outcome(NamedTuple):
         Where its program came from: ``"built"``, ``"loaded from disk"``, or ``"eager"`` if it
         cannot be compiled.
     reason
-        Why it runs in eager PyTorch, or how it is compiled if not as a whole; empty otherwise.
+        Why it runs in eager PyTorch, or how it is compiled if not as one program; otherwise empty.
     seconds
-        How long that took.
+        The duration.
     bytes
         Size of the compiled code in bytes; 0 for eager.
     """
@@ -61,14 +61,14 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Warmed:
-    """What became of all signatures.
+    """The outcomes for all signatures.
 
     Attributes
     ----------
     outcomes
-        One per signature, in the order in which they were finished.
+        One per signature, in order of completion.
     notes
-        Remarks for a person, such as lines of the file that could not be read.
+        Remarks, such as the number of lines that could not be read.
     """
 
     outcomes: list[Outcome]
@@ -92,32 +92,32 @@ def warm_cache(
     on_begin: Callable[[int, list[str]], object] = lambda total, notes: None,
     on_outcome: Callable[[Outcome], object] = lambda outcome: None,
 ) -> Warmed:
-    """Compile what a service will call into the disk cache, in several processes.
+    """Compile the programs of a service into the disk cache, in several processes.
 
-    Programs that are on disk already are not built again, so an interrupted run can be repeated.
-    Nothing is compared with eager PyTorch: the service does that, with its own inputs.
+    Programs that are already on disk are not built again, so an interrupted run can be repeated.
+    Nothing is timed against eager PyTorch: the service does that, with its own inputs.
 
     Parameters
     ----------
     subject
         ``"package.module:attribute"``: a module, a decorated function, or a function without
-        arguments that returns one. The current directory is importable.
+        arguments that returns one. The current directory is on the import path.
     *signatures
         Calls, in the forms that `warmup` takes.
     file
-        More signatures, as written by the option ``record`` or by ``TVMIFY_RECORD``.
+        A file with more signatures, which the option ``record`` or ``TVMIFY_RECORD`` wrote.
     dtype
         Of arguments in ``signatures`` that are given as bare shapes.
     device
         Of arguments in ``signatures`` that are given as bare shapes.
     method
-        The method that ``signatures`` call, if several are decorated. Of the file, only its
-        signatures are used.
+        The method that ``signatures`` are for, if several are decorated. Only its signatures in
+        the file are used.
     target
         What to build for, like the option of that name; None for the object's own target.
     jobs
-        Number of processes, by default one per processor. Together they use no more threads than
-        there are processors.
+        Number of processes, by default one per processor. Together they use at most one thread
+        per processor.
     on_begin
         Called before the first build with the number of signatures and the notes.
     on_outcome
@@ -126,15 +126,15 @@ def warm_cache(
     Returns
     -------
     Warmed
-        The outcome of each signature. ``is_complete`` tells whether all have compiled code.
+        The outcome of each signature. ``is_complete`` is true if all have compiled code.
 
     Raises
     ------
     OptionError
-        ``subject`` is no text, or the target does not exist.
+        ``subject`` is not a string, or the target does not exist.
     WarmUpError
-        ``subject`` cannot be imported or is of another kind, or no signature is of it: record some
-        with ``TVMIFY_RECORD``, or give shapes.
+        ``subject`` cannot be imported or is of another kind, or there are no signatures for it:
+        record some with ``TVMIFY_RECORD``, or give shapes.
     OSError
         The file cannot be read.
 
@@ -168,7 +168,7 @@ def warm_cache(
         if not wanted:
             raise WarmUpError(_nothing(subject, first.names, recorded))
         if others := len(recorded) - len(wanted):
-            notes.append(f"{others} signatures are of other modules than {', '.join(first.names)}")
+            notes.append(f"{others} signatures are for other modules than {', '.join(first.names)}")
         on_begin(len(wanted), notes)
         outcomes = []
         for outcome in pool.run(wanted, first, jobs):
@@ -183,11 +183,11 @@ def _nothing(subject: str, names: Iterable[str], recorded: Sequence[Recorded]) -
     if not recorded:
         return "there are no signatures: give a file that TVMIFY_RECORD wrote, or shapes"
     there = ", ".join(sorted({r.module for r in recorded}))
-    return f"{subject} is {', '.join(names)}, and the signatures are of {there}"
+    return f"{subject} is {', '.join(names)}, but the signatures are for {there}"
 
 
 class _Pool:
-    """Processes that build, each driven by a thread of this one."""
+    """Processes that build, each controlled by a thread of this one."""
 
     def __init__(self, subject: str, target: TargetOption) -> None:
         self._subject = subject
@@ -196,7 +196,7 @@ class _Pool:
         self._is_ended = False
 
     def start(self) -> _Process:
-        """Start a process, and wait until it has made the object."""
+        """Start a process, and wait until it has created the object."""
         worker = _Process()
         self._workers.add(worker)
         worker.make(self._subject)
@@ -205,9 +205,9 @@ class _Pool:
     def run(
         self, recorded: Sequence[Recorded], first: _Process, jobs: int | None
     ) -> Iterable[Outcome]:
-        """Yield outcomes as they come; the first process takes part."""
+        """Yield outcomes as they are done; the first process is one of the workers."""
         processors = len(os.sched_getaffinity(0))
-        # The object may ask for programs that depend on the number of threads: those that tune
+        # Programs may depend on the number of threads: those that tune
         # time kernels with as many as the service uses.
         threads = max(r.modes.get("threads", 1) for r in recorded) if first.threads_count else 1
         count = min(jobs or max(processors // threads, 1), len(recorded))
@@ -235,7 +235,7 @@ class _Pool:
                         done.put(Outcome(**outcome))
             except queue.Empty:
                 pass
-            except BaseException as error:  # of any kind: it is raised in the caller's thread
+            except BaseException as error:  # of any kind: the caller's thread raises it
                 done.put(error)
 
         for place in range(count):
@@ -248,7 +248,7 @@ class _Pool:
             yield outcome
 
     def end(self) -> None:
-        """End all processes, in the middle of their work if need be."""
+        """End all processes, even while they work."""
         self._is_ended = True
         for worker in list(self._workers):
             worker.end()
@@ -275,20 +275,20 @@ class _Process:
             env=os.environ | {"TVMIFY_COMPARE": "0"},
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # so that Ctrl-C reaches this process alone
+            start_new_session=True,  # so that Ctrl-C reaches only this process
         )
 
     def make(self, subject: str) -> None:
-        """Let it make the object.
+        """Let it create the object.
 
         Raises
         ------
         WarmUpError
-            It cannot.
+            It failed.
         """
         answer = self.ask({"subject": subject})
         if answer is None:
-            raise WarmUpError(f"{subject} cannot be made: {self.last_words()}")
+            raise WarmUpError(f"{subject} cannot be created: {self.last_words()}")
         if "error" in answer:
             raise WarmUpError(answer["error"])
         self.names, self.notes = answer["names"], answer["notes"]
@@ -307,7 +307,7 @@ class _Process:
         return json.loads(line) if line.endswith("\n") else None
 
     def last_words(self) -> str:
-        """Return how it ended, once it has."""
+        """Wait until it has ended, and return how."""
         code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._errors.seek(0)
@@ -315,10 +315,10 @@ class _Process:
         return f"{how}{': ' + lines[-1] if lines else ''}"
 
     def end(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process.poll() is None:
             with suppress(OSError):
-                # First as Ctrl-C would, so that it removes its temporary files.
+                # First like Ctrl-C, so that it removes its temporary files.
                 self._process.send_signal(signal.SIGINT)
             try:
                 self._process.wait(_SECONDS_TO_END)

@@ -1,6 +1,6 @@
-"""One of the processes of `tvmify.warming`: makes the object, and builds what it is told to.
+"""A process of `tvmify.warming`: creates the object, and builds programs on request.
 
-Run as ``python -m tvmify.warming.worker``. It reads JSON lines and answers each with one.
+Run as ``python -m tvmify.warming.worker``. It reads JSON lines, and answers each with a JSON line.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from tvmify.warming import BUILT, EAGER, LOADED
 
 
 class Subjects:
-    """The decorated objects that a name leads to.
+    """The decorated objects that a name refers to.
 
     Parameters
     ----------
     name
-        ``package.module:attribute``: a module or decorated function, or what makes one when it is
-        called without arguments.
+        ``package.module:attribute``: a module, a decorated function, or a function without
+        arguments that returns one.
 
     Attributes
     ----------
     notes
-        What a person should know about them.
+        Remarks about them.
 
     Raises
     ------
     WarmUpError
-        The name leads to nothing of this kind.
+        The name refers to nothing of this kind.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,7 +54,7 @@ class Subjects:
         self._all = self._decorated(_made(_named(name), name), name)
         kept = [s for s in self._all if dispatchers_of(s)[0].options.cache_directory()]
         if not kept:
-            raise WarmUpError(f"{name} keeps no programs on disk: it has the option cache=False")
+            raise WarmUpError(f"{name} stores no programs on disk: it has the option cache=False")
 
     @property
     def names(self) -> list[str]:
@@ -67,7 +67,7 @@ class Subjects:
         return any(dispatchers_of(s)[0].options.tune for s in self._all)
 
     def dispatchers(self, module: str, method: str) -> list[Dispatcher]:
-        """Return what runs the calls of a method, of each object of a name; "" is the first."""
+        """Return the dispatchers of a method, for each object of a name; "" is the first object."""
         subjects = [s for s in self._all if module in ("", _name_of(s))]
         subjects = subjects if module else subjects[:1]
         return [dispatcher_of(subject, method or None) for subject in subjects]
@@ -76,11 +76,13 @@ class Subjects:
         if isinstance(made, nn.Module):
             if any(part.training for part in made.modules()):
                 made.eval()
-                self.notes.append(f"{name} was in training mode; it was put into evaluation mode")
+                self.notes.append(
+                    f"{name} was in training mode, and was switched to evaluation mode"
+                )
             parts = [part for part in made.modules() if is_decorated(part)]
             if parts:
                 return parts
-            self.notes.append(f"{name} is not decorated; it was, with the default options")
+            self.notes.append(f"{name} is not decorated, so the default options were used")
             return [tvmify(made)]
         if is_decorated(made):
             return [made]
@@ -93,7 +95,7 @@ class Subjects:
 def _named(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise WarmUpError(f"{name!r} names nothing: expected package.module:attribute")
+        raise WarmUpError(f"{name!r} does not exist: expected package.module:attribute")
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -108,7 +110,7 @@ def _made(found: Any, name: str) -> Any:
         return found
     try:
         return found()
-    except Exception as error:  # of any kind: it is the user's
+    except Exception as error:  # of any kind: user code
         raise WarmUpError(f"{name}() raised {type(error).__name__}: {error}") from error
 
 
@@ -121,7 +123,7 @@ def _name_of(subject: Any) -> str:
 
 
 def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> dict[str, Any]:
-    """Build, or load, what a signature needs; return the fields of `tvmify.warming.Outcome`."""
+    """Build or load the program of a signature; return the fields of `tvmify.warming.Outcome`."""
     begun = time.perf_counter()
     parts: list[dict[str, Any]] = []
     try:
@@ -138,7 +140,7 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
     except TvmifyError as error:
         reason = error.reason if isinstance(error, NotCompiled) else str(error)
         parts.append({"source": EAGER, "reason": reason})
-    except Exception as error:  # of any kind: the forward of a user ran
+    except Exception as error:  # of any kind: user code
         parts.append({"source": EAGER, "reason": f"{type(error).__name__}: {error}"})
     sources = [part["source"] for part in parts]
     return {
@@ -166,9 +168,9 @@ def _warm(
         if isinstance(outcome, Compiled):
             size = len(outcome.executor.artifact.library)
             if declared and outcome.facts.shapes is None:
-                reason = f"for one shape: {outcome.facts.one_shape or 'its sizes are static'}"
+                reason = f"for one shape only: {outcome.facts.one_shape or 'its sizes are static'}"
         else:
-            dispatcher(args, kwargs)  # its regions are compiled when they are called
+            dispatcher(args, kwargs)  # its regions are compiled by calls
             reason = outcome.parts.how
     is_built = dispatcher.cache_info().builds > before.builds
     return {"source": BUILT if is_built else LOADED, "reason": reason, "bytes": size}
@@ -178,8 +180,8 @@ def _warm(
 
 
 def main() -> None:
-    """Answer until there are no more lines."""
-    # What the user's code prints goes to standard error.
+    """Answer until the input ends."""
+    # What user code prints goes to standard error.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         with contextlib.suppress(KeyboardInterrupt):
