@@ -191,8 +191,8 @@ def test_a_process_that_dies_takes_one_signature_with_it(models: Path) -> None:
     assert "SIGKILL" in warmed.outcomes[1].reason
     assert not warmed.is_complete
     assert warmed.notes == [
-        "my_models:make was in training mode; it was put into evaluation mode",
-        "my_models:make is not decorated; it was, with the default options",
+        "my_models:make was in training mode: switched to evaluation mode",
+        "my_models:make is not decorated, so the default options were used",
     ]
     warmed = tvmify.warm_cache("my_models:make", shapes[2], shapes[0], jobs=1)
     assert [outcome.source for outcome in warmed.outcomes] == ["loaded from disk"] * 2

@@ -48,7 +48,7 @@ def test_all_of_an_entry(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for text in (
         key.digest,
-        "whole",
+        "intact",
         "2 threads: 1 ms, eager 2 ms",
         "fc.weight: float32[3, 4] cpu",
         "accuracy='default'",

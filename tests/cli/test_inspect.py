@@ -69,7 +69,7 @@ def test_it_prints_what_a_file_holds(tmp_path):
         "avx2 fma",
         "26.4 kB",
         "not signed",
-        "whole",
+        "intact",
     ):
         assert text in result.output
     assert "\x1b" not in result.output

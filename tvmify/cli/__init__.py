@@ -1,6 +1,6 @@
 """The command ``tvmify``, with one file per subcommand or group of similar ones.
 
-Commands import torch, and what needs it, when they run: help and listings do not wait for it.
+Commands import torch only when they need it, so that help and listings are fast.
 """
 
 from __future__ import annotations

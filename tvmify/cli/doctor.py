@@ -1,4 +1,4 @@
-"""``tvmify doctor``: check that tvmify has all it needs, and say how to fix what is missing."""
+"""``tvmify doctor``: checks the installation, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def doctor(
         parts.append(findings.round_trip(timeout))
     found = []
     for part in parts:
-        # What needs the native library has nothing to say if that finding was an error.
+        # The other checks need the native library.
         with contextlib.suppress(NativeLibraryError):
             for finding in part:
                 found.append(finding)

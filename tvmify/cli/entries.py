@@ -1,4 +1,4 @@
-"""``tvmify list`` and ``tvmify show``: what a cache directory holds."""
+"""``tvmify list`` and ``tvmify show``: the contents of a cache directory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvmify.cli.printing import (
     text,
 )
 
-#: What the JSON of a listing says of an entry that is not damaged.
+#: The JSON fields of an intact entry in a listing.
 _FACTS = ("inputs", "shapes", "target", "verdict", "torch", "tvm")
 
 
@@ -87,7 +87,7 @@ def show(
             {
                 "entry": entry.digest,
                 "directory": entry.path,
-                "size": f"{size(entry.bytes)}, {size(len(library))} of them code, whole",
+                "size": f"{size(entry.bytes)}, {size(len(library))} of them code, intact",
                 "used": date(entry.used),
                 "calls": verdict_of(manifest) or "not compared with eager PyTorch",
                 "writes to": artifact.get("writes") or "nothing",

@@ -30,7 +30,7 @@ _REINSTALL = "Run: pip install --force-reinstall tvmify."
 #: Bytes of free disk space below which doctor warns: an entry of a large model needs this much.
 _LITTLE_SPACE = 200 * 10**6
 _REQUIREMENT = re.compile(r"(?P<package>[\w-]+)(?P<comparison>[=<>!~]=?)?(?P<version>[\w.*]+)?")
-# Nothing may be imported from the current directory, which anybody may have written to.
+# Import nothing from the current directory, which others may be able to write to.
 _ROUND_TRIP = """
 import sys
 sys.path[:] = filter(None, sys.path)
@@ -127,9 +127,9 @@ def processor() -> Iterator[Finding]:
 
 
 def linker() -> Iterator[Finding]:
-    """Say what links compiled code; try the C++ compiler, which is needed if it is asked for."""
+    """Report which linker is used; run the C++ compiler, which the fallback needs."""
     asked = variables.system_linker()
-    ours = "" if asked else "tvmify's own, and for what it does not know "
+    ours = "" if asked else "tvmify's own, and where that fails "
     try:
         command = toolchain.find()
         answer = subprocess.run(
@@ -197,11 +197,11 @@ def cache(directory: Path | None) -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=place):
             space = shutil.disk_usage(place).free
     except OSError as error:
-        advice = "Compiled programs are not kept: make it writable, or set TVMIFY_CACHE_DIR."
+        advice = "Compiled programs are not stored: make it writable, or set TVMIFY_CACHE_DIR."
         yield Finding(WARNING, "cache", f"{place} cannot be written to: {error}", advice)
         return
     if space < _LITTLE_SPACE:
-        advice = "Free some space, or set TVMIFY_CACHE_DIR; soon nothing more can be stored."
+        advice = "Free some space, or set TVMIFY_CACHE_DIR."
         yield Finding(WARNING, "cache", f"{detail}; only {size(space)} are free", advice)
     else:
         yield Finding(OK, "cache", f"{detail}; {size(space)} free")
@@ -212,7 +212,7 @@ def cache(directory: Path | None) -> Iterator[Finding]:
 
 
 def _limits() -> Limits:
-    with suppress(OptionError):  # `environment` reports it
+    with suppress(OptionError):  # reported by `environment`
         return variables.cache_limits()
     return Limits()
 
@@ -270,7 +270,7 @@ def round_trip(timeout: float) -> Iterator[Finding]:
             answers.append(done.stdout)
     if answers[0] != answers[1]:
         advice = "Do not use this installation, and report this."
-        detail = "the code gave different numbers in the second process than in the first"
+        detail = "the code computed different numbers in the second process"
         yield Finding(ERROR, "round trip", detail, advice)
     else:
         detail = "compiled, stored, loaded in a second process without TVM's compiler, same numbers"

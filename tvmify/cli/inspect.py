@@ -1,4 +1,4 @@
-"""``tvmify inspect``: what a saved file contains, and whether it is intact."""
+"""``tvmify inspect``: the contents of a saved file, and whether it is intact."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def _key(path: Path) -> Any:
 
 def _print(manifest: dict[str, Any], path: Path, checked: bool) -> None:
     records = manifest["records"].values()
-    signed = "signed with this key" if checked else "signed, not checked: give --key-file"
+    signed = "signed with this key" if checked else "signed, but not checked: give --key-file"
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     tensors = manifest["tensors"]
     facts = {
-        "file": f"{path}, {filesize.decimal(sum(record['size'] for record in records))}, whole",
+        "file": f"{path}, {filesize.decimal(sum(record['size'] for record in records))}, intact",
         "signature": signed if manifest["signed"] else "not signed",
         "model": manifest["model"],
         "saved by": versions,

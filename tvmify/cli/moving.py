@@ -1,4 +1,4 @@
-"""``tvmify export`` and ``tvmify import``: move cache entries in one file."""
+"""``tvmify export`` and ``tvmify import``: cache entries as one file."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def import_entries(
     if as_json:
         print_json({"path": str(path)} | found._asdict())
     else:
-        counts = f"{len(found.stored)} stored, {len(found.present)} were there already"
+        counts = f"{len(found.stored)} stored, {len(found.present)} already there"
         lines = [f"{digest}: refused: {reason}" for digest, reason in found.refused.items()]
         print_all(text("\n".join([*lines, f"{path}: {counts}, {len(found.refused)} refused"])))
     if found.refused:

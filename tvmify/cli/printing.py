@@ -1,4 +1,4 @@
-"""Shared by all commands: printing, errors, and the choice of the cache."""
+"""Printing, errors and the cache directory, for all commands."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def print_all(*parts: Any) -> None:
     """Print texts and tables."""
     console = Console()
     if not console.is_terminal:
-        console.width = 1000  # redirected output keeps its lines whole
+        console.width = 1000  # do not wrap lines in redirected output
     console.print(*parts, sep="\n")
 
 

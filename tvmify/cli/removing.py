@@ -1,4 +1,4 @@
-"""``tvmify verify``, ``prune`` and ``clear``: the commands that remove entries."""
+"""``tvmify verify``, ``prune`` and ``clear``, which remove entries."""
 
 from __future__ import annotations
 
@@ -115,5 +115,5 @@ def _ask(question: str) -> None:
 
 
 def at_terminal() -> bool:
-    """Whether a user can answer."""
+    """Whether there is a terminal on which a user can answer."""
     return sys.stdin.isatty()

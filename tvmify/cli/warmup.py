@@ -1,4 +1,4 @@
-"""``tvmify warmup``: build ahead of time the programs that a service calls."""
+"""``tvmify warmup``: builds the programs of a service ahead of time."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def warmup(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build the programs that a service will call into the disk cache, unless they are there.
+    """Build the programs of a service into the disk cache, unless they are there already.
 
-    Exit codes: 0, there is compiled code for all signatures; 1, not for all; 2, usage error; 130,
+    Exit codes: 0, all signatures have compiled code; 1, some do not; 2, usage error; 130,
     interrupted, and the programs built so far are kept.
     """
     from tvmify.warming import Warmed, warm_cache
@@ -128,7 +128,7 @@ def _size(given: str) -> Any:
     limited = re.fullmatch(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<least>\d*)\.\.(?P<most>\d*)", given)
     if limited is None:
         return int(given)
-    # Imported here because it takes as long as the rest of the command.
+    # Imported here because the import takes as long as the rest of the command.
     from torch.export import Dim
 
     limits = {"min": limited["least"], "max": limited["most"]}
@@ -150,7 +150,7 @@ def _target(given: str | None) -> Any:
 
 @contextmanager
 def _progress(shown: list[Outcome]) -> Iterator[tuple[Any, Any]]:
-    """Show progress on standard error: a bar on a terminal, else a line for each signature."""
+    """Show progress on standard error: a bar on a terminal, otherwise a line per signature."""
     console = Console(stderr=True)
     columns = TextColumn("warming up"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)

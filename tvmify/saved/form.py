@@ -159,8 +159,8 @@ def _interpretable(
         agreed = [agrees(form, subject, call) for call in calls]
         if not agreed[0]:
             raise SaveError(
-                "torch.jit.trace recorded something else than the module computes: change it so that "
-                "torch.jit.script can compile it"
+                "the module computes something else than torch.jit.trace recorded: change it so "
+                "that torch.jit.script can compile it"
             ) from None
         return form, agreed
 

@@ -207,8 +207,7 @@ class _Pool:
     ) -> Iterable[Outcome]:
         """Yield outcomes as they are done; the first process is one of the workers."""
         processors = len(os.sched_getaffinity(0))
-        # Programs may depend on the number of threads: those that tune
-        # time kernels with as many as the service uses.
+        # With the option tune, kernels are timed with as many threads as the service uses.
         threads = max(r.modes.get("threads", 1) for r in recorded) if first.threads_count else 1
         count = min(jobs or max(processors // threads, 1), len(recorded))
         waiting: queue.SimpleQueue[Recorded] = queue.SimpleQueue()

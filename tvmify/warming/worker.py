@@ -76,9 +76,7 @@ class Subjects:
         if isinstance(made, nn.Module):
             if any(part.training for part in made.modules()):
                 made.eval()
-                self.notes.append(
-                    f"{name} was in training mode, and was switched to evaluation mode"
-                )
+                self.notes.append(f"{name} was in training mode: switched to evaluation mode")
             parts = [part for part in made.modules() if is_decorated(part)]
             if parts:
                 return parts
