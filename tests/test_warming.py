@@ -303,7 +303,7 @@ def test_a_subject_that_is_none(models: Path, subject: str, message: str) -> Non
 
 
 def test_a_module_in_place_of_its_name() -> None:
-    with pytest.raises(tvmify.OptionError, match="subject is a ReLU: name what other processes"):
+    with pytest.raises(tvmify.OptionError, match="subject is a ReLU: name something"):
         tvmify.warm_cache(torch.nn.ReLU(), [(3,)])  # type: ignore[arg-type]
     with pytest.raises(tvmify.OptionError, match="unknown target 'gpu'"):
         tvmify.warm_cache("a:b", [(3,)], target="gpu")

@@ -48,7 +48,7 @@ _OTHER_NAMES = {"device": "target", "precision": "accuracy"}
 class Options(TypedDict, total=False):
     """The keyword arguments of `tvmify`, for type checkers.
 
-    They are the fields of `CompileOptions`, and ``mode``, which stands for some of them.
+    They are the fields of `CompileOptions`, and ``mode``, which sets some of them.
     """
 
     target: TargetOption
@@ -83,17 +83,16 @@ class CompileOptions:
         eager PyTorch, or 1.5e-6 of the largest output. ``"strict"``: at most twice eager's; this
         rules out Winograd convolutions and compact (24-bit) weights, and is somewhat slower.
     dynamic
-        False: each shape gets a program of its own. None: the first shape does; when a second
-        differs in sizes alone, those that differ become symbols, and one program serves all such
-        calls (or a few, by size). True: all sizes from 2 on are symbols from the first call.
-        On the CPU only.
+        False: each shape gets its own program. None: the first shape does; when a second differs
+        only in sizes, those that differ become symbols, and one program (or a few, by size) serves
+        all such calls. True: all sizes of 2 and more are symbols from the first call on. CPU only.
     dynamic_shapes
         Which sizes are symbols from the first call on, and their limits, in the form that
         ``torch.export.export`` takes: a dict by argument name, or a tuple in the order of the
-        arguments, with a dict by axis, or a size for each axis, for each tensor. A size is a
-        ``Dim``, ``Dim.AUTO``, ``Dim.DYNAMIC``, or ``Dim.STATIC``, an int or None for one that is no
-        symbol. What is not mentioned is as ``dynamic`` says. A call outside the limits gets a
-        program for its own shape.
+        arguments. For each tensor it has a dict by axis, or a size for each axis. A symbol is a
+        ``Dim``, ``Dim.AUTO`` or ``Dim.DYNAMIC``; a static size is ``Dim.STATIC``, an int or None.
+        All other sizes follow ``dynamic``. A call outside the limits gets a program for its own
+        shape.
     tune
         None: a cost model chooses the kernels. ``"quick"``: candidates for each matrix product,
         convolution, attention, recurrent layer, pool, reduction and element-wise kernel are timed

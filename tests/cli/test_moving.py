@@ -19,7 +19,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "2 entries" in result.output
     result = run("import", archive, "--cache", there)
     assert result.exit_code == 0, result.output
-    assert "2 stored, 0 were there already, 0 refused" in result.output
+    assert "2 stored, 0 already there, 0 refused" in result.output
     assert digests(there) == {key.digest for key in keys}
     document = json.loads(run("import", archive, "--json", "--cache", there).output)
     assert (len(document["stored"]), len(document["present"])) == (0, 2)
@@ -60,4 +60,4 @@ def test_damage_on_the_way(tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes().replace(b"other entry", b"0ther entry"))
     result = run("import", archive, "--cache", tmp_path / "there")
     assert result.exit_code == 1
-    assert "1 stored, 0 were there already, 1 refused" in result.output
+    assert "1 stored, 0 already there, 1 refused" in result.output

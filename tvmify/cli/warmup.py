@@ -135,7 +135,7 @@ def _size(given: str) -> Any:
     numbers = {limit: int(text) for limit, text in limits.items() if text}
     least, most = numbers.get("min", 2), numbers.get("max")
     if most is not None and most < max(least, 2):
-        raise ValueError(f"no size from 2 on is within {given!r}")
+        raise ValueError(f"{given!r} allows no size of 2 or more")
     return Dim(limited["name"], **numbers) if limited["name"] else Dim.AUTO(**numbers)
 
 

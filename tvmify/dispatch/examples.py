@@ -108,7 +108,7 @@ class _Dims:
         if any(is_dim(size) and not dim.varies for size, dim in zip(shape, declared, strict=True)):
             raise WarmUpError(
                 f"a size of {tuple(shape)} is static: give a number, or a Dim that allows sizes "
-                "from 2 on"
+                "of 2 and more"
             )
         pairs = zip(shape, declared, strict=True)
         sizes = tuple(self._chosen(dim) if dim.varies else size for size, dim in pairs)

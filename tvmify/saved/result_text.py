@@ -132,8 +132,8 @@ class Writer:
         if isinstance(value, SizePlace):
             if self._symbols is None:
                 raise SaveError(
-                    "the result has a size, which torch.jit.trace takes for a constant: make it "
-                    "possible to torch.jit.script the module"
+                    "the result has a size, which torch.jit.trace records as a constant: change "
+                    "the module so that torch.jit.script can compile it"
                 )
             return _code(value.size, self._symbols)
         if type(value) in _SCALARS:

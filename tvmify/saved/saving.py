@@ -133,7 +133,7 @@ def compile_calls(
     """
     if not calls:
         raise SaveError(
-            f"{dispatcher.name} was not called yet, so it is not known what to compile it for: "
+            f"{dispatcher.name} was not called yet, so there are no shapes to compile it for: "
             "give example_inputs, or signatures"
         )
     compiled: list[Compiled] = []

@@ -145,7 +145,7 @@ def warm_cache(
     """
     if not isinstance(subject, str):
         raise OptionError(
-            f"subject is a {type(subject).__qualname__}: name what other processes can import, as "
+            f"subject is a {type(subject).__qualname__}: name something that can be imported, as "
             "'package.module:attribute'; to compile in this process, call warmup"
         )
     target = check_target(target)

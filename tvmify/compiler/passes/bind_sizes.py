@@ -127,7 +127,7 @@ class BindSizes:
 
 @compiler_pass
 class DropUnused:
-    """Remove kernels that became views, if there are symbols: they divide a lot for nothing."""
+    """Remove kernels that became views, if there are symbols, since they have many divisions."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite the module."""

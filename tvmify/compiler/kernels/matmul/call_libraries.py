@@ -1,7 +1,7 @@
-"""Replaces products by library calls where a library of `libraries` is chosen. In bfloat16 a call
-rounds its result, so it is only used where the program rounds as well: for a product, or its sum
-with a bias, whose only user is the cast. Products that were joined with others (`JoinProducts`,
-which runs before) are not replaced.
+"""Replaces products by calls of a library that `libraries` chooses. A call in bfloat16 rounds its
+result, so it is used only where the program rounds as well: for a product, or its sum with a bias,
+whose only user is the cast. Products that `JoinProducts`, an earlier pass, has joined stay as they
+are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, linear, rewrite_program, values_and_readers
 from tvmify.compiler.passes.views import shape_of
 
-#: Attribute of ``main``: for each product that a library computes, which one.
+#: Attribute of ``main``: the library of each product that one computes.
 _CALLED = "tvmify.libraries"
 _ASTYPE, _MATMUL, _PERMUTE = (
     tvm.ir.Op.get(f"relax.{name}") for name in ("astype", "matmul", "permute_dims")
@@ -34,7 +34,7 @@ _ASTYPE, _MATMUL, _PERMUTE = (
 
 @compiler_pass
 class CallLibraries:
-    """Rewrite products before they are lowered; what they were is left for others to remove."""
+    """Rewrite products before they are lowered; a later pass removes the dead code."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
@@ -48,7 +48,7 @@ class CallLibraries:
 
 
 def called(ir_mod: tvm.IRModule) -> dict[str, str]:
-    """Return the products of a lowered program that libraries compute, and which do."""
+    """Return the products of a lowered program that libraries compute, with their libraries."""
     attributes = ir_mod["main"].attrs or {}
     return {str(work): str(library) for work, library in attributes.get(_CALLED, {}).items()}
 
@@ -71,10 +71,10 @@ class _Calling(PyExprMutator):
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
         self.weights = weights_of(ir_mod["main"])
-        #: For each workload and order of the weights which library computes it, None: none does.
+        #: The library for each workload and order of the weights; None for our own kernel.
         self.chosen: dict[tuple[plans.Workload, bool], libraries.Library | None] = {}
         self.called: dict[str, str] = {}
-        #: Bytes of the weights that products of ours no longer read.
+        #: Bytes of the weights that our own kernels no longer read.
         self.read: dict[Expr, int] = {}
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
@@ -84,7 +84,7 @@ class _Calling(PyExprMutator):
         return call if made is None else made
 
     def found(self, op: relax.Call) -> _Linear | None:
-        """Return the product, with or without a bias, that a call is the last operator of."""
+        """Return the product, with or without a bias, that ends with a call."""
         value: Expr | None = op
         is_rounded = is_call(_ASTYPE, op) and str(op.ty.dtype) == "bfloat16"
         if is_rounded:
@@ -94,7 +94,7 @@ class _Calling(PyExprMutator):
             return None
         left, weight = product.args
         rows, own = shape_of(left), shape_of(weight)
-        if not sizes.is_static(*rows, *own):  # calls of libraries have one shape
+        if not sizes.is_static(*rows, *own):  # library calls have static shapes
             return None
         dtypes = {str(x.ty.dtype) for x in (left, weight, product)}
         fits = len(rows) > 1 and len(own) == 2 and own[1] > 1 and min(rows) > 0
@@ -103,7 +103,7 @@ class _Calling(PyExprMutator):
         return _Linear(left, weight, bias, is_rounded)
 
     def by_library(self, op: relax.Call, found: _Linear) -> relax.Expr | None:
-        """Return the call that computes it, if there is one and it is chosen."""
+        """Return the library call that computes a product, if a library is chosen."""
         machine = Microarchitecture.current()
         rows, (depth, columns) = prod(shape_of(op)[:-1]), shape_of(found.weight)
         narrow = pairs.rows_of(self.builder_, found.left, [found.weight], rows, machine)
@@ -137,7 +137,7 @@ class _Calling(PyExprMutator):
         return aten(operands, shape_of(op), library.dtype, body)
 
     def narrowed(self, x: Expr) -> Expr:
-        """Return a tensor in bfloat16 that was cast from it."""
+        """Return the bfloat16 tensor that a tensor was cast from."""
         value = self.values.get(x)
         if is_call(_ASTYPE, value):
             return self.visit_expr(value.args[0])

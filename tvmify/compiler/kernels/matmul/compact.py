@@ -28,15 +28,15 @@ from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.legalizing import product_weight_bytes
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Vectors of a tile, and of words that they take.
+#: Vectors of a tile, and the vectors of words that store them.
 VECTORS, _WORDS = 4, 3
 #: The float32 3, and of its bits those that stand for a fraction: for zero, and all of them.
 _THREE, _MIDDLE, _FRACTION = 3.0, 0x400000, 0x7FFFFF
-#: The largest fraction, that of the largest weight: 3 + 1 would have another exponent.
+#: The fraction of the largest weight: 3 + 1 would have another exponent.
 _LARGEST = 1 - 2.0**-22
 #: What is left out of a finite one, and the code of NaN, one more than that of minus infinity.
 _EXPONENT, _NAN = 0x40000000, 0x800001
-#: No scale is less than this, so that nothing is divided by zero; and the largest float32.
+#: The smallest scale, to avoid divisions by zero; and the largest float32.
 _LEAST, _MOST = 2.0**-120, (2 - 2.0**-23) * 2.0**127
 
 
@@ -47,11 +47,11 @@ def applies(
     dtype: str,
     machine: Microarchitecture,
 ) -> bool:
-    """Whether a product of so many rows with weights ``[…, depth, columns]`` has compact ones.
+    """Whether a product with this number of rows has compact weights ``[…, depth, columns]``.
 
-    Only where they come from memory, and not where accuracy is to be strict.
+    Only if the weights do not fit in caches, and not with ``accuracy="strict"``.
     """
-    # The other registers hold a step's weights, what a row is multiplied by, and constants.
+    # The other registers hold the weights of a step, the row's activation, and constants.
     fits = rows * VECTORS <= machine.vector_registers * 2 // 3
     wide = machine.vector_bits >= PREFETCH.narrowest
     nearby = machine.keeps(4 * prod(weights))

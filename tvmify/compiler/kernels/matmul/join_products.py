@@ -50,7 +50,7 @@ _ELEMENTWISE = frozenset(
 
 @compiler_pass
 class JoinProducts:
-    """Lower such products; runs before LegalizeOps, which lowers the others."""
+    """Lower the joined products; runs before LegalizeOps, which lowers the others."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
@@ -67,7 +67,7 @@ class JoinProducts:
 
 @dataclass(frozen=True)
 class Group:
-    """Products of the same rows that become one value, as they are in the program."""
+    """Products of the same rows whose results are combined into one value."""
 
     products: tuple[relax.Call, ...]
 
@@ -78,7 +78,7 @@ class Group:
 
 
 def groups(main: relax.Function) -> list[Group]:
-    """Find the products that are to be joined."""
+    """Find the products to join."""
     values = {b.var: b.value for block in main.body.blocks for b in block.bindings}
     readers: dict[Expr, set[Expr]] = {}
     for variable, value in values.items():

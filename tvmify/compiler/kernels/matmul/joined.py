@@ -51,9 +51,9 @@ from tvmify.compiler.kernels.matmul.template import (
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
-#: Name of the blocks that stand for one product of several.
+#: Name of the blocks that represent one of several products.
 ONE = "matmul_one"
-#: Attribute of a function of which FuseOps is to think that it works element by element.
+#: Attribute of a function that FuseOps should treat as element-wise.
 ELEMENTWISE = "tvmify.elementwise"
 
 
@@ -61,7 +61,7 @@ ELEMENTWISE = "tvmify.elementwise"
 class Joined(Product):
     """Products whose right-hand sides are stacked on a first axis, all with the same rows."""
 
-    in_registers: ClassVar[bool] = False  # there is no room for those of several products
+    in_registers: ClassVar[bool] = False  # registers do not hold the tiles of several products
 
     @classmethod
     def over(
@@ -74,7 +74,7 @@ class Joined(Product):
         is_compact: bool,
         paired: bool,
     ) -> Joined:
-        """Choose how to cut `count` products: as each of them, since panels are of one product."""
+        """Choose how to cut `count` products: like a single one, since a panel belongs to one."""
         bits = bits_of(accumulator(dtype))
         depth, columns = right
         out = (count, *left[:-1], columns)
@@ -136,8 +136,8 @@ def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -
 def one_of(builder: relax.BlockBuilder, every: Expr, number: int) -> Expr:
     """Return one of the products that `legalize` stacked.
 
-    FuseOps is to take it for one of the operators that follow a product element by element, and so
-    to join all of them with the products where they become one value.
+    FuseOps treats it as an element-wise operator after a product, so that it fuses all of them with
+    the products where they are combined into one value.
     """
 
     def one(every: te.Tensor) -> te.Tensor:
@@ -148,7 +148,7 @@ def one_of(builder: relax.BlockBuilder, every: Expr, number: int) -> Expr:
 
 
 class JoinedMatmul(Rule):
-    """As `Matmul`, with the panels of all products one after the other in each task."""
+    """Like `Matmul`, with the panels of all products one after the other in each task."""
 
     name = "joined matmul"
     anchors = frozenset({ONE, ANCHOR})
@@ -158,7 +158,7 @@ class JoinedMatmul(Rule):
         inline_producers(sch, ANCHOR, keep=(PARTIAL,))
         inline_chain(sch, ANCHOR)
         names = [sch.get(block).name_hint for block in blocks_of(sch)]
-        # What else reads the sums would need them stored.
+        # Other readers would need the sums in memory.
         readers = [sch.get(block).name_hint for block in sch.get_consumers(sch.get_sblock(ANCHOR))]
         if readers != names[-1:]:
             return None
@@ -183,7 +183,7 @@ class JoinedMatmul(Rule):
         sch.compute_at(anchor, outermost, preserve_unit_loops=True)
         along = add_up_blocks(sch, partial, anchor, last, machine, number)
         weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
-        if together == 1:  # a single tile has each of them to itself
+        if together == 1:  # a single tile uses each panel once
             weights /= count
         narrow = count * column_tiles * columns <= MATMUL.wide * row_tiles * rows
         fetch_ahead(
@@ -196,16 +196,16 @@ class JoinedMatmul(Rule):
             fewest=fewest,
             rows=["row_tile"] * narrow,
         )
-        # What is broadcast is computed beforehand.
+        # Broadcast operands are computed before.
         for name in sorted({*names} - {ANCHOR, PARTIAL, names[-1]}):
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
 
 
 def _with_rows_numbered(sch: s_tir.Schedule, last: SBlockRV) -> s_tir.Schedule:
-    """Let the last block have loops over rows and columns alone.
+    """Give the last block loops over rows and columns only.
 
-    Only on one loop does TVM see tiles across leading axes.
+    TVM recognizes tiles across leading axes only on a single loop.
     """
     *lead, _ = sizes.sizes_of(variable.dom.extent for variable in sch.get(last).iter_vars)
     if len(lead) == 1:
@@ -214,5 +214,5 @@ def _with_rows_numbered(sch: s_tir.Schedule, last: SBlockRV) -> s_tir.Schedule:
         lambda *index: [flatten(index[:-1], lead), index[-1]], ndim=len(lead) + 1
     )
     sch.transform_block_layout(last, numbered)
-    # The sums are read at ``row // 17 * 17 + row % 17``, in which it sees no tiles either.
+    # The sums are read at ``row // 17 * 17 + row % 17``, where TVM recognizes no tiles, either.
     return s_tir.Schedule(tirx.transform.StmtSimplify()(sch.mod))

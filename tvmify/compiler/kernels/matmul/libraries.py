@@ -34,15 +34,15 @@ class Library:
     Attributes
     ----------
     name
-        As reports and measurements have it.
+        In reports and measurements.
     kind
-        Of the products, as `plans.Workload.dtype` names it.
+        The kind of products, as in `plans.Workload.dtype`.
     dtype
         Of the operands and of the result.
     rows
-        It may compute products of so many rows and more.
+        The fewest rows of a product that it may compute.
     unmeasured
-        Whether it is taken where nothing was measured.
+        Decides whether it is used without a measurement.
     write
         Adds the product to a graph, see `tvmify.compiler.aten.calls.multiply`.
     """
@@ -59,7 +59,7 @@ class Library:
 
 
 def _pays_by_tiles(work: plans.Workload, machine: Microarchitecture) -> bool:
-    """Estimate whether AMX saves more time than it takes to lay out weights, and to call."""
+    """Estimate whether AMX saves more time than the call, which reorders the weights, costs."""
     if not machine.multiplies_tiles:
         return False
     arithmetic = machine.nanoseconds(work.rows * work.depth * work.columns)
@@ -71,7 +71,7 @@ def _never(_: plans.Workload, __: Microarchitecture) -> bool:
     return False
 
 
-#: All of them. None is faster by enough for float32 that it were worth it unmeasured.
+#: All of them. For float32, none is so much faster that it is used without a measurement.
 LIBRARIES = (
     Library("bfloat16 by aten::linear", pairs.KIND, "bfloat16", 32, _pays_by_tiles),
     Library("float32 by aten::linear", "float32", "float32", 32, _never),
@@ -85,22 +85,22 @@ def choose(
     out: Sequence[int],
     transposed: bool,
 ) -> Library | None:
-    """Return the library that is to compute a product with one weight; None if a kernel of ours is.
+    """Return the library to compute a product with one weight; None for our own kernel.
 
     Parameters
     ----------
     left, out
         Shapes of the activation and of the result.
     transposed
-        Whether the weight lies in memory as ``[columns, depth]``.
+        Whether the weight is stored as ``[columns, depth]``.
     """
     offered = [line for line in LIBRARIES if line.kind == work.dtype and work.rows >= line.rows]
     if not offered:
         return None
     first = [line for line in offered if line.unmeasured(work, machine)]
     if not (first or choice.is_asking() or choice.is_measured()):
-        return None  # without the time that it takes to list our kernels
-    # Which of ours to compare with is a question of its own, which its legalizer asks.
+        return None  # skip listing our own kernels
+    # The legalizer chooses which of our own kernels to compare with.
     own = choice.settled(str(work), plans.candidates(work, machine, 32))
     later = [line for line in offered if line not in first]
     order = ", weights transposed" * transposed
@@ -112,7 +112,7 @@ def choose(
 def _sample(
     work: plans.Workload, dtype: str, left: Sequence[int], out: Sequence[int], transposed: bool
 ) -> Sample:
-    """Return a product with the bias and the activation that most are followed by."""
+    """Return a product with a bias and an activation, like most products have."""
     is_narrow = dtype != "float32"
 
     def wide(builder: relax.BlockBuilder, x: Expr) -> Expr:

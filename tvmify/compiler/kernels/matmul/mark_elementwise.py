@@ -7,15 +7,15 @@ from tvm import tirx
 from tvmify.compiler.kernels.matmul import joined
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-#: FuseOps' number for functions that work element by element.
+#: FuseOps' number for element-wise functions.
 _PATTERN = 0
 
 
 @compiler_pass
 class MarkElementwise:
-    """Let FuseOps see functions as they want to be seen; runs before it.
+    """Set the fusion pattern of functions as their attribute says; runs before FuseOps.
 
-    AnnotateTIROpPattern finds a pattern of its own for a function whose attribute says 0.
+    AnnotateTIROpPattern overwrites a pattern of 0.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:

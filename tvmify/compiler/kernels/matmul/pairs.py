@@ -24,22 +24,22 @@ from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.kernels.elementwise import reshape
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: An operator of our own: a sum, and two words whose numbers are multiplied and added to it.
+#: Our own operator: a sum, and two words, whose numbers are multiplied and added to it.
 ADD_DOT = "tvmify.add_dot"
-#: And one that makes a word of two numbers.
+#: Our own operator that packs two numbers into a word.
 _WORD = "tvmify.pair"
-#: What stands for the dtype of such products where kernels are chosen.
+#: The dtype of such products for the choice of kernels.
 KIND = "pairs"
-#: Attribute of a function that has it.
+#: Attribute of a function with such a product.
 PAIRS = "tvmify.pairs"
-#: What moves numbers and leaves them as they are.
+#: Operators that move numbers without changing them.
 _MOVES = frozenset(
     Op.get(f"relax.{name}")
     for name in ("broadcast_to", "concat", "expand_dims", "permute_dims", "reshape", "squeeze")
 )
 _ASTYPE, _RESHAPE = Op.get("relax.astype"), Op.get("relax.reshape")
 _LOW, _HIGH = 0xFFFF, -0x10000
-#: The instruction in LLVM's notation, for vectors of so many sums. TVM has no vectors of bfloat16.
+#: The instruction in LLVM's notation, for a number of sums. TVM has no vectors of bfloat16.
 _LLVM = """\
 declare <{lanes} x float> @llvm.x86.avx512bf16.dpbf16ps.{bits}(
     <{lanes} x float>, <{pairs} x bfloat>, <{pairs} x bfloat>)
@@ -64,20 +64,20 @@ def rows_of(
     rows: int,
     machine: Microarchitecture,
 ) -> Expr | None:
-    """Return the left-hand side of products in bfloat16, if they are to be computed in pairs.
+    """Return the left-hand side of products in bfloat16, if they are computed in pairs.
 
-    They may be where operands in float32 were made of bfloat16.
+    They can be if their float32 operands were cast from bfloat16.
 
     Parameters
     ----------
     rights
         The right-hand sides, weights of one shape.
     rows
-        How many meet each weight.
+        The number of rows that are multiplied by each weight.
     """
     values = values_of(builder)
     value = values.get(left)
-    if is_moved := _is(value, _RESHAPE):  # what permutations before and after a cast come to
+    if is_moved := _is(value, _RESHAPE):  # the permutations before and after a cast, combined
         value = values.get(value.args[0])
     distant = not machine.keeps(2 * prod(int(size) for size in rights[0].ty.shape))
     few = rows <= machine.lanes() // PREFETCH.few_unpacked
@@ -94,7 +94,7 @@ def rows_of(
 
 
 def sample_of(left: Sequence[int], right: Sequence[int], out: Sequence[int]) -> Sample:
-    """Return what such a product is measured by."""
+    """Return the sample that such a product is measured with."""
 
     def body(builder: relax.BlockBuilder, operands: list[relax.Var]) -> Expr:
         wide = [builder.emit(relax.op.astype(x, "float32")) for x in operands]
@@ -105,7 +105,7 @@ def sample_of(left: Sequence[int], right: Sequence[int], out: Sequence[int]) -> 
 
 
 def was_narrow(x: Expr, values: dict[Expr, Expr]) -> bool:
-    """Whether all elements of a tensor are numbers of bfloat16."""
+    """Whether all elements of a tensor are bfloat16 values."""
     value = values.get(x, x)
     if isinstance(value, relax.Tuple):
         return all(was_narrow(part, values) for part in value.fields)
@@ -124,16 +124,15 @@ def _is_narrow(x: Expr) -> bool:
 
 
 def word(first: Expr, second: Expr) -> Expr:
-    """Put two numbers, in float32, into one word of bfloat16, an int32."""
+    """Pack two float32 numbers into one word of two bfloat16, an int32."""
     return tirx.call_intrin("int32", _WORD, first, second)
 
 
 def _lower_word(call: Call) -> Expr:
-    """Write `_WORD` in terms that LLVM knows.
+    """Lower `_WORD` to operators that LLVM has.
 
-    Numbers are rounded, to even, and NaN stays NaN: of a cast to bfloat16 and back within one
-    function, TVM leaves nothing. What comes from memory as bfloat16 is rounded already; LLVM sees
-    that, and leaves nothing of this.
+    It rounds numbers to even, and keeps NaN, since TVM removes a cast to bfloat16 and back within a
+    function. For numbers that were bfloat16 in memory, LLVM removes the rounding.
     """
     kind = str(call.ty.dtype)
 
@@ -155,12 +154,12 @@ def _lower_word(call: Call) -> Expr:
 
 
 def dot(a: Expr, b: Expr) -> Expr:
-    """Multiply both numbers of one word with those of another, and add up, in float32."""
+    """Multiply both numbers of a word by those of another, and add the products, in float32."""
     return tirx.call_intrin("float32", ADD_DOT, tirx.const(0, "float32"), a, b)
 
 
 def add_in_place(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Make one operation of a sum and the `dot` that is added to it, once it is scheduled."""
+    """Merge a sum and the `dot` that is added to it into one operation, after scheduling."""
 
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, tirx.BufferStore):
@@ -176,7 +175,7 @@ def add_in_place(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def lower_sum(call: Call) -> Expr:
-    """Write `ADD_DOT` in terms that LLVM knows, for the target whose scope is open."""
+    """Lower `ADD_DOT` to operators that LLVM has, for the target whose scope is open."""
     sums, a, b = call.args
     kind = str(call.ty.dtype)
     lanes = int(kind.partition("x")[2] or 1)
@@ -195,7 +194,7 @@ def lower_sum(call: Call) -> Expr:
 
 
 def definitions() -> str:
-    """Return what `lower_sum` calls, in LLVM's notation."""
+    """Return the functions that `lower_sum` calls, in LLVM's notation."""
     return "".join(
         _LLVM.format(name=_name(lanes), lanes=lanes, pairs=2 * lanes, bits=32 * lanes)
         for lanes in _WIDTHS

@@ -14,14 +14,13 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
 
-#: One sum over more elements than this is less exact than the accuracy policy wants. With
-#: ``accuracy="strict"`` it depends on how many there are, and may be short, but not shorter than
-#: the second: for few rows, eager adds up in many lanes at once.
+#: A sum over more elements than this violates the accuracy policy. With ``accuracy="strict"`` the
+#: limit depends on the number of elements, but is at least the second number.
 _LONGEST_SUM, _SHORTEST_STRICT_SUM = 1024, 16
-#: Where the number of rows is a symbol, panels are as wide as they are for so many.
+#: If the number of rows is a symbol, panels are as wide as for this number.
 _COMMON_ROWS = 128
-#: The plan is then the best on average for these multiples of the likely number. For the likely
-#: number alone, tiles would divide it, and the last tile of most others would be nearly empty.
+#: The plan is then the best on average for these multiples of the likely number. For that number
+#: only, tiles would divide it, and the last tile for most other numbers would be nearly empty.
 _LIKELY = (0.36, 0.48, 0.6, 0.73, 0.85, 0.98, 1.1, 1.3)
 
 
@@ -37,7 +36,7 @@ class Plan:
         Elements of the reduction that are accumulated in registers (kc). The last block may have
         fewer.
     block
-        Tiles of rows that are multiplied with one panel of the right-hand side in turn.
+        Tiles of rows that are multiplied by one panel of the right-hand side, one after the other.
     rows_first
         Whether all columns of one block of rows come before the next block.
     """
@@ -55,7 +54,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Workload:
-    """One matrix product, or `batch` of them, of activations with weights or with activations.
+    """One or `batch` matrix products of activations with weights or with activations.
 
     Attributes
     ----------
@@ -107,7 +106,7 @@ def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture,
     likely = [replace(work, rows=max(round(work.rows * part), 1)) for part in _LIKELY]
 
     def cost(plan: Plan) -> float:
-        """Return the time for a row, on average."""
+        """Return the average time for a row."""
         return sum(
             _on_all_cores(each, _within(plan, each.rows), machine, bits) / each.rows
             for each in likely
@@ -117,7 +116,7 @@ def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture,
 
 
 def _within(plan: Plan, rows: int) -> Plan:
-    """Return the plan with as many tiles in a block as blocks of so few rows have on average."""
+    """Return the plan with as many tiles in a block as this number of rows has on average."""
     row_tiles = -(-rows // plan.rows)
     return replace(plan, block=-(-row_tiles // -(-row_tiles // plan.block)))
 
@@ -140,7 +139,7 @@ def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Pl
     others = tiles.alternatives(ranked, lambda tile: tile.columns, lambda tile: tile.rows)
     considered = dict.fromkeys([*ranked[: MATMUL.tiles], *others])
     own, *rest = _by_cost(work, considered, machine, bits)
-    # The best of those that differ in one thing, for each thing, and then by estimate.
+    # For each feature, the best plan that differs in it; then all others by estimate.
     kinds = [
         lambda plan: plan.columns != own.columns,
         lambda plan: (
@@ -179,7 +178,7 @@ def _plans(
     row_tiles = -(-work.rows // tile.rows)
     panels = work.batch * -(-work.columns // tile.columns)
     counts = {*MATMUL.blocks, *(-(-tasks // panels) for tasks in MATMUL.tasks)}
-    # Rows of which the left-hand side fits in L2.
+    # The most rows of the left-hand side that fit in L2.
     nearby = machine.l2_bytes // 2 // (tile.rows * work.depth * bits // 8)
     counts.add(-(-row_tiles // max(nearby, 1)))
     if not work.packed:  # the right-hand side is copied as a whole for each block
@@ -200,7 +199,7 @@ def _plans(
 def nanoseconds(
     work: Workload, plan: Plan, machine: Microarchitecture, bits: int, cores: int
 ) -> float:
-    """Estimate the time of a plan on this many cores: that of the busiest one."""
+    """Estimate the time of a plan on a number of cores, which is the time of the busiest core."""
     row_tiles, panels = -(-work.rows // plan.rows), -(-work.columns // plan.columns)
     blocks, element = -(-row_tiles // plan.block), bits // 8
     left, right, result = (

@@ -1,4 +1,4 @@
-"""Matrix products: packed weights or two activations, any number of rows, any tails.
+"""Matrix products with packed weights or of two activations, with any number of rows and columns.
 
 The loops, outermost first: blocks of rows and panels of columns, in the order of the plan and
 divided among the cores; blocks of the reduction; tiles of rows; the steps of one block of the
@@ -58,7 +58,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     left, right = call.args
     out, left_shape, right_shape = (sizes.sizes_of(x.ty.shape) for x in (call, left, right))
     dtype = str(call.ty.dtype)
-    # Dot products and vectors fill no tile: the reduction rule vectorizes them better.
+    # Dot products and matrix-vector products fill no tile; the reduction rule vectorizes them.
     if min(len(left_shape), len(right_shape)) < 2 or sizes.is_one(out[-1]) or dtype == "bool":
         return plain(builder, call)
     if min(sizes.hints(left_shape + right_shape)) == 0:
@@ -191,7 +191,7 @@ def add_up_blocks(
 ) -> LoopRV:
     """Add blocks of the reduction, from registers, to the sums of a whole block of rows.
 
-    A single block is stored as it is. `count` is how many rows there are.
+    A single block is stored directly. `count` is the number of rows.
     """
     loops = sch.get_loops(anchor)[1:]
     blocks = [loop for loop in loops if is_reduction_loop(sch, loop)]
@@ -210,7 +210,7 @@ def add_up_blocks(
 
 
 def _depth(partial: s_tir.SBlock) -> Size:
-    """Return the length of the whole reduction of which a block adds up a part."""
+    """Return the length of the whole reduction, of which a block covers a part."""
     if DEPTH in partial.annotations:
         return int(partial.annotations[DEPTH])
     lane = Axes.of(partial)[LANE].var

@@ -1,4 +1,4 @@
-"""The template of a matrix product: what is computed, in terms of tiles."""
+"""The template of a matrix product: the computation, in terms of tiles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTIAL, ANCHOR = "matmul_partial", "matmul_tile"
 ROWS, STORE = "matmul_rows", "matmul_store"
 #: Annotations of the tile of sums: see `plans.Plan`.
 BLOCK, ROWS_FIRST = "tvmify.block", "tvmify.rows_first"
-#: Annotation of the sums over a block: elements of the whole reduction.
+#: Annotation of the sums over a block: the length of the whole reduction.
 DEPTH = "tvmify.depth"
 
 
@@ -43,12 +43,12 @@ class Product:
     left, right, out
         Shapes of the operands and of the result.
     batch
-        Extents of the leading axes with a product each: those of which the right-hand side has
-        more than one matrix.
+        Extents of the leading axes along which there are several products, because the right-hand
+        side has several matrices.
     rows, columns, depth
-        Extents of one such product. All rows that meet the same matrix are numbered through.
+        Extents of one product. All rows that are multiplied by the same matrix form one axis.
     paired
-        Whether two numbers of bfloat16 are one step of the reduction, of which there are `depth`.
+        Whether a step of the reduction, of which there are `depth`, is a pair of bfloat16 numbers.
     """
 
     left: tuple[Size, ...]
@@ -98,14 +98,14 @@ class Product:
         return cls(*shapes, batch, rows, columns, steps, plan, dtype, paired)
 
     def step(self, numbers: Callable[[Expr], Expr], k: Expr) -> Expr:
-        """Return what is multiplied in a step of the reduction: one of some numbers, or a pair."""
+        """Return the factors of a step of the reduction: a number, or a pair, of each tensor."""
         if not self.paired:
             return numbers(k).astype(accumulator(self.dtype))
         first, second = (numbers(2 * k + i).astype("float32") for i in (0, 1))
         return pairs.word(first, or_zero(second, (2 * k + 1, self.left[-1], 2)))
 
     def pack(self, right: te.Tensor) -> te.Tensor:
-        """Lay matrices out as ``[…, columns / tile, depth, tile]``, padded with zeros."""
+        """Pack matrices as ``[…, columns / tile, depth, tile]``, padded with zeros."""
         width = self.plan.columns
         lead = self.right[:-2]
 
@@ -119,7 +119,7 @@ class Product:
         return te.compute(shape, element, name=PACK)
 
     def pack_pointwise(self, kernel: te.Tensor) -> te.Tensor:
-        """Lay out the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
+        """Pack the weights of a 1×1 convolution, ``[columns, 1, 1, depth]``."""
         transposed = (self.left[-1], self.columns)
         return self.pack(te.compute(transposed, lambda i, o: kernel[o, 0, 0, i], name="transposed"))
 
@@ -131,14 +131,14 @@ class Product:
         return *_align(outer, self.right[:-2]), column_tile, along
 
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
-        """The product of two activations; the copy into tiles is a part of the kernel."""
+        """The product of two activations; the kernel packs one of them."""
         own = self._with_symbols_of(left, right)
         return own.with_packed(left, own.pack(right))
 
     def with_gated(self, image: te.Tensor, gate: te.Tensor, packed: te.Tensor) -> te.Tensor:
-        """The product whose rows, the pixels of an image, are first multiplied by a gate.
+        """The product of an image, whose pixels are the rows, after it is multiplied by a gate.
 
-        The gate, ``[batch, 1, 1, depth]``, is one for all pixels; `left` numbers them through.
+        The gate, ``[batch, 1, 1, depth]``, is the same for all pixels, one axis of `left`.
         """
 
         def element(row: tirx.Var, k: tirx.Var) -> Expr:
@@ -154,7 +154,7 @@ class Product:
         return self._with_symbols_of(left)._tiled(left, packed, scales)
 
     def _with_symbols_of(self, *tensors: te.Tensor) -> Product:
-        """Return the same in the symbols of a function's tensors: TVM makes some of these names."""
+        """Return the product in the symbols of a function's tensors, which TVM may have renamed."""
         mine = sizes.product((*self.left, *self.right, *self.out))
         if sizes.is_static(mine):
             return self
@@ -195,12 +195,12 @@ class Product:
             """Add up one block of the reduction."""
             step, *batch, row_tile, column_tile, row, lane = index
             row = row_tile * rows + row
-            # Rows that are not there: the last one again.
+            # For rows beyond the last, read the last one again.
             if rows > 1 if is_symbolic else row_tiles * rows > self.rows:
                 row = tirx.min(row, self.rows - 1)
             places = dict(zip((*axes, *through), (*batch, *_unflatten(row, heights)), strict=True))
             *outer, own = (places[axis] for axis in sorted(places))
-            if len(self.left) > 2:  # else its rows are numbered through as it is
+            if len(self.left) > 2:  # otherwise its rows are one axis already
                 row = own
             along = step * plan.depth + k
             at = *_align(outer, self.left[:-2]), row
@@ -210,7 +210,7 @@ class Product:
                 return te.sum(pairs.dot(element, packed(*where, lane)), axis=k)
             if scales is None:
                 return te.sum(element * packed(*where, lane), axis=k)
-            # Not the element times the scale, which may be infinite where no product is.
+            # Not the element times the scale, which may overflow where the product does not.
             return te.sum(element * (scales(*where) * compact.unpack(packed, where, lane)), axis=k)
 
         batch = [f"batch{i}" for i in range(len(self.batch))]
@@ -280,7 +280,7 @@ class Product:
         return te.compute(self.out, place, name=STORE, attrs=named(*names, "column"))
 
     def _row_tiles(self) -> Size:
-        """Return how many tiles of rows there are: whole blocks of them, if that is a number."""
+        """Return the number of tiles of rows, rounded up to whole blocks if it is static."""
         tiles = sizes.ceil_div(self.rows, self.plan.rows)
         return (
             tiles if not isinstance(tiles, int) else -(-tiles // self.plan.block) * self.plan.block
@@ -301,7 +301,7 @@ def plan_for(
     is_compact: bool,
     sample: Callable[[], Sample] | None,
 ) -> plans.Plan:
-    """Choose how to cut products; panels have one width for whatever the rows may be."""
+    """Choose how to cut products; the width of panels does not depend on symbolic rows."""
     if is_compact:
         return plans.single_tile(work, compact.VECTORS * machine.lanes(bits))
     if sizes.is_static(*extents):
@@ -322,7 +322,7 @@ def workload(
     paired: bool,
     row_stride: int = 1,
 ) -> plans.Workload:
-    """Return what plans are chosen for; where numbers are paired, it has half as many steps."""
+    """Return the workload to choose plans for; with pairs, it has half as many steps."""
     batch, rows, columns, depth = sizes.hints((batch, rows, columns, depth))
     steps = -(-depth // 2) if paired else depth
     kind = pairs.KIND if paired else dtype
@@ -354,7 +354,7 @@ def _align(index: Sequence[Expr], shape: Sequence[Size]) -> list[Expr]:
 
 
 def flatten(index: Sequence[Expr], shape: Sequence[Size]) -> Expr:
-    """Number the places of leading axes through."""
+    """Return the index on the axis that merges all leading axes."""
     number: Expr = tirx.const(0, "int64")
     for i, size in zip(index, shape, strict=True):
         if not sizes.is_one(size):  # TVM cannot invert a sum of axes of one element
