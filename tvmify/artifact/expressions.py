@@ -171,7 +171,7 @@ def check_size(size: Any) -> None:
     if type(size) is int:  # type(), because a bool is an int, too
         expect(-LARGEST - 1 <= size <= LARGEST, "a size that has more than 64 bits")
     elif type(size) is not str and not isinstance(size, Term):
-        raise ValueError(f"{reprlib.repr(size)} is no size")
+        raise ValueError(f"{reprlib.repr(size)} is not a size")
 
 
 def value_of(size: Size, values: Mapping[str, int]) -> int:
@@ -261,7 +261,7 @@ def _from_json(value: Any, depth: int) -> Any:
 
 def _check_condition(condition: Any) -> None:
     if not isinstance(condition, Condition):
-        raise ValueError(f"{reprlib.repr(condition)} is no condition")
+        raise ValueError(f"{reprlib.repr(condition)} is not a condition")
 
 
 def text_of(sizes: Iterable[Size]) -> str:

@@ -121,7 +121,7 @@ class Result:
         match value:
             case [str(kind), *fields] if kind in _KINDS:
                 return _KINDS[kind].from_fields(*fields)
-        raise ValueError(f"{value!r:.100} is no result")
+        raise ValueError(f"{value!r:.100} is not a result")
 
 
 @dataclass(frozen=True)

@@ -333,7 +333,7 @@ def _symbol_from_json(value: Any) -> Symbol:
     match value:
         case [name, lower, upper]:
             return Symbol(name, lower, upper)
-    raise ValueError(f"{reprlib.repr(value)} is no symbol")
+    raise ValueError(f"{reprlib.repr(value)} is not a symbol")
 
 
 def _leaf_from_json(value: Any) -> tuple[int, tuple[Size, ...]]:

@@ -140,13 +140,13 @@ def drive(
     ):
         raise CaptureError(
             "some of its modules are TorchScript, whose numbers do not follow Python's rules",
-            "Decorate these.",
+            "Decorate those modules.",
         )
     try:
         with scripting(callable_) as scripted:
             return Driver(scripted, callable_, number, call)
     except CannotScript as error:
-        raise CaptureError(f"it cannot be scripted: {error}", "Change that place.") from error
+        raise CaptureError(f"it cannot be scripted: {error}", "Change that code.") from error
 
 
 def _is_autocast_by_torchscript(callable_: Callable[..., Any]) -> bool:

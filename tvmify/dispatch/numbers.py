@@ -52,7 +52,7 @@ class AnyNumbers:
     def opened(self, request: Request) -> Request:
         """Return the request for a call with tensors in place of the open numbers."""
         call = _without(*request.call, self.signature.places, _as_tensor)
-        assert call is not None  # as there are stand-ins in their places
+        assert call is not None  # the signature has placeholders for them
         return replace(request.generalized(self), call=call)
 
     def adapted(

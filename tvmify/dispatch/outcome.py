@@ -198,7 +198,7 @@ class Compiled:
         obstacle = self.run.obstacle(leaves)
         if obstacle is None:
             return None
-        next_step = "Give it memory of its own: clone it before the call."
+        next_step = "Clone it before the call, so that it has its own memory."
         return Eager(self.facts, NotCompiled(obstacle, next_step))
 
     def failed(self) -> Eager:

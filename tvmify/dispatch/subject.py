@@ -86,7 +86,7 @@ class Subject:
         defined
             The function that defines the arguments, if ``eager`` only passes them on.
         """
-        alive = _nobody if module is None else weakref.ref(module)
+        alive = _no_module if module is None else weakref.ref(module)
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = parameters_of(eager if defined is None else defined).parameters.values()
         return cls(
@@ -125,7 +125,7 @@ class Subject:
         return functools.partial(self.eager, *bound, *args, **kwargs)
 
 
-def _nobody() -> None:
+def _no_module() -> None:
     return None
 
 

@@ -137,8 +137,8 @@ def _of_the_system(error: OSError, doing: str) -> BuildError:
 def _out_of_memory(doing: str) -> BuildError:
     return BuildError(
         f"{doing} ran out of memory",
-        "Free some or raise the limit, and call refresh(); a program compiled on a larger machine "
-        "can be copied here with `tvmify export`.",
+        "Free memory or raise the limit, and call refresh(); a program compiled on a larger "
+        "machine can be copied here with `tvmify export`.",
     )
 
 

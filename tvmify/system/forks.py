@@ -177,9 +177,9 @@ def refuse_if_torn() -> None:
     """
     if _is_torn:
         raise NotCompiled(
-            "this process was forked while another thread compiled, and that did not end in time",
-            "Start processes by spawn or forkserver, or fork when no thread compiles; what was "
-            "compiled before the fork runs compiled.",
+            "this process was forked while another thread was compiling and did not stop in time",
+            "Start processes by spawn or forkserver, or fork while no thread compiles; programs "
+            "that were compiled before the fork still run.",
         )
 
 

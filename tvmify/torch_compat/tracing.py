@@ -149,9 +149,9 @@ def settle() -> None:
     if _is_left_behind() and not _has_warned:
         _has_warned = True
         warn(
-            "torch.compiler.is_compiling() is true although no thread compiles: something has "
-            "left it so. Calls go on compiled, a little slower. Find what sets it, and do not "
-            "use torch.export or torch.compile in two threads at once."
+            "torch.compiler.is_compiling() is true although no thread compiles: something left "
+            "it set. Calls still run compiled, but a little slower. Find out what sets it, and do "
+            "not use torch.export or torch.compile in two threads at once."
         )
 
 

@@ -105,7 +105,7 @@ class FoldBatchNorm(PyExprMutator):
         return value if isinstance(value, relax.Call) else None
 
     def _is_weight(self, x: relax.Expr) -> bool:
-        """Whether a value depends on weights and constants alone."""
+        """Whether a value depends only on weights and constants."""
         if not isinstance(x, relax.Var):
             return all(self._is_weight(variable) for variable in relax.analysis.free_vars(x))
         if isinstance(x.ty, PrimType):

@@ -17,7 +17,7 @@ _IN_PLACE = tvm.ir.Op.get("relax.call_tir_inplace")
 
 @compiler_pass
 class OwnOutputs:
-    """Copy the results of ``main`` that are views of memory that they do not own alone."""
+    """Copy the results of ``main`` that are views of memory that something else also owns."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""

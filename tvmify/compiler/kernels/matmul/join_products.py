@@ -120,7 +120,7 @@ def _joining(
 ) -> Iterator[list[Expr]]:
     """Yield those of some products, all of one shape, that become one value.
 
-    That is one which all that is made of them, element by element, leads to and nowhere else.
+    Element-wise operators combine them into this value, and nothing else reads what these compute.
     """
     shape = shape_of(products[0])
     made = {product: {product} for product in products}
@@ -140,7 +140,7 @@ def _joining(
 
 
 def _weights_first(main: relax.Function) -> relax.Function:
-    """Move what depends on weights alone before what does not: products need all of theirs."""
+    """Move computations of weights before all others: a joined product needs all its weights."""
     weights = weights_of(main)
     blocks = [
         type(block)(sorted(block.bindings, key=lambda binding: binding.var not in weights))
