@@ -279,7 +279,9 @@ def test_a_call_is_for_the_device_of_its_tensors() -> None:
         keys.check_place(option, Signature.of(args, {}))
     keys.check_place(elsewhere, Signature.of((3,), {}))
     for option in ("cuda", elsewhere):
-        with pytest.raises(UnsupportedTarget, match="inputs are on 'cpu', but the target is 'cuda'"):
+        with pytest.raises(
+            UnsupportedTarget, match="inputs are on 'cpu', but the target is 'cuda'"
+        ):
             keys.check_place(option, Signature.of(args, {}))
 
 

@@ -112,7 +112,8 @@ class Dispatcher:
             return outcome.with_gradients(result, replay, leaves)
         return result
 
-    def _find(self, args: Args, kwargs: Kwargs) -> tuple[tuple[Any, ...], Outcome]:
+    def _find(self, args: Args, kwargs: Kwargs) -> tuple[Args, Outcome]:
+        """Return the leaves of the arguments, and how the call runs."""
         leaves, signature = flatten(args, kwargs)
         if signature is None:
             leaves, signature = unusual_signature(args, kwargs)
@@ -120,10 +121,11 @@ class Dispatcher:
                 return leaves, self._memory.of_undescribed(args, kwargs)
         elif self._numbers.arguments:
             signature = self._numbers.find(signature, leaves, args, kwargs)
-        found = self._lookup(signature, kwargs) or self._missed(signature, args, kwargs)
+        found = self._hit(signature, kwargs) or self._missed(signature, args, kwargs)
         return leaves, found
 
-    def _lookup(self, signature: Hashable, kwargs: Kwargs) -> Outcome | None:
+    def _hit(self, signature: Hashable, kwargs: Kwargs) -> Outcome | None:
+        """Return the outcome that memory has for a signature, bound to the current weights."""
         state = self._state
         if state.unsettled is not None:
             return Eager.because(state.unsettled, "any")
@@ -131,30 +133,31 @@ class Dispatcher:
         watched = state.watched
         # Native code compares all weights and attributes with those of the last call.
         if watched is None or watched.guard.changed():
-            self._look_again()
+            self._inspect()
         outcome = self._memory.load((state.current.number, signature))
-        if isinstance(outcome, Compiled):
-            if outcome.bound.weights is not state.weights:
-                return Eager.of_capture() or self._bind(outcome)
-            run = outcome.plain_run
-            # watched is None if another thread has just called refresh()
-            if run is not None and (watched := state.watched) and not self._numbers.arguments:
-                names, free = tuple(kwargs), self.subject.defined(kwargs)
-                self.latest.keep(generation, watched.guard, signature, run, names, free)
-        elif isinstance(outcome, Partitioned) and outcome.bound.weights is not state.weights:
+        if outcome is None or isinstance(outcome, Eager):
+            return outcome
+        if outcome.bound.weights is not state.weights:
             return Eager.of_capture() or self._bind(outcome)
+        run = outcome.plain_run if isinstance(outcome, Compiled) else None
+        watched = state.watched  # None if another thread has just called refresh()
+        if run is not None and watched is not None and not self._numbers.arguments:
+            names, free = tuple(kwargs), self.subject.defined(kwargs)
+            self.latest.keep(generation, watched.guard, signature, run, names, free)
         return outcome
 
-    def _look_again(self) -> None:
+    def _inspect(self) -> None:
+        """Inspect a module that may have changed since the last call."""
         with self._lock:
-            if self._state.is_as_seen():
-                return  # another thread was here first
+            if self._state.is_unchanged():
+                return  # another thread was faster
             if self._state.constants_changed():
                 self.refresh()  # programs contain their elements
-            self._state.look_again()
+            self._state.inspect()
             self.latest.forget()
 
     def _bind(self, outcome: Compiled | Partitioned) -> Outcome:
+        """Bind an outcome to the weights of the module, which have changed."""
         with self._lock:
             outcome.bind(self._state)
             return outcome
@@ -162,6 +165,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------- miss
 
     def _missed(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Outcome:
+        """Return the outcome for a signature that memory does not have."""
         known = self._memory.known((self._state.current.number, signature)) or Eager.of_capture()
         if known is not None:
             return known
@@ -169,9 +173,9 @@ class Dispatcher:
         with self._lock.held(wait=may_wait) as is_held, self._stages() as stages:
             if not is_held:
                 why = "another thread is capturing or compiling a call of this module"
-                return Eager.because(on_miss.postponed(why), "not looked at")
+                return Eager.because(on_miss.postponed(why), "not captured yet")
             if self._state.watched is None:
-                self._look_again()  # another thread has called refresh() meanwhile
+                self._inspect()  # another thread has called refresh() meanwhile
             known = self._memory.known((self._state.current.number, signature))
             return known or self._misses.outcome(signature, args, kwargs, stages)
 
@@ -181,6 +185,7 @@ class Dispatcher:
     # -------------------------------------------------------------------------- in eager instead
 
     def _run_in_eager(self, outcome: Eager, args: Args, kwargs: Kwargs) -> Any:
+        """Run a call in eager, and report why; raise with ``strict=True``."""
         self._reports.refuse(outcome)
         self._counts.eager += 1
         self._counts.postponed += on_miss.is_postponed(outcome.reason)
@@ -232,9 +237,10 @@ class Dispatcher:
         return outcome
 
     def _declared(self, args: Args, kwargs: Kwargs, declared: Declared) -> Outcome | None:
+        """Return the outcome with a program for all declared sizes, or None."""
         signature = flatten(args, kwargs)[1]
         with self._lock, self._stages() as stages:
-            self._look_again()
+            self._inspect()
             if signature is None or self._state.unsettled is not None:
                 return None
             return self._misses.outcome(signature, args, kwargs, stages, declared)
@@ -286,7 +292,7 @@ class Dispatcher:
     @contextlib.contextmanager
     def _files(self) -> Iterator[Files]:
         with on_miss.building_now(), self._lock, self._stages() as stages:
-            self._look_again()
+            self._inspect()
             yield Files(self._shared, self._sizes, stages)
 
     def examples(self) -> list[tuple[Args, Kwargs]]:

@@ -78,16 +78,16 @@ class ModuleState:
         self._constants: list[torch.Tensor] = []
         self._constants_guard: Guard | None = None
 
-    def is_as_seen(self) -> bool:
-        """Whether the module is as the last call saw it."""
+    def is_unchanged(self) -> bool:
+        """Whether the module has not changed since the last call."""
         return self.watched is not None and not self.watched.guard.changed()
 
     def constants_changed(self) -> bool:
         """Whether tensors that programs contain as constants have changed."""
         return self._constants_guard is not None and bool(self._constants_guard.changed())
 
-    def look_again(self) -> None:
-        """Inspect the module."""
+    def inspect(self) -> None:
+        """Inspect the whole module: find its state, and watch it for changes."""
         watched = self._watch()
         state = self._states.get(watched.state)
         if state is None:
