@@ -129,15 +129,21 @@ def _no_module() -> None:
     return None
 
 
+#: The parameters of a function that does not say which it has.
+_ANY_ARGUMENTS = inspect.signature(lambda *args, **kwargs: None)
+
+
 def parameters_of(function: Any) -> inspect.Signature:
     """Return the parameters of a function, or of a TorchScript one."""
     is_module = isinstance(function, torch.jit.ScriptModule)
     if not is_module and not isinstance(function, torch.jit.ScriptFunction):
         try:
             return inspect.signature(function)
-        except ValueError:  # of what is written in C++
-            return inspect.signature(lambda *args, **kwargs: None)
+        except ValueError:  # a function that is written in C++
+            return _ANY_ARGUMENTS
     scripted: Any = function.forward if is_module else function
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     names = [argument.name for argument in scripted.schema.arguments][is_module:]
+    if len(set(names)) < len(names):  # as torch.jit.trace may name them
+        return _ANY_ARGUMENTS
     return inspect.Signature([inspect.Parameter(name, kind, default=None) for name in names])
