@@ -390,7 +390,7 @@ def test_disabled_by_environment(monkeypatch: pytest.MonkeyPatch, inference: Non
 
 def test_target_of_another_device_runs_eager_and_says_so(inference: None) -> None:
     fast = decorate(Plain().eval(), target="cuda")
-    with pytest.warns(TvmifyWarning, match="inputs are on 'cpu' but the target is 'cuda'"):
+    with pytest.warns(TvmifyWarning, match="inputs are on 'cpu', but the target is 'cuda'"):
         assert torch.equal(fast(X), Plain.forward(fast, X))
     fast(X)
     assert "inputs are on 'cpu'" in str(tvmify.explain(fast))
