@@ -150,7 +150,7 @@ def test_a_child_forked_within_a_stage_runs_what_there_is_and_compiles_nothing()
         for rows in (7, 8):
             same(net, rows)
             same(other, rows)
-        assert "forked while another thread compiled" in str(other.explain())
+        assert "forked while another thread was compiling" in str(other.explain())
         assert other.cache_info().builds == 0
 
     in_child(child)
@@ -329,7 +329,7 @@ def test_a_fork_waits_for_the_end_of_a_stage() -> None:
 
 def test_a_torn_process_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "_is_torn", True)
-    with pytest.raises(NotCompiled, match=r"forked while another thread compiled.*spawn"):
+    with pytest.raises(NotCompiled, match=r"forked while another thread was compiling.*spawn"):
         forks.refuse_if_torn()
 
 
