@@ -23,7 +23,7 @@ from benchmarks import models
 from benchmarks.sizes import CASES, resized
 
 #: The models measured unless others are named.
-USUAL = "minilm_16,gpt2_prefill,vit_base"
+USUAL = "minilm_16,bert_base,gpt2_prefill,vit_base"
 _PATIENCE = 900  # seconds
 
 
