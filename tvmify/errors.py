@@ -186,6 +186,25 @@ class NothingToCompute(BuildError):
     """A program only returns arguments, or views of them, and constants."""
 
 
+class EagerRaises(NotCompiled):
+    """Eager PyTorch raises an error for a call that compiled code computes.
+
+    An example is a standard deviation of integers: what torch.export records of it computes one.
+
+    Parameters
+    ----------
+    error
+        What eager PyTorch raises.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        what = (str(error).strip().splitlines() or [""])[0]
+        super().__init__(
+            f"eager PyTorch raises {type(error).__name__} for this call: {what}",
+            "Change the call or the module so that it runs in eager PyTorch.",
+        )
+
+
 class CacheMiss(NotCompiled):
     """No cache has the program of a call, and ``on_miss`` does not allow compiling it now.
 

@@ -176,3 +176,31 @@ def test_what_eager_warns_of_is_shown_once() -> None:
     with pytest.warns(UserWarning, match="of the user") as shown:
         judge({}, lambda: None, eager)
     assert len(shown) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.std(), lambda x: x - True, lambda x: x.lerp(x, 0.5)],
+    ids=["std", "sub", "lerp"],
+)
+def test_an_error_of_eager_alone_is_raised_as_well(function):
+    """What torch.export records of these calls computes integers."""
+    fast = tvmify(function, cache=False)
+    with pytest.raises(Exception) as expected:
+        function(torch.arange(4))
+    for _ in range(2):
+        with pytest.raises(type(expected.value)) as raised:
+            fast(torch.arange(4))
+        assert str(raised.value) == str(expected.value)
+    assert f"eager PyTorch raises {type(expected.value).__name__}" in fast.explain()
+
+
+def test_memory_that_eager_alone_lacks_does_not_keep_code_from_running(monkeypatch):
+    def short_of_memory(compiled, eager):
+        eager()
+
+    def eager():
+        raise MemoryError
+
+    monkeypatch.setattr(verdict, "compare", short_of_memory)
+    assert judge({}, lambda: None, eager) is None

@@ -104,6 +104,11 @@ def faster(
     -------
     Compiled or Eager
         The given outcome with the verdict, or eager.
+
+    Raises
+    ------
+    EagerRaises
+        Eager PyTorch raises an error, which the call shall raise as well.
     """
     run, artifact = compiled.run, compiled.executor.artifact
     # A second run would write again, and compiled code refuses calls with an obstacle.

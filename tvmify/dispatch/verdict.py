@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tvmify.artifact import Seconds
+from tvmify.errors import EagerRaises
 from tvmify.torch_compat.silence import silenced
 
 #: Seconds that a comparison may take once both sides are warm, and its most rounds. It takes the
@@ -61,7 +62,13 @@ def judge(
     Returns
     -------
     Verdict or None
-        None if a side raises: the call raises again when it runs.
+        None if compiled code raises, which it does again when the call runs; or if eager PyTorch
+        lacks the memory to run beside it.
+
+    Raises
+    ------
+    EagerRaises
+        Eager PyTorch raises.
     """
     threads = torch.get_num_threads()
     place = f"{threads} {how}".rstrip()
@@ -69,10 +76,26 @@ def judge(
         try:
             with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
                 # restores the state of the generators
-                verdicts[place] = compare(_whole(compiled, gpu), _whole(eager, gpu))
+                verdicts[place] = compare(_whole(compiled, gpu), _whole(_told(eager), gpu))
+        except EagerRaises:
+            raise
         except Exception:  # of any kind: the forward of a user ran
             return None
     return Verdict(*verdicts[place], threads)
+
+
+def _told(eager: Callable[[], Any]) -> Callable[[], Any]:
+    """Tell an error of eager PyTorch from one of compiled code."""
+
+    def call() -> None:
+        try:
+            eager()
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of any kind: the forward of a user ran
+            raise EagerRaises(error) from error
+
+    return call
 
 
 def _whole(call: Callable[[], Any], gpu: int | None) -> Callable[[], Any]:

@@ -43,6 +43,17 @@ def test_divisions_of_comparisons():
     check(lambda i: F.one_hot(i, 7) // 3, torch.arange(5))
 
 
+def test_conditions_within_conditions():
+    """TVM simplifies each for both values of the next: written out, this one takes it for ever."""
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(4):
+            x = torch.where(torch.isnan(x) | (x > y), x + y, x - y)
+        return x
+
+    check(program, torch.randn(5, 5), torch.randn(5, 5))
+
+
 @pytest.mark.parametrize("value", [0.0, 1.5])
 @pytest.mark.parametrize("columns", [30, 62, 129])
 def test_borders_in_bfloat16(columns: int, value: float):

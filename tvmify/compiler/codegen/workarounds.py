@@ -17,11 +17,17 @@ class BeforeLoops:
       one into ``i // -2 + 3`` (``IterMapSimplify``), which is wrong for every odd ``i``.
     - Numbers cast from comparisons: functions that bind such a vector to a variable fail to compile
       ("IntImm can only take scalar").
+    - Comparisons of such numbers with zero, which TVM's ``where`` makes of each condition: the
+      condition itself, since conditions within conditions take its simplifier long.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
-        rewrites = [((tirx.FloorDiv, tirx.FloorMod), _counting_up), (tirx.Cast, _selected)]
+        rewrites = [
+            ((tirx.FloorDiv, tirx.FloorMod), _counting_up),
+            (tirx.Cast, _selected),
+            (tirx.LT, _condition),
+        ]
         body = tvm_ffi.structural_map(function.body, rewrites)
         return function if body.same_as(function.body) else function.with_body(body)
 
@@ -45,3 +51,14 @@ def _selected(node: tirx.Cast) -> Expr:
     if str(node.value.ty.dtype) != "bool" or dtype == "bool":
         return node
     return tirx.Select(node.value, tirx.const(1, dtype), tirx.const(0, dtype))
+
+
+def _condition(node: tirx.LT) -> Expr:
+    """Write ``0 < Select(c, 1, 0)`` as ``c``."""
+    if not isinstance(node.b, tirx.Select):
+        return node
+    numbers = node.a, node.b.true_value, node.b.false_value
+    is_one = all(isinstance(number, tirx.IntImm) for number in numbers) and (
+        [int(number) for number in numbers] == [0, 1, 0]
+    )
+    return node.b.condition if is_one else node

@@ -66,8 +66,8 @@ RAISING = (
     aten.linalg_solve.default,
 )
 
-#: Decomposed, they become `index_put`, for which a negative index counts from the end; here it is an
-#: error. PyTorch computes them.
+#: Decomposed, they become `index_put`, for which a negative index counts from the end; for these it
+#: is an error. PyTorch computes them.
 STRICT_POSITIONS = (aten.index_add.default, aten.index_copy.default)
 
 #: Asserts the dtype and device at export, which are part of every key.

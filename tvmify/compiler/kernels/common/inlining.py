@@ -18,8 +18,11 @@ _FUNCTIONS = frozenset(
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
     "acos atan asinh acosh atanh atan2 rsqrt".split()
 )
+#: A condition counts for this many times its length: TVM simplifies it anew for each of the two
+#: values, as what holds there, by several analyses.
+_PER_CONDITION = 5
 #: The fields that hold the operands of statements and expressions.
-_OPERANDS = ("value", "a", "b", "condition", "true_value", "false_value")
+_OPERANDS = ("value", "a", "b", *["condition"] * _PER_CONDITION, "true_value", "false_value")
 
 
 def inline_cheap(sch: s_tir.Schedule) -> None:
@@ -49,7 +52,8 @@ def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
     A value that is read twice is duplicated, so that ``x = x + x / 2`` doubles with every line. And
     TVM's code generator duplicates every bound value in later ones, of which our functions have
-    many: three nested ones take it a minute.
+    many: three nested ones take it a minute. Conditions within conditions take its simplifier as
+    long.
     """
     own = sch.get(block)
     length = _written_out(own.body).length
