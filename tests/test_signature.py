@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import UserDict
+
 import pytest
 import torch
 
@@ -53,3 +55,8 @@ def test_a_nested_tensor_is_called_so() -> None:
 def test_refusal_names_the_argument() -> None:
     with pytest.raises(UnsupportedInput, match=r"argument \['mask'\] is a builtins.object"):
         Signature.of((), {"mask": object()})
+
+
+def test_what_a_tokenizer_returns_is_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(UnsupportedInput, match=r"is a collections.UserDict. Pass its items as key"):
+        Signature.of((UserDict(ids=torch.zeros(3)),), {})

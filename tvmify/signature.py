@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -257,9 +258,14 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     if isinstance(leaf, _SCALARS):
         return f"{type(leaf).__name__} {leaf!r}"
     kind = f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
+    next_step = (
+        "Pass its items as keywords, or dict() of it."
+        if isinstance(leaf, UserDict)  # such as what tokenizers of transformers return
+        else "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows."
+    )
     raise UnsupportedInput(
         f"{name} is {kind}",
-        "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows.",
+        next_step,
         argument=name,
         kind=kind,
     )

@@ -195,6 +195,17 @@ def test_a_cache_that_the_first_call_fills_is_no_effect() -> None:
     assert type(TABLES[4]) is torch.Tensor
 
 
+def test_caches_of_libraries_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(*inputs: torch.Tensor) -> torch.Tensor:
+        COUNTS["calls"] += 1
+        return torch.relu(inputs[0]) * 2
+
+    monkeypatch.setattr(counted, "__module__", "transformers.some.model")
+    fast = decorate(counted, cache=False)
+    torch.testing.assert_close(fast(X), torch.relu(X) * 2)
+    assert fast.cache_info().eager == 0
+
+
 def test_prints_that_a_call_does_not_reach_are_no_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

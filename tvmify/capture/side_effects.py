@@ -21,7 +21,7 @@ import torch
 from tvmify.capture.questions import Reached, reached
 from tvmify.errors import HasEffects
 
-#: What they log is about themselves, and most of it they say once.
+#: What they log is about themselves, most of it once, and what they change are caches.
 _LIBRARIES = frozenset(
     "torch torchvision transformers timm diffusers accelerate peft sentence_transformers "
     "huggingface_hub lightning pytorch_lightning tvmify".split()
@@ -86,7 +86,7 @@ def _refusing_output() -> Iterator[list[HasEffects]]:
 
     def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
         is_here = threading.get_ident() == thread
-        if is_here and record.name.partition(".")[0] not in _LIBRARIES:
+        if is_here and _package(record.name) not in _LIBRARIES:
             refuse("logs")
         own_handle(logger, record)
 
@@ -98,7 +98,11 @@ def _refusing_output() -> Iterator[list[HasEffects]]:
 
 
 def _is_of_library(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    return _package(frame.f_globals.get("__name__")) in _LIBRARIES
+
+
+def _package(module: str | None) -> str:
+    return (module or "").partition(".")[0]
 
 
 def _caller() -> str:
@@ -159,6 +163,8 @@ def _places(callable_: Any) -> Iterator[_Place]:
     """Yield what the code of a module or function refers to and may change."""
     seen = {id(sys.modules)}
     for function in reached(callable_):
+        if _package(function.function.__module__) in _LIBRARIES | sys.stdlib_module_names:
+            continue
         yield from _variables(function)
         for name, value in function.values:
             if id(value) not in seen and (place := _place_of(name, value)) is not None:

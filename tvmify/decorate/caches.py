@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.decorate.rooms import CACHES, Step, remember
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.hints import TYPICAL_CACHE, TYPICAL_PROMPT
 from tvmify.dispatch.subject import Declared
 from tvmify.torch_compat.declared_sizes import STATIC, DeclaredShape, DeclaredSize
 
@@ -27,9 +28,6 @@ from tvmify.torch_compat.declared_sizes import STATIC, DeclaredShape, DeclaredSi
 _THE_CACHE = "the cache of the call"
 #: Arguments whose last axis is as long as the cache after the call.
 _MASKS = ("attention_mask", "decoder_attention_mask")
-#: What all programs are tuned for: the tokens of a prompt, and those in the cache. Programs for
-#: more lengths would gain little: docs/measurements/shapes.md.
-_TYPICAL_PROMPT, _TYPICAL_CACHE = 48, 256
 #: Counts of tokens that layers with a sliding window keep as Python ints. Each value would need its
 #: own program, so the size of a tensor represents it.
 _COUNTED = ("cumulative_length", "cumulative_length_int")
@@ -155,7 +153,7 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
     for number, leaf in enumerate(leaves):
         if (axis := growing.get(id(leaf))) is not None:
             name = names.setdefault(leaf.shape[axis], f"length {len(names)}")
-            size = DeclaredSize(varies=True, name=name, typical=_TYPICAL_CACHE)
+            size = DeclaredSize(varies=True, name=name, typical=TYPICAL_CACHE)
             said[number] = tuple(size if i == axis else None for i in range(leaf.dim()))
         elif id(leaf) in full:
             said[number] = (None, None, STATIC, None)
@@ -164,8 +162,8 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
 
 def _lengths_of_prompt(leaves: Sequence[Any], rooms: set[int]) -> Declared:
     """Declare what to tune the first call for, by the sizes of the caches that it makes."""
-    prompt = DeclaredSize(varies=None, typical=_TYPICAL_PROMPT)
-    cache = DeclaredSize(varies=None, typical=_TYPICAL_CACHE)
+    prompt = DeclaredSize(varies=None, typical=TYPICAL_PROMPT)
+    cache = DeclaredSize(varies=None, typical=TYPICAL_CACHE)
     said: dict[int, DeclaredShape] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):

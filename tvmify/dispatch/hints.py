@@ -15,6 +15,11 @@ from tvmify.dispatch.symbols import Symbols, TensorSizes
 CLASSES = ((64, 48), (256, 128), (2**62, 512))
 
 
+#: What is tuned for, whatever the lengths: the tokens of a prompt, and those in a cache of keys and
+#: values. Programs for more lengths would gain little: docs/measurements/shapes.md.
+TYPICAL_PROMPT, TYPICAL_CACHE = 48, 256
+
+
 #: Height and width of images that the last class is tuned for: networks halve them several times.
 _SIDE = 128
 
@@ -53,7 +58,7 @@ def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -
     sizes
         Of the call.
     numbers
-        Symbols that became constants in the program; see `numbers`. They do not count towards the
+        Symbols that the program does not have; see `numbers`. They do not count towards the
         class, and have no hints.
     """
     values = {
@@ -72,12 +77,18 @@ def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -
 
 
 def numbers(varying: Varying, shapes: Shapes) -> frozenset[str]:
-    """Return the symbols that became constants in a program."""
-    return frozenset(
-        name
-        for name, axes in varying.axes_by_symbol().items()
-        if all(isinstance(shapes.leaves[axis.leaf][axis.number], int) for axis in axes)
-    )
+    """Return the symbols that a program does not have: they became constants in it, or are computed
+    from others, such as a length plus one.
+    """
+    own: set[str] = set()
+    others: set[str] = set()
+    for name, axes in varying.axes_by_symbol().items():
+        sizes = {shapes.leaves[axis.leaf][axis.number] for axis in axes}
+        found = {size for size in sizes if isinstance(size, str)} - own
+        own |= found
+        if not found:
+            others.add(name)
+    return frozenset(others)
 
 
 def is_tuned(shapes: Shapes, varying: Varying) -> bool:
@@ -95,6 +106,8 @@ def is_tuned(shapes: Shapes, varying: Varying) -> bool:
 
 
 def _sides(axes: Symbols) -> frozenset[str]:
-    """Return the symbols that are heights and widths of images."""
+    """Return the symbols that are height and width of images, and not lengths in a mask."""
+    elsewhere = {name for names in axes.values() if len(names) != 4 for name in names}
     pairs = (names[2:] for names in axes.values() if len(names) == 4)
-    return frozenset(name for pair in pairs if all(pair) for name in pair if name is not None)
+    images = (pair for pair in pairs if all(pair) and elsewhere.isdisjoint(pair))
+    return frozenset(name for pair in images for name in pair if name is not None)

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
-from tvmify.dispatch.hints import is_tuned, numbers, tuned
+from tvmify.dispatch.hints import TYPICAL_CACHE, is_tuned, numbers, tuned
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.dispatch.symbols import (
     Symbols,
     TensorSizes,
+    cache_lengths,
     from_two,
+    joined,
     may_vary,
     sizes_of,
     varying_of,
@@ -215,7 +217,9 @@ class Sizes:
         if self._are_enough() or (rest in self._uncompiled and not request.declared):
             return None
         if self._known is not None:
-            varying = Varying(from_two(self._known, sizes))
+            open_ = joined(from_two(self._known, sizes), seen)
+            lengths = cache_lengths(open_, sizes)
+            varying = Varying(open_, typical=dict.fromkeys(lengths, TYPICAL_CACHE))
         else:
             varying = varying_of(seen, request, is_first=self._dynamic is True)
         return self._any(request, rest, varying) if varying.axes else None

@@ -129,6 +129,54 @@ def from_two(known: Symbols, sizes: TensorSizes) -> Symbols:
     return {leaf: names for leaf, names in found.items() if any(names)}
 
 
+def joined(known: Symbols, seen: Sequence[TensorSizes]) -> Symbols:
+    """Return the known symbols, with one name for equal axes that were equal in all calls.
+
+    Those are the tokens of a sequence and their mask. Should they differ later, that call has
+    another program.
+    """
+    same: dict[Hashable, str] = {}
+    leads: dict[str, str] = {}
+    for leaf, names in known.items():
+        for axis, name in enumerate(names):
+            if name is not None and name not in leads:
+                history = tuple((sizes[leaf] or ())[axis] for sizes in seen)
+                leads[name] = same.setdefault((axis, history), name)
+    return {leaf: tuple(n and leads[n] for n in names) for leaf, names in known.items()}
+
+
+def cache_lengths(known: Symbols, sizes: TensorSizes) -> set[str]:
+    """Return the symbols that are lengths of keys and values, as calls with a cache pass them, or
+    of masks for these.
+
+    Keys and values are several tensors of four axes, of which no other than the third varies, or
+    the first. A mask of two axes is longer than they are, by the new tokens. One of four has the
+    number of new tokens, as other arguments do, and last the length of keys.
+    """
+    others = (names for names in known.values() if len(names) != 4)
+    elsewhere = {name for names in others for name in names if name is not None}
+    masks = {
+        names[3]
+        for names in known.values()
+        if len(names) == 4 and names[2] in elsewhere and names[3] not in elsewhere
+    }
+    caches = {
+        leaf: names[2]
+        for leaf, names in known.items()
+        if len(names) == 4 and names[2] is not None and names[1] is names[3] is None
+    }
+    if len(caches) > 1:
+        longest = max(size for leaf in caches for size in (sizes[leaf] or ())[2:3])
+        masks |= {
+            name
+            for leaf, names in known.items()
+            for name, size in list(zip(names, sizes[leaf] or (), strict=True))[1:]
+            if size > longest
+        }
+        masks.update(caches.values())
+    return {name for name in masks if name is not None}
+
+
 def sizes_of(leaves: Sequence[Any]) -> TensorSizes:
     """Return the sizes of each tensor among the leaves of a call."""
     return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
