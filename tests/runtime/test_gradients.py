@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -126,3 +127,32 @@ def test_results_of_regions_may_be_no_tensors() -> None:
     found, expected = fast(X), net(X)
     assert found[1] is X and found[2:] == expected[2:]
     torch.testing.assert_close(gradient(net, found[:1]), gradient(net, expected[:1]))
+
+
+def test_hooks_of_weights_run_once() -> None:
+    eager = nn.Linear(3, 2).eval()
+    fast = tvmify(copy.deepcopy(eager), cache=False)
+    x, seen = torch.randn(4, 3), []
+    for module in (eager, fast):
+        module.weight.register_hook(lambda gradient: gradient * 2)
+        handle = torch.autograd.graph.register_multi_grad_hook(
+            [module.weight, module.bias], lambda gradients: seen.append(len(gradients))
+        )
+        for _ in range(2):
+            module(x).square().sum().backward()
+        handle.remove()
+        module(x).sum().backward()
+    assert fast.cache_info().builds == 1
+    assert seen == [2, 2] * 2
+    torch.testing.assert_close(fast.weight.grad, eager.weight.grad)
+
+
+def test_hooks_of_weights_run_once_for_gradients_of_gradients() -> None:
+    eager = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).eval()
+    fast = tvmify(copy.deepcopy(eager), cache=False)
+    x = torch.randn(4, 3)
+    for module in (eager, fast):
+        module[0].weight.register_hook(lambda gradient: gradient * 2)
+        (first,) = torch.autograd.grad(module(x).sum(), module[0].weight, create_graph=True)
+        first.square().sum().backward()
+    torch.testing.assert_close(fast[0].weight.grad, eager[0].weight.grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -168,14 +168,31 @@ class _Recompute(torch.autograd.Function):
         reached = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
         if not reached:
             return None, *(None for _ in ctx.saved_tensors)
-        found = torch.autograd.grad(
-            [output for output, _ in reached],
-            weights,
-            [gradient for _, gradient in reached],
-            allow_unused=True,
-            create_graph=create_graph,
-        )
+        with _without_hooks(weights):
+            found = torch.autograd.grad(
+                [output for output, _ in reached],
+                weights,
+                [gradient for _, gradient in reached],
+                allow_unused=True,
+                create_graph=create_graph,
+            )
         return None, *found, *(None for _ in inputs)
+
+
+@contextlib.contextmanager
+def _without_hooks(weights: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Take the hooks of weights away; autograd runs them on the gradients that a backward returns.
+
+    A thread that needs other gradients of these weights at that moment misses their hooks.
+    """
+    hooks = [(weight, weight._backward_hooks) for weight in weights if weight._backward_hooks]
+    for weight, _ in hooks:
+        weight._backward_hooks = None
+    try:
+        yield
+    finally:
+        for weight, own in hooks:
+            weight._backward_hooks = own
 
 
 def _is_differentiable(leaf: Any) -> bool:
