@@ -1,6 +1,6 @@
 """A program for any size against a program for each size.
 
-    python -m benchmarks.sizes [--models bert_base,lstm] [--sizes 5,17,64] [--rounds 9]
+    python -m benchmarks.sizes [--models bert_base,resnet18] [--sizes 5,17,64] [--rounds 9]
 
 Both run in this process on one thread, and take turns. Times are CPU seconds of the thread, which
 other processes disturb least; the table shows medians. The programs are built first: a model with
@@ -25,45 +25,51 @@ if TYPE_CHECKING:
 #: Around tile edges, and between them.
 LENGTHS = (2, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 33, 47, 64, 65, 100, 128, 200, 384, 512)
 BATCHES = (2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 25, 28, 29, 30, 31, 32, 33)
+#: Heights and widths of images, which are halved five times.
+SIDES = (96, 160, 192, 224, 256, 320)
 #: A call takes part in so many rounds, each of at least so many CPU seconds.
 ROUNDS, SHORTEST = 9, 0.02
 
 
 class Varied(NamedTuple):
-    """A model of the benchmark, called with an axis of varying size.
+    """A model of the benchmark, called with axes of varying size.
 
     Attributes
     ----------
-    axis
-        Of all arguments of the call.
+    axes
+        Of all arguments of the call; they have one size.
     sizes
         Which are measured unless others are asked for.
     """
 
     model: str
-    axis: int
+    axes: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 CASES = {
     case.model: case
     for case in (
-        Varied("bert_base", 1, LENGTHS),
-        Varied("minilm_16", 1, LENGTHS),
-        Varied("gpt2_prefill", 1, LENGTHS),
-        Varied("vit_base", 0, BATCHES),
-        Varied("lstm", 1, LENGTHS),
+        Varied("bert_base", (1,), LENGTHS),
+        Varied("minilm_16", (1,), LENGTHS),
+        Varied("gpt2_prefill", (1,), LENGTHS),
+        Varied("vit_base", (0,), BATCHES),
+        Varied("lstm", (1,), LENGTHS),
+        Varied("resnet18", (2, 3), SIDES),
+        Varied("mobilenet_v2", (2, 3), SIDES),
     )
 }
 
 
-def resized(arguments: tuple[Tensor, ...], axis: int, size: int) -> tuple[Tensor, ...]:
-    """Repeat or cut the arguments of a call along an axis."""
+def resized(arguments: tuple[Tensor, ...], axes: tuple[int, ...], size: int) -> tuple[Tensor, ...]:
+    """Repeat or cut the arguments of a call along some axes."""
     import torch
 
-    return tuple(
-        x.index_select(axis, torch.arange(size) % x.size(axis)).contiguous() for x in arguments
-    )
+    for axis in axes:
+        arguments = tuple(
+            x.index_select(axis, torch.arange(size) % x.size(axis)).contiguous() for x in arguments
+        )
+    return arguments
 
 
 def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
@@ -86,17 +92,22 @@ def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
 
 def compare(case: Varied, sizes: tuple[int, ...], rounds: int) -> dict[int, float]:
     """Print a line for each size, and return the ratios of the times."""
+    from torch.export import Dim
+
     from tvmify import tvmify
 
     module, arguments = models.build(case.model)
     options: dict[str, Any] = {"compare": False, "progress": False, "strict": True}
-    one = tvmify(module, dynamic=None, **options)
+    # The first call would have a program of its own, for its size; of images the first four.
+    declared = tuple(dict.fromkeys(case.axes, Dim.AUTO) for _ in arguments)
+    of_images = len(case.axes) > 1
+    one = tvmify(module, dynamic_shapes=declared if of_images else None, **options)
     each = tvmify(module, dynamic=False, cache_size=2 * len(sizes), **options)
-    # The first call alone would have a program of its own, for its size.
-    one(*resized(arguments, case.axis, sizes[0] + 1))
+    if not of_images:
+        one(*resized(arguments, case.axes, sizes[0] + 1))
     ratios: dict[int, float] = {}
     for size in sizes:
-        inputs = resized(arguments, case.axis, size)
+        inputs = resized(arguments, case.axes, size)
         symbolic, static = in_turns([lambda: one(*inputs), lambda: each(*inputs)], rounds)  # noqa: B023
         ratios[size] = symbolic / static
         print(
@@ -106,10 +117,11 @@ def compare(case: Varied, sizes: tuple[int, ...], rounds: int) -> dict[int, floa
         )
     if "for this shape alone" in one.explain():
         raise SystemExit(f"no program for any size:\n{one.explain()}")
+    programs = one.cache_info().builds - (not of_images)
     worst = max(ratios, key=ratios.__getitem__)
     print(
         f"{case.model}: geometric mean {geometric_mean(list(ratios.values())):.3f}, worst "
-        f"{ratios[worst]:.3f} at {worst}; {one.cache_info().builds - 1} programs against "
+        f"{ratios[worst]:.3f} at {worst}; {programs} programs against "
         f"{each.cache_info().builds}",
         flush=True,
     )
