@@ -21,7 +21,7 @@ TYPICAL_PROMPT, TYPICAL_CACHE = 48, 256
 
 
 #: Height and width of images that the last class is tuned for: networks halve them several times.
-_SIDE = 128
+_SIDE = 224
 
 
 def hints_of_class(

@@ -16,6 +16,7 @@ from tvmify.compiler.kernels.common.short_tiles import split_short_tiles
 from tvmify.compiler.kernels.common.tails import split_tails
 from tvmify.compiler.kernels.conv import depthwise, expanded_depthwise, pooling, transposed
 from tvmify.compiler.kernels.conv import rule as conv2d
+from tvmify.compiler.kernels.conv.winograd import any_size_rules
 from tvmify.compiler.kernels.conv.winograd import rule as winograd_loops
 from tvmify.compiler.kernels.elementwise import reshape, slices
 from tvmify.compiler.kernels.elementwise.empty import Empty
@@ -62,6 +63,8 @@ _RULES: tuple[Rule, ...] = (
     Handwritten("scatter"),
     Handwritten("bounds check"),
     conv2d.Conv2d(),
+    any_size_rules.WinogradInputs(),
+    any_size_rules.WinogradResults(),
     winograd_loops.WinogradConvolution(),
     depthwise.Depthwise(),
     joined.JoinedMatmul(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from tvm import relax, s_tir
 from tvm.ir import Call, Expr
@@ -30,6 +31,7 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.conv import depthwise
 from tvmify.compiler.kernels.conv import template as direct
 from tvmify.compiler.kernels.conv.convolution import Convolution
+from tvmify.compiler.kernels.conv.implicit import Implicit
 from tvmify.compiler.kernels.conv.pointwise import strided
 from tvmify.compiler.kernels.conv.template import (
     ANCHOR,
@@ -42,7 +44,9 @@ from tvmify.compiler.kernels.conv.template import (
     Direct,
 )
 from tvmify.compiler.kernels.conv.windows import PLANAR, Window, shapes_of
+from tvmify.compiler.kernels.conv.winograd import any_size
 from tvmify.compiler.kernels.conv.winograd import template as winograd
+from tvmify.compiler.kernels.conv.winograd.any_size import AnySize
 from tvmify.compiler.kernels.conv.winograd.template import Winograd
 from tvmify.compiler.kernels.elementwise.pieces import mark_pieces
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
@@ -96,6 +100,11 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         stride = 1 if paired else window.strides[1]  # pairs are measured without a stride
         product = Product.of(pixels, weights, out, dtype, machine, paired=paired, row_stride=stride)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
+    elif of_any_size:
+        chosen = for_any_size(convolution, inside, machine)
+        if isinstance(chosen, AnySize):
+            return chosen.call(builder, data, weight, inside)
+        template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
     else:
         likely = convolution.likely
         chosen = choice.choose(likely.workload, algorithms(convolution, machine))
@@ -119,14 +128,34 @@ def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Dir
     seven tenths, and reads almost three times as many. With strict accuracy, only the direct kernel
     is allowed.
     """
-    of_any_size = not sizes.is_static(*convolution.out[1:3])
-    first, *others = direct.candidates(convolution.likely, machine, of_any_size=of_any_size)
+    first, *others = direct.candidates(convolution.likely, machine)
     found: list[Direct | Winograd] = [first]
-    if not choice.is_strict() and not of_any_size:
+    if not choice.is_strict():
         of_any_batch = not sizes.is_static(convolution.out[0])
         found += winograd.candidates(convolution.likely, machine, of_any_batch)
     found.sort(key=lambda algorithm: algorithm.nanoseconds(machine))
     return [*found, *others]
+
+
+def for_any_size(
+    convolution: Convolution, out: tuple[Any, ...], machine: Microarchitecture
+) -> Direct | Implicit | AnySize:
+    """Choose a kernel for images of symbolic height or width.
+
+    Parameters
+    ----------
+    out
+        The shape of the result in plain variables.
+    """
+    (rows,) = direct.candidates(convolution.likely, machine, of_any_size=True)
+    rows = replace(rows, image=convolution.image, out=out)
+    if convolution.groups > 1 or convolution.planar:
+        return rows
+    found: list[Implicit | AnySize] = [Implicit.of_convolution(convolution, out, machine)]
+    if not choice.is_strict():
+        found += any_size.candidates(convolution, machine)
+    best = min(found, key=lambda one: one.nanoseconds(machine))
+    return min(rows, best, key=lambda one: one.nanoseconds(machine))
 
 
 class Conv2d(Rule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd, prod
+from statistics import fmean
 from typing import Any
 
 from tvm import te, tirx
@@ -188,8 +189,13 @@ class Direct:
         return (self.pack,)
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
-        """Estimate how long one core takes."""
-        pixels = self.out[0] * prod(self.tile.counts(*self.out[1:3])) * self.tile.pixels
+        """Estimate how long one core takes; on average of likely widths, if that is symbolic."""
+        n, height, width = sizes.hints(self.out[:3])
+        pixels: float = n * prod(self.tile.counts(height, width)) * self.tile.pixels
+        if not sizes.is_static(self.out[2]):  # the last tile of a row is computed as a whole
+            across = self.tile.across
+            likely = sizes.around(self.out[2])
+            pixels = n * height * width * fmean(-(-x // across) * across / x for x in likely)
         channels = self.tile.channels
         outputs = self.groups * -(-self.out_channels // channels) * channels
         weights = outputs * prod(self.window.size) * self.in_channels

@@ -42,6 +42,7 @@ from tvmify.compiler.kernels.matmul.template import (
     DEPTH,
     GATED,
     PACK,
+    PAD,
     PARTIAL,
     ROWS,
     ROWS_FIRST,
@@ -101,11 +102,12 @@ class Matmul(Rule):
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize`."""
-        inline_producers(sch, ANCHOR, keep=(GATED, PACK, PARTIAL))
+        inline_producers(sch, ANCHOR, keep=(GATED, PAD, PACK, PARTIAL))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
         block = sch.get(anchor)
-        partial, packing = find(sch, PARTIAL), find(sch, PACK)
+        partial, packing, gated = (find(sch, name) for name in (PARTIAL, PACK, GATED))
+        padded = [PAD] * (find(sch, PAD) is not None)
         row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
             "row_tile", "column_tile", ROW, LANE
         )
@@ -128,7 +130,6 @@ class Matmul(Rule):
         sch.reorder(*around, *nest, row_tile, row, column)
         outermost = fuse(sch, [*around, *nest])
         parallel_if_worth(sch, outermost, machine, work)
-        gated = find(sch, GATED)
         if gated is not None and column_tiles > MATMUL.few_gated_panels:
             schedule_block(sch, gated, machine, work)
             gated = None
@@ -161,9 +162,13 @@ class Matmul(Rule):
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
                 fewest=fewest,
                 rows=["row_tile"]
-                * (gated is None and column_tiles * columns <= MATMUL.wide * row_tiles * rows),
+                * (
+                    gated is None
+                    and not padded
+                    and column_tiles * columns <= MATMUL.wide * row_tiles * rows
+                ),
             )
-        for name in rest:
+        for name in [*padded, *rest]:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
 

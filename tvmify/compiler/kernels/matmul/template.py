@@ -23,9 +23,10 @@ from tvmify.compiler.sizes import Size
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
 
-#: Names of the template's blocks: rows times a gate, the copy of the right-hand side, the tile of
-#: sums over a block of the reduction, the sum of those, its rows numbered through, and the result.
-GATED, PACK = "matmul_gated", "matmul_pack"
+#: Names of the template's blocks: rows times a gate, an image whose windows are rows, the copy of
+#: the right-hand side, the tile of sums over a block of the reduction, the sum of those, its rows
+#: numbered through, and the result.
+GATED, PAD, PACK = "matmul_gated", "matmul_pad", "matmul_pack"
 PARTIAL, ANCHOR = "matmul_partial", "matmul_tile"
 ROWS, STORE = "matmul_rows", "matmul_store"
 #: Annotations of the tile of sums: see `plans.Plan`.
@@ -130,6 +131,10 @@ class Product:
         along = block * self.plan.depth + step
         return *_align(outer, self.right[:-2]), column_tile, along
 
+    def element(self, left: te.Tensor, at: Sequence[Expr], block: Expr, step: Expr) -> Expr:
+        """Return what one step of a block multiplies of a row."""
+        return self.step(lambda i: left(*at, i), block * self.plan.depth + step)
+
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
         """The product of two activations; the kernel packs one of them."""
         own = self._with_symbols_of(left, right)
@@ -142,7 +147,7 @@ class Product:
         """
 
         def element(row: tirx.Var, k: tirx.Var) -> Expr:
-            b, y, x = _unflatten(row, self.out[:-1])
+            b, y, x = unflatten(row, self.out[:-1])
             return image[b, y, x, k] * gate[b, 0, 0, k]
 
         return self.with_packed(te.compute(self.left, element, name=GATED), packed)
@@ -198,13 +203,12 @@ class Product:
             # For rows beyond the last, read the last one again.
             if rows > 1 if is_symbolic else row_tiles * rows > self.rows:
                 row = tirx.min(row, self.rows - 1)
-            places = dict(zip((*axes, *through), (*batch, *_unflatten(row, heights)), strict=True))
+            places = dict(zip((*axes, *through), (*batch, *unflatten(row, heights)), strict=True))
             *outer, own = (places[axis] for axis in sorted(places))
             if len(self.left) > 2:  # otherwise its rows are one axis already
                 row = own
-            along = step * plan.depth + k
             at = *_align(outer, self.left[:-2]), row
-            element = self.step(lambda i: left(*at, i), along)
+            element = self.element(left, at, step, k)
             where = self.row_of_panel(outer, column_tile, step, k)
             if self.paired:
                 return te.sum(pairs.dot(element, packed(*where, lane)), axis=k)
@@ -362,7 +366,8 @@ def flatten(index: Sequence[Expr], shape: Sequence[Size]) -> Expr:
     return number
 
 
-def _unflatten(number: Expr, shape: Sequence[Size]) -> list[Expr]:
+def unflatten(number: Expr, shape: Sequence[Size]) -> list[Expr]:
+    """Return the place of a number in leading axes: what `flatten` takes."""
     if not sizes.is_static(*shape) and len(own := _not_one(range(len(shape)), shape)) == 1:
         return [number if axis in own else tirx.const(0, "int64") for axis in range(len(shape))]
     index = []

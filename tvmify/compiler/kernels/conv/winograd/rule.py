@@ -87,17 +87,17 @@ class WinogradConvolution(Rule):
         )
         chunk, at, vector = _cut(sch, store, plan, *axes.extents(ROW, LANE))
         parallel_if_worth(sch, chunk, machine, work)
-        _in_registers(sch, store)
+        in_registers(sch, store)
         # The flag before what it guards. Tiles of one row are transformed across alone.
         for name in (SPOILT, CHECK, RESULT, *[UP] * (height > 1), EXACT):
             block = sch.get_sblock(name)
             sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
             sch.set_scope(block, 0, "local")
-        _schedule_exact(sch)
+        schedule_exact(sch)
         sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
-        _in_registers(sch, sch.get_sblock(RESULT))
+        in_registers(sch, sch.get_sblock(RESULT))
         if height > 1:
-            _in_registers(sch, sch.get_sblock(UP), by_columns=True)
+            in_registers(sch, sch.get_sblock(UP), by_columns=True)
         _schedule_sums(sch, at, machine, weights, bool(shared))
         if find(sch, SPLIT) is not None:
             _schedule_planes(sch, chunk, lanes)
@@ -144,7 +144,7 @@ def _cut(
     return chunk, sums, vector
 
 
-def _in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
+def in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
     """Unroll the rows and columns of a tile, and vectorise its channels.
 
     By columns, what one column is computed from is loaded once and not kept beside that of others.
@@ -198,7 +198,7 @@ def _schedule_data(
     if half is not None:
         sch.compute_at(half, outer, preserve_unit_loops=True)
         sch.set_scope(half, 0, "local")
-        _in_registers(sch, half, by_columns=True)
+        in_registers(sch, half, by_columns=True)
     sch.unroll(point)
     sch.vectorize(inner)
 
@@ -217,13 +217,13 @@ def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
     vectorize(sch, x, lanes)
 
 
-def _schedule_exact(sch: s_tir.Schedule) -> None:
+def schedule_exact(sch: s_tir.Schedule) -> None:
     """Keep the tile in registers here too: an input may be NaN from end to end."""
     exact = sch.get_sblock(EXACT)
     nest = loops_along(sch, exact, "window_y", "window_x", "input", "y", "x", LANE)
     sch.reorder(*nest)
-    _in_registers(sch, exact)
-    _in_registers(sch, sch.decompose_reduction(exact, nest[0]))
+    in_registers(sch, exact)
+    in_registers(sch, sch.decompose_reduction(exact, nest[0]))
 
 
 def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
@@ -238,7 +238,7 @@ def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Sch
     if half is not None:
         sch.compute_at(half, outer, preserve_unit_loops=True)
         sch.set_scope(half, 0, "local")
-        _in_registers(sch, half)
+        in_registers(sch, half)
     sch.unroll(point)
     sch.vectorize(inner)
     return sch

@@ -1,0 +1,103 @@
+"""The loops of the first and the last kernel of `any_size`; the second is a matrix product."""
+
+from __future__ import annotations
+
+from tvm import s_tir
+
+from tvmify.compiler.kernels.common.axes import PIXEL, loops_along
+from tvmify.compiler.kernels.common.guards import redo_if
+from tvmify.compiler.kernels.common.loops import (
+    find,
+    fuse,
+    iterations,
+    parallel_if_worth,
+)
+from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.conv.winograd.any_size import CUT
+from tvmify.compiler.kernels.conv.winograd.rule import in_registers, schedule_exact
+from tvmify.compiler.kernels.conv.winograd.template import (
+    CHECK,
+    DATA,
+    DOWN,
+    EXACT,
+    PAD,
+    RESULT,
+    SPOILT,
+    STORE,
+    UP,
+)
+from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+
+class WinogradInputs(Rule):
+    """A tile after the other, and for each vector of channels both transforms in registers."""
+
+    name = "winograd inputs"
+    anchors = frozenset({DATA, DOWN})
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `AnySize.inputs`."""
+        data, half = sch.get_sblock(DATA), sch.get_sblock(DOWN)
+        if CUT not in sch.get(data).annotations:
+            return None
+        _, _, lanes = _cut(sch, data)
+        inline_producers(sch, DOWN, keep=(PAD,))
+        work = float(iterations(sch, data))
+        point, b, y, x, channel = loops_along(
+            sch, data, "point", "image", "y_tile", "x_tile", "channel"
+        )
+        outer, inner = sch.split(channel, [None, lanes])
+        sch.reorder(b, y, x, outer, point, inner)
+        parallel_if_worth(sch, fuse(sch, [b, y]), machine, work)
+        sch.compute_at(half, outer, preserve_unit_loops=True)
+        sch.set_scope(half, 0, "local")
+        in_registers(sch, half, by_columns=True)
+        sch.unroll(point)
+        sch.vectorize(inner)
+        padding = find(sch, PAD)
+        if padding is not None:
+            schedule_block(sch, padding, machine, work)
+        return sch
+
+
+class WinogradResults(Rule):
+    """A tile after the other, and for each vector of channels both transforms in registers."""
+
+    name = "winograd results"
+    anchors = frozenset({RESULT, STORE})
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Schedule a function made by `AnySize.results`."""
+        if CUT not in sch.get(sch.get_sblock(STORE)).annotations:
+            return None
+        height, width, lanes = _cut(sch, sch.get_sblock(STORE))
+        inline_producers(sch, RESULT, keep=(UP,))
+        store, rest = fuse_epilogue(sch, STORE)
+        work = float(iterations(sch, sch.get_sblock(UP)))
+        b, y, x, c = loops_along(sch, store, *PIXEL)
+        yo, yi = sch.split(y, [None, height])
+        xo, xi = sch.split(x, [None, width])
+        vector, lane = sch.split(c, [None, lanes])
+        sch.reorder(b, yo, xo, vector, yi, xi, lane)
+        parallel_if_worth(sch, fuse(sch, [b, yo]), machine, work)
+        in_registers(sch, store)
+        for name in (SPOILT, CHECK, RESULT, UP, EXACT):
+            block = sch.get_sblock(name)
+            sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
+            sch.set_scope(block, 0, "local")
+        schedule_exact(sch)
+        sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
+        in_registers(sch, sch.get_sblock(RESULT))
+        in_registers(sch, sch.get_sblock(UP), by_columns=True)
+        for name in rest:
+            schedule_block(sch, sch.get_sblock(name), machine, work)
+        redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
+        return s_tir.Schedule(redone)
+
+
+def _cut(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> tuple[int, int, int]:
+    height, width, lanes = (int(value) for value in sch.get(block).annotations[CUT])  # type: ignore[union-attr]
+    sch.unannotate(block, CUT)
+    return height, width, lanes
