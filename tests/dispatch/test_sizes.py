@@ -294,6 +294,13 @@ IMAGES: dict[str, Any] = {
     "skips": (Sides, 4),
     "bilinear": (lambda: Segments("bilinear"), 1),
     "means": (lambda: nn.AvgPool2d(3, 2, 1), 1),
+    "transposed": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.ConvTranspose2d(8, 4, 3, 2, 1, 1), nn.ReLU()
+        ),
+        1,
+    ),
+    "transposed without overlap": (lambda: nn.ConvTranspose2d(3, 4, 2, 2), 1),
 }
 
 

@@ -12,15 +12,18 @@ U-Net, which copies anyway.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.legalizing import plain
+from tvmify.compiler.kernels.common.legalizing import call_template, plain
 from tvmify.compiler.kernels.conv import rule as conv2d
 from tvmify.compiler.kernels.conv.windows import shapes_of
+from tvmify.compiler.sizes import Size
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -45,7 +48,12 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
             strict=True,
         )
     ]
+    of_any_size = not sizes.is_static(*image[1:3])
+    if not sizes.is_static(*(axis.after for axis in axes)):
+        return plain(builder, call)
     if any(axis.before < 0 or axis.after < 0 for axis in axes):
+        if of_any_size:
+            return plain(builder, call)
         begin = [0, *(max(-axis.before, 0) for axis in axes), 0]
         end = [
             size - max(-cut, 0)
@@ -57,11 +65,13 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
             cut = (begin[1:], end[1:], [1, 1, 1], [1, 2, 3])
         data = builder.emit(builder.call_te(topi.strided_slice, data, *cut))
 
+    inside = sizes.Variables().of(map(sizes.simplified, out))
+
     def arrange(kernel: te.Tensor) -> te.Tensor:
         return _arrange(kernel, vertical, horizontal)
 
     def place(blocks: te.Tensor) -> te.Tensor:
-        return _place(blocks, out, vertical, horizontal)
+        return _place(blocks, inside, vertical, horizontal)
 
     weight = builder.emit(builder.call_te(arrange, weight, primfunc_name_hint="pack_transposed"))
     padding = [max(p, 0) for p in (*(a.before for a in axes), *(a.after for a in axes))]
@@ -71,18 +81,21 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     blocks = conv2d.legalize(builder, builder.normalize(convolution))
     if (vertical.stride, horizontal.stride) == (1, 1):
         return blocks
-    return builder.call_te(place, builder.emit(blocks), primfunc_name_hint="conv2d_transpose")
+    blocks = builder.emit(blocks)
+    if of_any_size:
+        return call_template(builder, place, [blocks], out, inside, "conv2d_transpose")
+    return builder.call_te(place, blocks, primfunc_name_hint="conv2d_transpose")
 
 
 @dataclass(frozen=True)
 class Axis:
     """A transposed convolution along one axis."""
 
-    size: int
+    size: Size
     kernel: int
     stride: int
     padding: int
-    out: int
+    out: Size
 
     @property
     def taps(self) -> int:
@@ -95,7 +108,7 @@ class Axis:
         return self.padding // self.stride
 
     @property
-    def last(self) -> int:
+    def last(self) -> Size:
         """The last such block."""
         return (self.padding + self.out - 1) // self.stride
 
@@ -105,9 +118,9 @@ class Axis:
         return self.taps - 1 - self.first
 
     @property
-    def after(self) -> int:
-        """Pixels to add after it."""
-        return self.last - self.size + 1
+    def after(self) -> Any:
+        """Pixels to add after it: a number, unless that depends on the size."""
+        return sizes.number_or_expression(sizes.simplified(self.last - self.size + 1))
 
     def at(self, position: Expr) -> tuple[Expr, Expr]:
         """The block in which an output pixel lies, and its place there."""
@@ -133,7 +146,7 @@ def _arrange(kernel: te.Tensor, vertical: Axis, horizontal: Axis) -> te.Tensor:
     return te.compute(shape, element, name="arrange")
 
 
-def _place(blocks: te.Tensor, out: list[int], vertical: Axis, horizontal: Axis) -> te.Tensor:
+def _place(blocks: te.Tensor, out: Sequence[Any], vertical: Axis, horizontal: Axis) -> te.Tensor:
     def element(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
         row, down = vertical.at(y)
         column, right = horizontal.at(x)
