@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tvmify import TvmifyWarning, tvmify
 
@@ -156,3 +157,15 @@ def test_hooks_of_weights_run_once_for_gradients_of_gradients() -> None:
         (first,) = torch.autograd.grad(module(x).sum(), module[0].weight, create_graph=True)
         first.square().sum().backward()
     torch.testing.assert_close(fast[0].weight.grad, eager[0].weight.grad)
+
+
+def test_checkpoints() -> None:
+    eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).eval()
+    fast = tvmify(copy.deepcopy(eager), cache=False)
+    x = torch.randn(4, 3)
+    for module in (eager, fast):
+        for _ in range(2):
+            checkpoint(module, x, use_reentrant=False).sum().backward()
+    assert fast.cache_info().builds == 1
+    for ours, theirs in zip(fast.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

@@ -55,6 +55,7 @@ from tvmify.runtime import (
 from tvmify.signature import Signature
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
+from tvmify.torch_compat.saved_tensors import without_saved_tensors_hooks
 
 _LOG = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ class Miss:
 
     def outcome(self) -> Outcome:
         """Return the outcome for all calls of this signature."""
-        outcome = self._compiled_or_less()
+        with without_saved_tensors_hooks():
+            outcome = self._compiled_or_less()
         how = type(outcome).__name__.lower()
         why = outcome.why if isinstance(outcome, Eager) else ""
         _LOG.debug("%s: %s: %s %s", self._subject.name, outcome.facts.title, how, why)

@@ -154,9 +154,10 @@ class _Recompute(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # Unpacking also checks that no saved tensor was modified since the forward.
-        weights = ctx.saved_tensors[: ctx.recipe.weight_count]
-        inputs = ctx.saved_tensors[ctx.recipe.weight_count :]
+        # Unpacking also checks that no saved tensor was modified since the forward. Once only, as
+        # checkpoints demand.
+        saved = ctx.saved_tensors
+        weights, inputs = saved[: ctx.recipe.weight_count], saved[ctx.recipe.weight_count :]
         create_graph = torch.is_grad_enabled()
         with contextlib.ExitStack() as surroundings:
             surroundings.enter_context(torch.enable_grad())
@@ -167,7 +168,7 @@ class _Recompute(torch.autograd.Function):
         pairs = zip(outputs, gradients, strict=True)
         reached = [(o, g) for o, g in pairs if o.requires_grad and g is not None]
         if not reached:
-            return None, *(None for _ in ctx.saved_tensors)
+            return None, *(None for _ in saved)
         with _without_hooks(weights):
             found = torch.autograd.grad(
                 [output for output, _ in reached],
