@@ -44,7 +44,7 @@ def work(model: str, programs: str) -> list[float]:
     taken = []
     with torch.inference_mode():
         for size in case.sizes[1:3]:
-            inputs = resized(arguments, case.axis, size)
+            inputs = resized(arguments, case.axes, size)
             start = time.process_time()
             fast(*inputs)
             taken.append(time.process_time() - start)
