@@ -242,6 +242,15 @@ def test_what_is_no_method_is_refused(name: str) -> None:
         decorate(Odd(), methods=[name])
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("still", "static"), ("parts", "generator"), ("__call__", "special")],
+)
+def test_the_refusal_says_what_it_is_instead(name: str, kind: str) -> None:
+    with pytest.raises(OptionError, match=f"since it is a {kind}"):
+        decorate(Odd(), methods=[name])
+
+
 def test_functions_have_no_methods() -> None:
     with pytest.raises(OptionError, match="methods"):
         decorate(lambda x: x, methods=["forward", "encode"])

@@ -98,14 +98,18 @@ def _eager_method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
     method = inspect.getattr_static(cls, name, None)
     if not callable(method):  # a staticmethod is callable, a property is not
         raise OptionError(f"{cls.__qualname__} has no method {name!r} to compile")
-    wrong = isinstance(method, (staticmethod, classmethod)) or any(
-        check(method) for check in (inspect.isgeneratorfunction, inspect.iscoroutinefunction)
-    )
-    if wrong or (name.startswith("__") and name.endswith("__")):
-        raise OptionError(
-            f"{cls.__qualname__}.{name} cannot be compiled: name plain methods of instances, and "
-            "'forward' for calls of the module"
-        )
+    kinds = {
+        "a static or class method": isinstance(method, (staticmethod, classmethod)),
+        "a generator function": inspect.isgeneratorfunction(method),
+        "a coroutine function": inspect.iscoroutinefunction(method),
+        "a special method": name.startswith("__") and name.endswith("__"),
+    }
+    for kind, is_one in kinds.items():
+        if is_one:
+            raise OptionError(
+                f"{cls.__qualname__}.{name} cannot be compiled, since it is {kind}: name plain "
+                "methods of instances, and 'forward' for calls of the module"
+            )
     return getattr(method, "__tvmify_eager__", None) or method  # type: ignore[return-value]
 
 

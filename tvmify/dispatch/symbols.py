@@ -12,7 +12,7 @@ from tvmify.dispatch.request import Request
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 #: How many sizes of images get their own programs before their heights and widths become symbols:
-#: symbolic programs do not use Winograd's algorithm.
+#: a program for one size is faster (docs/measurements/shapes.md).
 _IMAGE_SIZES = 4
 
 #: The name of a symbol, or None, for each axis of a tensor; by its index among the leaves.
