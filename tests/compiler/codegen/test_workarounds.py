@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.compiler.programs import check
+from tvmify import tvmify
 
 FLIPS: dict[str, Callable[[Tensor], Tensor]] = {
     "repeated": lambda x: x.repeat_interleave(2, 0).flip(0),
@@ -52,6 +54,23 @@ def test_conditions_within_conditions():
         return x
 
     check(program, torch.randn(5, 5), torch.randn(5, 5))
+
+
+def test_buckets_of_distances_of_any_length():
+    """As in WavLM. With two conditions for one, TVM refused the ranges of their logarithms."""
+
+    def program(x: Tensor) -> Tensor:
+        length = x.shape[1]
+        distance = (torch.arange(length)[None] - torch.arange(length)[:, None]).abs()
+        far = (8 + torch.log(distance.float() / 8) / math.log(16) * 8).long()
+        far = torch.min(far, torch.full_like(far, 15))
+        return torch.where(distance < 8, distance, far) + x.sum()
+
+    fast = tvmify(program, dynamic=True, strict=True, cache=False)
+    for length in (5, 9, 40):
+        x = torch.randn(1, length)
+        torch.testing.assert_close(fast(x), program(x))
+    assert fast.cache_info().builds == 1
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5])
