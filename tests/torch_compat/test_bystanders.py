@@ -13,17 +13,24 @@ from tvmify.torch_compat import bystanders
 
 
 class Slow(nn.Module):
-    """Waits while it is exported, and uses what torch replaces meanwhile."""
+    """Waits while it is exported, and uses what torch replaces meanwhile.
+
+    Locks, since an event has attributes, which no forward may change that is compiled.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.inside, self.leave = threading.Event(), threading.Event()
+        self.inside, self.leave = threading.Lock(), threading.Lock()
+        self.inside.acquire()
+        self.leave.acquire()
 
     def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # TorchScript has no such
         y = max(self.linear(x), 0.25)
-        self.inside.set()
-        assert self.leave.wait(60)
+        if self.inside.locked():
+            self.inside.release()
+        assert self.leave.acquire(timeout=60)
+        self.leave.release()
         return y * math.pow(x.shape[0], 2)
 
 
@@ -38,11 +45,11 @@ def exporting(net: Slow) -> Iterator[nn.Module]:
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert net.inside.wait(60)
+    assert net.inside.acquire(timeout=60)
     try:
         yield compiled
     finally:
-        net.leave.set()
+        net.leave.release()
         thread.join()
 
 

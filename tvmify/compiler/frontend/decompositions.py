@@ -66,9 +66,10 @@ RAISING = (
     aten.linalg_solve.default,
 )
 
-#: Decomposed, they become `index_put`, for which a negative index counts from the end; for these it
-#: is an error. PyTorch computes them.
-STRICT_POSITIONS = (aten.index_add.default, aten.index_copy.default)
+#: Decomposed, it becomes `index_put`, for which a negative index counts from the end; here it is an
+#: error. PyTorch computes it. Not `index_copy`, by which static caches of keys and values are written
+#: in place.
+STRICT_POSITIONS = (aten.index_add.default,)
 
 #: Asserts the dtype and device at export, which are part of every key.
 CHECK = aten._assert_tensor_metadata.default
