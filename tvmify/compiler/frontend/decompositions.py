@@ -67,8 +67,8 @@ RAISING = (
 )
 
 #: Decomposed, it becomes `index_put`, for which a negative index counts from the end; here it is an
-#: error. PyTorch computes it. Not `index_copy`, by which static caches of keys and values are written
-#: in place.
+#: error. PyTorch computes it. Not `index_copy`, with which static caches of keys and values are
+#: written in place.
 STRICT_POSITIONS = (aten.index_add.default,)
 
 #: Asserts the dtype and device at export, which are part of every key.
