@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -179,6 +181,33 @@ def test_variables_of_an_outer_function() -> None:
         for _ in range(3):
             torch.testing.assert_close(fast(X), torch.relu(X) * 2)
     assert count == 3
+
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "list": ([1, 2], lambda kept: kept.insert(0, len(kept))),
+    "dict": ({"a": 1, "b": 2}, lambda kept: kept.update({len(kept): 0, "a": kept.pop("a") + 1})),
+    "set": ({1, 2}, lambda kept: kept.symmetric_difference_update({1, len(kept)})),
+    "deque": (deque([1, 2], maxlen=3), lambda kept: kept.append(len(kept))),
+    "order": (OrderedDict(a=1, b=2), lambda kept: kept.move_to_end(next(iter(kept)))),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_containers_change_as_in_eager(kind: str) -> None:
+    before, change = CHANGES[kind]
+    kept, expected = copy.copy(before), copy.copy(before)
+
+    def changing(x: torch.Tensor) -> torch.Tensor:
+        change(kept)
+        return torch.relu(x) * 2
+
+    fast = decorate(changing, cache=False)
+    with pytest.warns(TvmifyWarning, match="forward changes 'kept'"):
+        for _ in range(3):
+            fast(X)
+            change(expected)
+    assert kept == expected
+    assert list(kept) == list(expected)
 
 
 def test_a_cache_that_the_first_call_fills_is_no_effect() -> None:

@@ -214,10 +214,26 @@ def _container(name: str, container: Any) -> _Place:
         return list(container.items() if is_dict else container)
 
     def write(before: list[Any]) -> None:
-        container.clear()
-        if isinstance(container, (list, deque)):
-            container.extend(before)
+        # Other threads may use it meanwhile: they never find it empty.
+        if isinstance(container, list):
+            container[:] = before
+        elif is_dict:
+            _restore_items(container, dict(before))
+        elif isinstance(container, set):
+            container.intersection_update(before)
+            container.update(before)
         else:
-            container.update(dict(before) if is_dict else before)
+            container.clear()
+            container.extend(before)
 
     return _Place.of(name, read, write)
+
+
+def _restore_items(container: dict[Any, Any], before: dict[Any, Any]) -> None:
+    for key in container.keys() - before.keys():
+        container.pop(key, None)
+    for key, value in before.items():  # the update of a Counter would add
+        container[key] = value
+    if list(container) != list(before):  # as after `move_to_end`
+        for key in before:
+            container[key] = container.pop(key)

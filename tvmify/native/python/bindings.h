@@ -20,8 +20,9 @@ using Owned = std::unique_ptr<PyObject, Release>;
 // flatten(args, kwargs), see flatten.cpp.
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
-// The names of keyword arguments, a tuple of strings, in the order in which they are in a key. Calls
-// may have the first `free` of them in any order; the others, a ``**kwargs`` takes as they come.
+// The names of keyword arguments, a tuple of strings, in the order in which they are in a key.
+// Calls may have the first `free` of them in any order; the others, a ``**kwargs`` takes as they
+// come.
 struct Keywords {
   PyObject* names;  // borrowed
   Py_ssize_t free;

@@ -55,8 +55,9 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* na
 
 PyObject* keep(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(count == 6 && PyTuple_CheckExact(args[4]) && PyLong_CheckExact(args[5]),
-                   "keep() takes a generation, a guard, a key, a Call, a tuple of names and a number");
+  TORCH_CHECK_TYPE(
+      count == 6 && PyTuple_CheckExact(args[4]) && PyLong_CheckExact(args[5]),
+      "keep() takes a generation, a guard, a key, a Call, a tuple of names and a number");
   const long long generation = PyLong_AsLongLong(args[0]);
   if (PyErr_Occurred()) return nullptr;
   TORCH_CHECK_TYPE(is_guard(args[1]), "expected a Guard, got a ", Py_TYPE(args[1])->tp_name);
