@@ -14,9 +14,8 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.conv.winograd.any_size import CUT
-from tvmify.compiler.kernels.conv.winograd.rule import in_registers, schedule_exact
+from tvmify.compiler.kernels.conv.winograd.rule import in_registers, schedule_tile
 from tvmify.compiler.kernels.conv.winograd.template import (
-    CHECK,
     DATA,
     DOWN,
     EXACT,
@@ -82,15 +81,7 @@ class WinogradResults(Rule):
         vector, lane = sch.split(c, [None, lanes])
         sch.reorder(b, yo, xo, vector, yi, xi, lane)
         parallel_if_worth(sch, fuse(sch, [b, yo]), machine, work)
-        in_registers(sch, store)
-        for name in (SPOILT, CHECK, RESULT, UP, EXACT):
-            block = sch.get_sblock(name)
-            sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
-            sch.set_scope(block, 0, "local")
-        schedule_exact(sch)
-        sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
-        in_registers(sch, sch.get_sblock(RESULT))
-        in_registers(sch, sch.get_sblock(UP), by_columns=True)
+        schedule_tile(sch, store, vector)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))

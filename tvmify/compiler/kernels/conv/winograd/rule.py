@@ -87,17 +87,7 @@ class WinogradConvolution(Rule):
         )
         chunk, at, vector = _cut(sch, store, plan, *axes.extents(ROW, LANE))
         parallel_if_worth(sch, chunk, machine, work)
-        in_registers(sch, store)
-        # The flag before what it guards. Tiles of one row are transformed across alone.
-        for name in (SPOILT, CHECK, RESULT, *[UP] * (height > 1), EXACT):
-            block = sch.get_sblock(name)
-            sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
-            sch.set_scope(block, 0, "local")
-        schedule_exact(sch)
-        sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
-        in_registers(sch, sch.get_sblock(RESULT))
-        if height > 1:
-            in_registers(sch, sch.get_sblock(UP), by_columns=True)
+        schedule_tile(sch, store, vector, has_rows=height > 1)
         _schedule_sums(sch, at, machine, weights, bool(shared))
         if find(sch, SPLIT) is not None:
             _schedule_planes(sch, chunk, lanes)
@@ -113,6 +103,31 @@ class WinogradConvolution(Rule):
             schedule_block(sch, sch.get_sblock(name), machine, work)
         redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
         return s_tir.Schedule(redone)
+
+
+def schedule_tile(
+    sch: s_tir.Schedule, store: SBlockRV, vector: LoopRV, *, has_rows: bool = True
+) -> None:
+    """Transform the sums of a tile back and store it, in registers.
+
+    Parameters
+    ----------
+    vector
+        The loop over registers of channels, around one tile.
+    has_rows
+        Whether tiles have several rows; those of one row are transformed across alone.
+    """
+    in_registers(sch, store)
+    # The flag before what it guards.
+    for name in (SPOILT, CHECK, RESULT, *[UP] * has_rows, EXACT):
+        block = sch.get_sblock(name)
+        sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
+        sch.set_scope(block, 0, "local")
+    schedule_exact(sch)
+    sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
+    in_registers(sch, sch.get_sblock(RESULT))
+    if has_rows:
+        in_registers(sch, sch.get_sblock(UP), by_columns=True)
 
 
 def _cut(
