@@ -18,6 +18,21 @@ from benchmarks.results import Result
 PATIENCE = 900  # seconds: no compiler takes longer for these models
 
 
+def answer_of(command: list[str], environment: Mapping[str, str]) -> Any:
+    """Run a process with more environment variables; return the JSON in its last line."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit("a process ended; see its error above")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class WorkerError(Exception):
     """A contender cannot run; the message says why."""
 

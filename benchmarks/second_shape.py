@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
 
 from benchmarks import models
+from benchmarks.process import answer_of
 from benchmarks.sizes import CASES, resized
 
 #: The models measured unless others are named.
 USUAL = "minilm_16,bert_base,gpt2_prefill,vit_base"
-_PATIENCE = 900  # seconds
 
 
 def work(model: str, programs: str) -> list[float]:
@@ -58,17 +56,8 @@ def run(model: str, programs: str) -> list[float]:
     """Return what a new process measured."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.second_shape"]
-        done = subprocess.run(
-            [*command, "--models", model, "--work", programs],
-            env=os.environ | {"TVMIFY_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    if done.returncode:
-        raise SystemExit("a process ended; see its error above")
-    return json.loads(done.stdout.splitlines()[-1])
+        environment = {"TVMIFY_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
+        return answer_of([*command, "--models", model, "--work", programs], environment)
 
 
 def main() -> None:
