@@ -521,13 +521,14 @@ PROGRAM = """
     from torch import nn
 
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    net = nn.Sequential(nn.Conv1d(4, 8, 1), nn.ReLU(), nn.Linear(3, 2)).eval()
     fast = tvmify.tvmify(net, strict=True)
-    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    x = torch.linspace(-1, 1, 12).reshape(1, 4, 3)
     with torch.no_grad():
         assert torch.allclose(fast(x), net(x), atol=1e-5)
     info = fast.cache_info()
-    print(info.builds, info.disk_hits, "tvm" in sys.modules, *sorted(info.seconds))
+    slow = [name for name in ("tvm", "torch._dynamo", "sympy") if name in sys.modules]
+    print(info.builds, info.disk_hits, slow, *sorted(info.seconds))
 """
 
 
@@ -545,8 +546,8 @@ def run(program: str, **environment: str) -> str:
 
 
 def test_a_second_process_compiles_nothing_and_does_not_import_tvm() -> None:
-    assert run(PROGRAM, PYTHONHASHSEED="1").split()[:3] == ["1", "0", "True"]
-    assert run(PROGRAM, PYTHONHASHSEED="2").split()[:3] == ["0", "1", "False"]
+    assert run(PROGRAM, PYTHONHASHSEED="1").startswith("1 0 ['tvm', 'torch._dynamo', 'sympy']")
+    assert run(PROGRAM, PYTHONHASHSEED="2").startswith("0 1 []")
 
 
 # ------------------------------------------------------------------------- structure and threads

@@ -7,7 +7,6 @@ code.
 from __future__ import annotations
 
 import dis
-import inspect
 import sys
 import types
 from collections.abc import Iterator
@@ -238,4 +237,5 @@ _NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, torch.Tensor, torc
 def _attribute(value: Any, name: str) -> Any:
     """Return an attribute without running a property."""
     own = getattr(value, "__dict__", {})
-    return own[name] if name in own else inspect.getattr_static(type(value), name, None)
+    found_in = (vars(class_) for class_ in type(value).__mro__ if name in vars(class_))
+    return own[name] if name in own else next(found_in, {}).get(name)

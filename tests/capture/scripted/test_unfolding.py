@@ -1,15 +1,19 @@
-"""``and`` and ``or`` have the value of an operand, as in Python, and not a bool."""
+"""Source as TorchScript compiles it, with Python's meaning."""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.jit import frontend
 
 from tvmify import tvmify
+from tvmify.capture.scripted.program import script
+from tvmify.capture.scripted.unfolding import unfolded
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -47,6 +51,36 @@ def outcome(call: Callable[..., Tensor], *arguments: Any) -> Any:
         return call(*arguments)
     except RuntimeError as error:
         return str(error)
+
+
+lazy = types.ModuleType("lazy")
+
+
+def naming_lazy_module(x: Tensor) -> Tensor:
+    return x + 1 if lazy.heavy.is_used() else x
+
+
+def test_lookup_does_not_import_lazy_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So torch imports torch._dynamo and sympy, which takes a second.
+    imported: list[str] = []
+    monkeypatch.setattr(lazy, "__getattr__", imported.append, raising=False)
+    with unfolded(frozenset()):
+        frontend.parse_def(naming_lazy_module)
+    assert imported == []
+
+
+def test_functions_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse: Callable[[Any], Any] = frontend.parse_def
+
+    def counting(function: Any) -> Any:
+        parsed.append(function.__qualname__)
+        return parse(function)
+
+    monkeypatch.setattr(frontend, "parse_def", counting)
+    script(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), OfNumbers(1)))
+    assert parsed.count("Linear.forward") == 1
+    assert parsed.count("OfNumbers.forward") == 1
 
 
 @pytest.mark.parametrize("kind", [Or, OrTensor, AndTensor])

@@ -159,7 +159,7 @@ class Constants:
         if isinstance(node, ast.Attribute):
             owner = self.value_of_name(node.value)
             if isinstance(owner, types.ModuleType):
-                return getattr(owner, node.attr, None)
+                return vars(owner).get(node.attr)  # getattr would import torch._dynamo, sympy
         return None
 
     def evaluated(self, node: ast.expr) -> Any:

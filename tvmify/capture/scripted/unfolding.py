@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import math
 import threading
@@ -53,13 +54,21 @@ def unfolded(constant_attributes: frozenset[str]) -> Iterator[None]:
     thread = threading.get_ident()
     original: Callable[[Any], Any] = frontend.parse_def
 
-    def parse(function: Any) -> Any:
+    @functools.cache  # every layer of a class has its forward parsed
+    def unfold(function: Any) -> Any:
         parsed = original(function)
-        if threading.get_ident() == thread:
-            (node,) = parsed.ast.body
-            assert isinstance(node, ast.FunctionDef)  # parse_def refuses all else
-            _Unfold(function, node, constant_attributes).visit(node)
+        (node,) = parsed.ast.body
+        assert isinstance(node, ast.FunctionDef)  # parse_def refuses all else
+        _Unfold(function, node, constant_attributes).visit(node)
         return parsed
+
+    def parse(function: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(function)
+        if isinstance(getattr(function, "__self__", None), torch.nn.Module):
+            return unfold(function.__func__)
+        # TorchScript itself changes the source of a classmethod.
+        return unfold.__wrapped__(function)
 
     frontend.parse_def = parse  # type: ignore[assignment]
     try:
