@@ -5,6 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+import pytest
+from tvm import base
+
+from tvmify import BuildError
+from tvmify.compiler.environment import prepare_tvm
+
+
+def test_tvm_without_its_compiler_is_told_from_a_fault_of_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_tvm.cache_clear()
+    monkeypatch.setattr(base, "_RUNTIME_ONLY", True)
+    monkeypatch.setattr(base, "__file__", str(tmp_path / "base.py"))
+    with pytest.raises(
+        BuildError, match=r"without its compiler: .*libtvm_compiler\.so: cannot open"
+    ):
+        prepare_tvm()
+    monkeypatch.setenv("TVM_USE_RUNTIME_LIB", "1")
+    with pytest.raises(BuildError, match="TVM_USE_RUNTIME_LIB is 1"):
+        prepare_tvm()
 
 
 def test_the_compiler_is_loaded_ahead_of_the_import() -> None:

@@ -10,7 +10,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -129,10 +129,19 @@ def test_the_file_is_read_without_the_compiler(
     )
 
 
-def test_weights_are_stored_once_under_their_names(tmp_path: Path):
-    wide = nn.Sequential(nn.Linear(512, 512)).eval()
+def test_weights_are_stored_once_under_their_names(tmp_path: Path, monkeypatch: Any):
+    wide = tvmify.tvmify(nn.Sequential(nn.Linear(512, 512)).eval(), cache=False)
     path = tmp_path / "wide.pt2"
     program = tvmify.export(wide, path, signature=[(4, 512)])
+
+    def fail(_: Any, file: BinaryIO) -> None:
+        file.write(b"a part")
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        patch.setattr(torch.export, "save", fail)
+        tvmify.export(wide, path, signature=[(4, 512)])
+    assert [*tmp_path.iterdir()] == [path]
     assert list(program.state_dict) == ["0.weight", "0.bias"]
     size = 4 * (512 * 512 + 512)
     assert size < path.stat().st_size < 1.1 * size

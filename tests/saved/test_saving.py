@@ -513,4 +513,4 @@ def test_a_file_has_the_mode_that_the_umask_says_and_nobody_changes_that(
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "net.pt").stat().st_mode) == 0o640
-    assert [*tmp_path.glob(".net*")] == []
+    assert [*tmp_path.glob(".*")] == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from tvmify import BuildError, TvmifyWarning, tvmify
 from tvmify.dispatch.reasons import EarlierTraceback
-from tvmify.system.faults import environment_fault, explained
+from tvmify.system.faults import check_temporary_directory, environment_fault, explained
 
 FAULTS = {
     "ran out of disk space": OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
@@ -25,6 +27,7 @@ FAULTS = {
     "of memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
     "another thread": RuntimeError("can't start new thread"),
     "process": BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    "than Python's limit of": RecursionError("maximum recursion depth exceeded"),
     "import a package": ModuleNotFoundError("No module named 'tvm'"),
     "system error": OSError(errno.EIO, "Input/output error"),
     "open files: Check failed": RuntimeError(
@@ -32,6 +35,9 @@ FAULTS = {
     ),
     "noexec": RuntimeError(
         "/proc/self/fd/4: failed to map segment from shared object: not permitted"
+    ),
+    "ran out of memory. Free": OSError(
+        "libx.so: failed to map segment from shared object: Cannot allocate memory"
     ),
     "File too large": RuntimeError("writing a compiled library to memory: File too large"),
 }
@@ -79,6 +85,22 @@ def test_errors_of_options_and_of_the_gpu_reach_the_caller() -> None:
             raise error
         assert raised.value is error
     assert environment_fault(BuildError("a", "b"), "compiling it") is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.ENOENT])
+def test_why_no_temporary_file_can_be_written(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **settings: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for name in ("gettempdir", "TemporaryFile"):
+        monkeypatch.setattr(tempfile, name, fail)
+    expected = {
+        errno.EMFILE: "open files",
+        errno.ENOSPC: "disk space",
+        errno.ENOENT: "no directory",
+    }
+    with pytest.raises(BuildError, match=expected[number]):
+        check_temporary_directory()
 
 
 def test_weights_that_do_not_fit_into_memory_leave_the_entry_in_the_cache(

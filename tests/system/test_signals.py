@@ -156,3 +156,50 @@ def test_a_handler_that_was_set_meanwhile_stays() -> None:
         assert signal.getsignal(signal.SIGTERM) is other
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def terminated() -> Iterator[list[int]]:
+    """Note each SIGTERM."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_every_handler_runs_even_if_another_raises(terminated: list[int], time_limit: None) -> None:
+    with pytest.raises((TooLong, KeyboardInterrupt)), HeldSignals():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            send(number)
+        with pytest.raises(Interrupted):
+            handle_signals()
+        for number in (signal.SIGTERM, signal.SIGALRM):
+            send(number)
+    assert terminated
+
+
+@pytest.mark.parametrize("place", ["enter", "exit"])
+def test_an_interrupt_while_handlers_are_replaced_loses_no_other(
+    place: str, terminated: list[int], time_limit: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGINT (2) has its own handler while that of SIGHUP (1) or SIGTERM (15) is looked at."""
+    at = signal.SIGHUP if place == "enter" else signal.SIGTERM
+    look = signal.getsignal
+
+    def interrupted(number: int) -> Any:
+        if number == at:
+            send(signal.SIGINT)
+        return look(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        if place == "enter":
+            monkeypatch.setattr(signal, "getsignal", interrupted)
+        with HeldSignals():
+            monkeypatch.setattr(signal, "getsignal", interrupted)
+    monkeypatch.undo()
+    send(signal.SIGTERM)
+    assert terminated == [signal.SIGTERM]
+    with HeldSignals():
+        send(signal.SIGTERM)
+        assert terminated == [signal.SIGTERM], "nothing is held any more"
+    assert terminated == [signal.SIGTERM] * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from tvmify.cache.listing import named_cache
 from tvmify.cache.stored import EntryFiles
 from tvmify.errors import CacheError, warn
 from tvmify.system.regular_files import NotRegular, open_regular
+from tvmify.system.replacing import replacing
 
 #: The most refused entries that a message names.
 _MOST_REASONS = 5
@@ -86,17 +86,10 @@ def export(
         if (digests is None or entry.digest.startswith(tuple(digests)))
         and (since is None or entry.used >= since)
     )
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with temporary.open("xb") as file:
-            written = packed.write(file, _read(cache, chosen))
-            file.flush()
-            os.fsync(file.fileno())
+    with replacing(path) as file:
+        written = packed.write(file, _read(cache, chosen))
         if not written:
             raise CacheError(f"nothing to export: {cache.directory} has no such entries")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return written
 
 

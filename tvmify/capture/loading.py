@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
 def import_recorder() -> None:
-    """Import torch's compiler, even if the working directory was deleted. On import it asks for
-    that directory, as the place for its debug files.
+    """Import torch's compiler, even if the working directory was deleted.
+
+    On import it asks for that directory several times, for the defaults of its settings.
     """
+    with _existing_directory():
+        importlib.import_module("torch._dynamo")
+
+
+@contextlib.contextmanager
+def _existing_directory() -> Iterator[None]:
+    """Leave a deleted working directory for a moment."""
     try:
         Path.cwd()
-    except FileNotFoundError:
-        is_ours = "TORCH_COMPILE_DEBUG_DIR" not in os.environ
-        os.environ.setdefault("TORCH_COMPILE_DEBUG_DIR", tempfile.gettempdir())
-        try:
-            importlib.import_module("torch._dynamo")
-        finally:
-            if is_ours:
-                del os.environ["TORCH_COMPILE_DEBUG_DIR"]
+    except OSError:
+        pass
+    else:
+        yield
+        return
+    deleted = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.chdir(tempfile.gettempdir())
+        yield
+    finally:
+        os.fchdir(deleted)
+        os.close(deleted)

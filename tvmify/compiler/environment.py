@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import importlib.util
 import logging
+import os
 import threading
 from functools import cache
 from pathlib import Path
 
+from tvmify.errors import BuildError
 from tvmify.system.forks import at_work
 
 
@@ -33,7 +35,7 @@ def _load() -> None:
         return
     # In a forked child, the loader's lock would be held forever.
     with at_work(), contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(str(Path(spec.origin).parent / "lib" / "libtvm_compiler.so"))
+        ctypes.CDLL(str(_compiler_of(spec.origin)))
         # From libtvm_ffi, whose symbols `tvmify.runtime` has loaded globally.
         trace = ctypes.CDLL(None).TVMFFIBacktrace
         trace.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
@@ -43,7 +45,14 @@ def _load() -> None:
 
 @cache
 def prepare_tvm() -> None:
-    """Import TVM; call before the first import of a module that needs it."""
+    """Import TVM; call before the first import of a module that needs it.
+
+    Raises
+    ------
+    BuildError
+        It was imported without its compiler.
+    """
+    _check_compiler()
     import tvm.relax.frontend.torch  # noqa: F401
 
     from tvmify.compiler import intrinsics
@@ -52,3 +61,27 @@ def prepare_tvm() -> None:
     logging.getLogger("tvm").setLevel(logging.ERROR)
     intrinsics.register()
     cuda_intrinsics.register()
+
+
+def _check_compiler() -> None:
+    from tvm import base
+
+    if not base._RUNTIME_ONLY:
+        return
+    # If it cannot load the compiler, TVM goes on without it, and does not say why.
+    why = "TVM_USE_RUNTIME_LIB is 1"
+    if os.environ.get("TVM_USE_RUNTIME_LIB") != "1":
+        try:
+            ctypes.CDLL(str(_compiler_of(base.__file__)))
+            why = "it could not be loaded then"
+        except OSError as error:
+            why = str(error)
+    raise BuildError(
+        f"TVM was imported without its compiler: {why}",
+        "Fix that, and start this process again; `tvmify doctor` checks the installation.",
+    )
+
+
+def _compiler_of(module: str) -> Path:
+    """Return the path of TVM's compiler, given that of a module at the top of its package."""
+    return Path(module).parent / "lib" / "libtvm_compiler.so"

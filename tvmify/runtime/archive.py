@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from tvmify.runtime.manifest import check, seal
 # This import also registers the classes that archives contain.
 from tvmify.runtime.native import with_method_renamed
 from tvmify.system.regular_files import NotRegular, open_regular
+from tvmify.system.replacing import replacing
 from tvmify.system.zip_records import AmbiguousArchive
 
 #: The method in which a saved module keeps its original forward.
@@ -41,20 +41,14 @@ def write(
     key
         Signs the manifest, see `tvmify.save`.
     """
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with temporary.open("x+b") as file:
+        with replacing(path) as file:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that TorchScript is deprecated
                 torch.jit.save(module, file)
             seal(file, description, key)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except AmbiguousArchive as error:
         raise SaveError(f"PyTorch could not read every record of {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None = None) -> Any:

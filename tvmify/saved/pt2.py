@@ -14,6 +14,7 @@ import inspect
 import io
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ from tvmify.errors import SaveError
 from tvmify.options import check_path
 from tvmify.runtime import compiled_module, embedded
 from tvmify.saved.exported import exported_call
+from tvmify.system.replacing import replacing
 from tvmify.target import TargetOption
 from tvmify.torch_compat.memory import check_saved
 from tvmify.torch_compat.tracing import tracing
@@ -69,7 +71,8 @@ def export(
         A decorated module or function, or a plain one, in evaluation mode; or another
         ``torch.export.ExportedProgram``. The program shares its weights.
     path
-        Path of the file; None writes no file.
+        Path of the file; None writes no file. An existing file is replaced once the new one is
+        complete.
     example_inputs
         Arguments of a call: a tensor, a tuple of positional arguments, or a dict of keyword
         arguments.
@@ -118,7 +121,8 @@ def export(
         module = _exportable(subject, artifact, program, args, kwargs, strict)
         exported = _record(module, args, kwargs)
         if path is not None:
-            torch.export.save(exported, path)
+            with replacing(Path(path)) as file:
+                torch.export.save(exported, file)
     return exported
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -31,12 +33,18 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
         return None
     if isinstance(error, MemoryError):
         return _out_of_memory(doing)
+    if isinstance(error, RecursionError):
+        return BuildError(
+            f"{doing} needs a deeper stack than Python's limit of {sys.getrecursionlimit()} calls",
+            "Raise it (sys.setrecursionlimit), or make the first call in a function that is less "
+            "deeply nested, and call refresh().",
+        )
     if isinstance(error, ImportError):
         return BuildError(
             f"{doing} could not import a package: {described(error)}",
             "Run `tvmify doctor` to see what is missing, then call refresh().",
         )
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and error.errno is not None:
         return _of_the_system(error, doing)
     text = (str(error).strip().splitlines() or [""])[0][:300]
     lacking = shortage(error)
@@ -57,7 +65,7 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
         return _out_of_memory(doing)
     if lacking is Shortage.THREADS:
         return _no_processes(doing)
-    return None
+    return _of_the_system(error, doing) if isinstance(error, OSError) else None
 
 
 @contextlib.contextmanager
@@ -93,11 +101,22 @@ def check_temporary_directory() -> None:
     try:
         tempfile.gettempdir()
     except OSError as error:
-        raise BuildError(
+        raise _unwritable() or BuildError(
             "no directory for temporary files is writable (TMPDIR, /tmp, /var/tmp), and "
             "torch.export cannot be imported without one",
             "Set TMPDIR to a writable directory, and call refresh().",
         ) from error
+
+
+def _unwritable() -> BuildError | None:
+    """Return why no temporary file can be written, if that is not for want of a directory."""
+    try:
+        with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR") or "/tmp", buffering=0) as file:
+            file.write(b".")
+    except OSError as error:
+        if error.errno in (*_NO_ROOM, *_TOO_MANY_FILES, errno.EFBIG):
+            return _of_the_system(error, "importing torch.export")
+    return None
 
 
 def _of_the_system(error: OSError, doing: str) -> BuildError:

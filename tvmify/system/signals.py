@@ -40,11 +40,15 @@ class HeldSignals:
         is_main = threading.current_thread() is threading.main_thread()
         if HeldSignals._outermost is None and is_main:
             HeldSignals._outermost = self
-            for number in signal.valid_signals():
-                # Skip defaults, and handlers that were not set from Python.
-                if callable(handler := signal.getsignal(number)):
-                    self._handlers[number] = handler
-                    signal.signal(number, self._hold)
+            try:
+                for number in signal.valid_signals():
+                    # Skip defaults, and handlers that were not set from Python.
+                    if callable(handler := signal.getsignal(number)):
+                        self._handlers[number] = handler
+                        signal.signal(number, self._hold)
+            except BaseException:  # of a handler that is not replaced yet
+                self._restore()
+                raise
         return self
 
     def __exit__(
@@ -55,17 +59,28 @@ class HeldSignals:
     ) -> None:
         if HeldSignals._outermost is not self:
             return
+        try:
+            self._restore()
+        except BaseException as late:  # of a handler that is in place again
+            self._raised = late
+        while self._pending:
+            try:
+                self._handle(*self._pending.popitem())
+            except BaseException as late:  # the other handlers run all the same
+                self._raised = late
+        if self._raised is not None and error is not self._raised:
+            raise self._raised from None
+
+    def _restore(self) -> None:
         HeldSignals._outermost = None
         for number, handler in self._handlers.items():
             if signal.getsignal(number) == self._hold:  # keep a handler that was set meanwhile
                 signal.signal(number, handler)
-        if self._raised is not None and error is not self._raised:
-            raise self._raised from None
-        while self._pending:
-            self._handle(*self._pending.popitem())
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and number in self._pending:
+        if HeldSignals._outermost is not self:  # an exception ended `_restore`
+            self._handlers[number](number, frame)
+        elif number == signal.SIGINT and number in self._pending:
             self._handle(number, self._pending.pop(number))
         else:
             self._pending[number] = frame

@@ -27,10 +27,11 @@ _SPELT_OUT = (
 class Shortage(enum.Enum):
     """What a process lacked, by the words of the messages that say so."""
 
-    EXECUTABLE_MEMORY = ("failed to map segment from shared object",)  # the loader
     # `native/library.cpp`
     FILE_IN_MEMORY = ("there is no place for a compiled library", "writing a compiled library to")
     MEMORY = ("can't allocate memory", "cannot allocate memory", "bad_alloc", "out of memory")
+    # The loader, also if memory is short, which the end of its message then says.
+    EXECUTABLE_MEMORY = ("failed to map segment from shared object",)
     THREADS = ("can't start new thread", "resource temporarily unavailable")
 
 

@@ -93,11 +93,14 @@ def test_refusals_come_back_as_they_were(program: Any, monkeypatch: pytest.Monke
 
 def test_the_life_of_the_process() -> None:
     script = """
-    import os, signal, sys, time, torch
+    import os, signal, sys, tempfile, time, torch
     from torch import nn
     from tvmify.dispatch import background
     from tvmify import tvmify
     signal.alarm(250)
+    os.chdir(tempfile.mkdtemp())
+    os.rmdir(os.getcwd())
+    sys.path.insert(0, "relative")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()

@@ -176,14 +176,16 @@ class Builder:
     def _start(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise Unavailable("has no Python to run it")
-        paths = [str(Path(path).absolute()) for path in sys.path if path]
+        # Relative ones, such as "" for the working directory, may mean another place by now.
+        paths = [path for path in map(str, sys.path) if Path(path).is_absolute()]
+        paths.append(str(Path(__file__).parents[3]))
         imports = "from tvmify.dispatch.building.process import main"
-        code = f"import sys; sys.path[:0] = {paths!r}; {imports}"
+        code = f"import sys; sys.path[:] = {paths!r}; {imports}"
         self._last_words = ""
         try:
             self._words = os.fdopen(os.memfd_create("tvmify builds"), "w+b", 0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"{code}; main({NICENESS})"],
+                [sys.executable, "-c", f"{code}; main({NICENESS})"],
                 bufsize=0,  # a buffer has a lock, which a forked child may inherit locked
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
