@@ -200,6 +200,18 @@ def test_shapes_that_were_served_are_hits() -> None:
     assert after.hits == before.hits + 4
 
 
+def test_another_shape_sees_weights_that_have_changed_since() -> None:
+    net = Linear()
+    fast = compiled(net, dynamic=True)
+    for rows in (2, 5, 6, 5, 7):
+        check(fast, net, drawn(rows, 8))
+        with torch.no_grad():
+            for module in (net, fast):
+                module.linear.weight.mul_(-1)
+                module.linear.bias = nn.Parameter(module.linear.bias + 1)
+    assert fast.cache_info().builds == 1
+
+
 def test_false_makes_a_program_for_each_shape() -> None:
     module = Linear()
     fast = compiled(module, dynamic=False)

@@ -177,7 +177,10 @@ class Dispatcher:
             if self._state.watched is None:
                 self._inspect()  # another thread has called refresh() meanwhile
             known = self._memory.known((self._state.current.number, signature))
-            return known or self._misses.outcome(signature, args, kwargs, stages)
+            outcome = known or self._misses.outcome(signature, args, kwargs, stages)
+            # One that also serves other signatures may be bound to earlier weights.
+            is_bound = isinstance(outcome, Eager) or outcome.bound.weights is self._state.weights
+            return outcome if is_bound else self._bind(outcome)
 
     def _stages(self) -> Stages:
         return Stages(self.name, self.options.shows_progress())
