@@ -131,6 +131,48 @@ def test_control_flow_and_writes_stay_right(made: list[Any]) -> None:
     assert made
 
 
+@pytest.mark.usefixtures("inference")
+def test_a_branch_that_no_call_took_yet(made: list[Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if bool(x.sum() > 0):
+            return torch.relu(x) * 2 + 1
+        return torch.tanh(x) * 3 - 1
+
+    script, x = torch.jit.script(function), torch.rand(5)
+    tvmify.enable()
+    for signed in (x, x, x, -x, -x):
+        torch.testing.assert_close(script(signed), function(signed))
+    (graph,) = made
+    assert graph.explain().methods[0].signatures[0].runs == "regions"
+
+
+@pytest.mark.usefixtures("inference")
+def test_a_frozen_module_runs_compiled(net: nn.Module, made: list[Any]) -> None:
+    frozen, x = torch.jit.freeze(torch.jit.script(net)), rows(2)
+    tvmify.enable()
+    for _ in range(3):
+        assert_close_to_reference(frozen(x), net, (x,))
+    (graph,) = made
+    assert graph.cache_info().builds == 1
+
+
+@pytest.mark.usefixtures("inference")
+def test_errors_are_those_of_torchscript(made: list[Any]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x) * 2
+        if x.size(0) > 3:
+            raise ValueError("too long")
+        return y + 1
+
+    script = torch.jit.script(function)
+    tvmify.enable()
+    for _ in range(3):
+        script(rows(2))
+    with pytest.raises(torch.jit.Error, match="too long"):
+        script(rows(4))
+    assert made
+
+
 def test_gradients_are_those_of_the_jit(net: nn.Module) -> None:
     module, x = torch.jit.script(net), rows(2)
     with torch.no_grad(), tvmify.enable():

@@ -23,6 +23,7 @@ from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions, Options
 from tvmify.runtime import DISPATCHER, is_traced_here, original
+from tvmify.torch_compat.parts import trains
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -297,7 +298,7 @@ class _ScriptedModule(Single, nn.Module):
         # Its children are the submodules, not the module itself, so that names stay the same.
         self.__dict__[f"{DISPATCHER}script"] = script
         self._register_again()
-        self.training = script.training
+        self.training = trains(script)
         self._tvmify_dispatcher = Dispatcher(
             Subject.of(
                 name=script.original_name,

@@ -26,7 +26,7 @@ from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
 from tvmify.runtime.native import Guard
 from tvmify.runtime.settings import PLAIN, settings_in
 from tvmify.signature import unreadable_kind
-from tvmify.torch_compat.parts import Part, parts
+from tvmify.torch_compat.parts import Part, parts, trains
 
 # Bookkeeping of nn.Module: the parts that matter (parameters, hooks …) are watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
@@ -172,8 +172,8 @@ class _Watching:
         if _is_exported(module):
             self._exported.append(part.attribute(""))
         is_fixed = f"{path}.".startswith(tuple(self._exported)) or _is_exported(module)
-        trains = module.training and part.is_registered and not is_fixed
-        if self._training is None and trains and (not path or _heeds_training(type(module))):
+        is_training = trains(module) and part.is_registered and not is_fixed
+        if self._training is None and is_training and (not path or _heeds_training(type(module))):
             self._training = path
         if isinstance(module, torch.jit.ScriptModule):
             # Its attributes are in C++, and each access makes a new Python object, so only its
@@ -182,7 +182,7 @@ class _Watching:
             own |= dict(module.named_buffers(recurse=False))
             for name, value in own.items():
                 self._add_value(part, name, value)
-            self._state.append((part.attribute("training"), _comparable(module.training)))
+            self._state.append((part.attribute("training"), _comparable(trains(module))))
             return
         self._add_class(part)
         attributes = module.__dict__

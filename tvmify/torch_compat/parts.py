@@ -61,6 +61,11 @@ def _is_same(module: nn.Module, root: nn.Module) -> bool:
     return module is root or module.__dict__.get("_parameters") is root.__dict__["_parameters"]
 
 
+def trains(module: nn.Module) -> bool:
+    """Return whether a module is in training mode; ``torch.jit.freeze`` removes the attribute."""
+    return getattr(module, "training", False)
+
+
 def hidden_names(module: nn.Module) -> set[str]:
     """Return the registered names that an attribute of the object or class shadows."""
     registered = {name for kind in _REGISTRIES for name in module.__dict__[kind]}

@@ -26,6 +26,7 @@ from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.recording import Recorded
 from tvmify.dispatch.recording.modes import entered
 from tvmify.errors import NotCompiled, TvmifyError, WarmUpError
+from tvmify.torch_compat.parts import trains
 from tvmify.warming import BUILT, EAGER, LOADED
 
 
@@ -74,7 +75,7 @@ class Subjects:
 
     def _decorated(self, made: Any, name: str) -> list[Any]:
         if isinstance(made, nn.Module):
-            if any(part.training for part in made.modules()):
+            if any(map(trains, made.modules())):
                 made.eval()
                 self.notes.append(f"{name} was in training mode: switched to evaluation mode")
             parts = [part for part in made.modules() if is_decorated(part)]

@@ -20,6 +20,7 @@ from tvmify.options import CompileOptions
 from tvmify.system.forks import short_lock
 from tvmify.system.regular_files import open_regular
 from tvmify.torch_compat.declared_sizes import DeclaredSize
+from tvmify.torch_compat.parts import trains
 
 #: Incremented whenever the meaning of a line changes.
 VERSION = 1
@@ -181,7 +182,7 @@ def record(
     if path is None or not is_on:
         return
     try:
-        training = module is not None and module.training
+        training = module is not None and trains(module)
         line = Recorded.of(*Names.of(name, module), args, kwargs, training).to_json()
     except WarmUpError as error:
         warn_once(_said, f"a call of {name} is not recorded: {error}")

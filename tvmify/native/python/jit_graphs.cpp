@@ -4,11 +4,11 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
-#include <torch/csrc/jit/passes/tensorexpr_fuser.h>
 #include <torch/csrc/jit/python/module_python.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/csrc/jit/runtime/jit_exception.h>
 
 #include <atomic>
 #include <mutex>
@@ -132,6 +132,10 @@ class GraphCalls {
       stack.push_back(std::move(value));
       return true;
     } catch (py::error_already_set& error) {
+      const py::object of_torchscript = py::module_::import("torch.jit").attr("Error");
+      if (error.matches(of_torchscript)) {
+        throw jit::JITException(py::str(error.value()).cast<std::string>());
+      }
       error.restore();
       python_error raised;
       raised.persist();
@@ -176,6 +180,17 @@ bool is_ours(at::ArrayRef<const jit::Block*> blocks, int& operators) {
   return true;
 }
 
+// Takes out what the executor has noted of one call. PyTorch's own pass leaves the notes of
+// branches that this call did not take.
+void remove_profile(jit::Block* block) {
+  for (auto node = block->nodes().begin(); node != block->nodes().end(); ++node) {
+    for (jit::Block* inner : node->blocks()) remove_profile(inner);
+    if (node->kind() != jit::prim::profile && node->kind() != jit::prim::profile_ivalue) continue;
+    if (!node->outputs().empty()) node->output()->replaceAllUsesWith(node->input());
+    node.destroyCurrent();
+  }
+}
+
 void replace(std::shared_ptr<jit::Graph>& graph) {
   constexpr int kFewest = 2;
   if (!is_enabled || is_inside || graph->outputs().size() != 1) return;
@@ -185,9 +200,8 @@ void replace(std::shared_ptr<jit::Graph>& graph) {
   if (!is_ours({graph->block()}, operators) || operators < kFewest) return;
 
   auto whole = graph->copy();
-  jit::RemoveProfileNodesAndSpecializeTypes(whole);
-  jit::RemoveTensorTypeSpecializations(whole);
-  jit::EraseShapeInformation(whole);  // the profile is of one call
+  remove_profile(whole->block());
+  jit::EraseShapeInformation(whole);
   for (size_t i = 0; i < whole->inputs().size(); ++i) {
     const bool is_self = i == 0 && has_module(*whole);
     whole->inputs()[i]->setDebugName(is_self ? "self" : "input_" + std::to_string(i));
