@@ -63,7 +63,8 @@ def backend(
         A mode, the name or the value of an option is not valid; the message lists the valid ones.
     """
     chosen, origin = compile_options(mode, options), Origin.of(module, example_inputs)
-    if torch.is_grad_enabled() and any(map(_requires_grad, example_inputs)):
+    needs_gradients = torch.is_grad_enabled() and any(map(_requires_grad, example_inputs))
+    if needs_gradients or _has_transforms(module):
         from tvmify.integrations.training import with_autograd
 
         return with_autograd(module, example_inputs, origin, chosen)
@@ -79,12 +80,20 @@ def compile_options(mode: str | None, options: Mapping[str, Any] | None) -> Comp
     BackendOptionError
         As `backend` says.
     """
+    if not isinstance(options, Mapping | None):
+        raise BackendOptionError(f"options is {options!r}: expected a dict of options")
     given = {**(options or {}), "mode": mode}
     try:
         return CompileOptions.of(given, without=_ELSEWHERE)
     except OptionError as error:
         hints = [f"; for {name!r}, {hint}" for name, hint in _ELSEWHERE.items() if name in given]
         raise BackendOptionError(str(error) + "".join(hints)) from None
+
+
+def _has_transforms(module: fx.GraphModule) -> bool:
+    """Whether a graph enters transforms of ``torch.func``, which only AOTAutograd resolves."""
+    modules = (getattr(node.target, "__module__", None) for node in module.graph.nodes)
+    return any("_functorch" in (name or "") for name in modules)
 
 
 def _requires_grad(value: Any) -> bool:

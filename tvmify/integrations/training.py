@@ -1,4 +1,7 @@
-"""Graphs that need gradients: AOTAutograd makes a forward and a backward, each is compiled."""
+"""Graphs that need gradients, or have transforms of ``torch.func``: AOTAutograd resolves both.
+
+It makes a forward, and a backward if there are gradients; each is compiled.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,41 @@
+"""Graphs that AOTAutograd resolves before they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tvmify
+
+
+def test_the_gradients_of_an_input_reach_it() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(3, 8, requires_grad=True)
+    (want,) = torch.autograd.grad(net(x).square().sum(), x)
+    (got,) = torch.autograd.grad(torch.compile(net, backend="tvmify")(x).square().sum(), x)
+    torch.testing.assert_close(got, want)
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * x.sum()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.func.grad(lambda x: _scaled(x).sum()),
+        torch.func.jacrev(_scaled),
+        lambda x: torch.vmap(lambda v: (x * v).tanh())(x),
+    ],
+    ids=["grad", "jacrev", "vmap"],
+)
+@pytest.mark.usefixtures("inference")
+def test_transforms_within_a_graph_are_compiled(function: Callable[..., Any]) -> None:
+    x = torch.randn(4)
+    fast = torch.compile(function, backend="tvmify", fullgraph=True, options={"strict": True})
+    torch.testing.assert_close(fast(x), function(x))
+    assert tvmify.cache_info(fast).eager == 0
