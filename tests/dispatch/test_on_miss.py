@@ -24,6 +24,7 @@ from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, compiler
 from tvmify import tvmify as decorate
 from tvmify.dispatch import background, load_or_build, on_miss
 from tvmify.dispatch.background import Job, Worker
+from tvmify.errors import warn
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -463,6 +464,21 @@ def test_a_forked_child_builds_for_itself(is_sent: bool) -> None:
         print("both")
     """)
     assert (result.returncode, result.stdout) == (0, "both\n"), result.stderr
+
+
+def test_a_warning_that_is_an_error_is_no_reason_to_run_in_eager(
+    inference: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_DIR", "/dev/null/warned")
+    fast: Any = decorate(Net().eval())
+    with pytest.raises(TvmifyWarning, match="/dev/null/warned cannot be accessed"):
+        fast(X)
+    assert_same(fast)
+    assert fast.cache_info().builds == 1
+    job = Job(lambda _: warn("nobody waits for it"))
+    job.run(lambda: None)
+    assert job.is_over and job.result is job.error is None
+    assert "nobody waits for it" in caplog.text
 
 
 def test_jobs_run_one_after_the_other_at_low_priority() -> None:

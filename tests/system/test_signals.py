@@ -106,6 +106,25 @@ def test_a_handler_that_raises_nothing_changes_nothing(
     assert net.cache_info().entries == 1
 
 
+def test_a_second_interrupt_in_a_callback_is_no_reason_to_run_in_eager(
+    inference: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net: Any = decorate(nn.Sequential(nn.Linear(4, 4), nn.Tanh()).eval(), cache=False)
+
+    def interrupt() -> None:
+        try:
+            send(signal.SIGINT)
+            send(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("TVM tells it so") from error
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        raised_in(interrupt, patch)
+        net(X)
+    net(X)
+    assert net.cache_info().entries == 1
+
+
 def test_signals_wait_for_the_next_stage(time_limit: None) -> None:
     reached = []
     with pytest.raises(TooLong), HeldSignals():

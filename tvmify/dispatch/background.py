@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
+import signal
 import threading
 import weakref
 from collections import deque
@@ -14,6 +16,9 @@ from typing import Any
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.building import Builder
 from tvmify.dispatch.reasons import without_frames
+from tvmify.errors import TvmifyWarning
+
+_LOG = logging.getLogger(__name__)
 
 #: The most builds in the queue; calls that need another one run in eager, and try again later.
 MOST_WAITING = 64
@@ -59,6 +64,8 @@ class Job:
         assert self._build is not None
         try:
             self.result = self._build(between)
+        except TvmifyWarning as warning:  # an error by the user's filters, but not of a call
+            _LOG.warning("%s", warning)
         except Exception as error:  # of any kind: the call that needs the result raises it
             self.error = without_frames(error)
         self.give_up()
@@ -138,6 +145,8 @@ class Worker:
         with contextlib.suppress(OSError, AttributeError):  # a system without either
             present = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), present + _NICENESS)
+        # A compiler process that has ended must not end this one, whose SIGPIPE may do its default.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
         while (job := self._next()) is not None:
             with contextlib.suppress(Stopped):
                 job.run(self._between)

@@ -55,6 +55,7 @@ from tvmify.runtime import (
 from tvmify.signature import Signature
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
+from tvmify.system.signals import check_interrupted
 from tvmify.torch_compat.saved_tensors import without_saved_tensors_hooks
 
 _LOG = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Miss:
         try:
             return self._compiled()
         except NotCompiled as reason:
+            check_interrupted()
             without_frames(reason)
             if isinstance(reason, UnsupportedOperator) and reason.sets_attributes:
                 self._module.current.changes_itself = True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tvmify.errors import BuildError, NotCompiled, TvmifyError, described
+from tvmify.errors import BuildError, NotCompiled, TvmifyError, TvmifyWarning, described
 from tvmify.system.third_party_messages import Shortage, shortage, system_error_number
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -72,6 +72,8 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
 def explained(doing: str) -> Iterator[None]:
     """Turn errors into reasons to run in eager, except those of options and of the GPU.
 
+    A warning that the user's filters make an error is no reason, either: the call raises it.
+
     Raises
     ------
     BuildError
@@ -79,7 +81,7 @@ def explained(doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except (TvmifyError, torch.OutOfMemoryError, torch.AcceleratorError):
+    except (TvmifyError, TvmifyWarning, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # any error: eager can still run the call
         raise environment_fault(error, doing) or BuildError(

@@ -111,3 +111,17 @@ def handle_signals() -> None:
         raise Interrupted from None
     if held._raised is not None:
         raise Interrupted
+
+
+def check_interrupted() -> None:
+    """Tell an error of another library from the exception of a handler that lies behind it.
+
+    Raises
+    ------
+    Interrupted
+        The handler of a second SIGINT has raised it, in the middle of a stage.
+    """
+    held = HeldSignals._outermost
+    is_main = threading.current_thread() is threading.main_thread()
+    if held is not None and is_main and held._raised is not None:
+        raise Interrupted

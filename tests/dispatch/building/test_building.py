@@ -126,6 +126,7 @@ def test_the_life_of_the_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.killpg(os.getpgid(0), signal.SIGINT)
     assert compiled(2) == first
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.kill(first, signal.SIGKILL)
     second = compiled(3)
     assert second != first
