@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tvmify.artifact.expressions import expect
 from tvmify.artifact.geometry import check_indices
 from tvmify.artifact.results import Result
 from tvmify.artifact.writes import Write
@@ -22,16 +23,16 @@ def check(artifact: Artifact) -> None:
         A field has another type than `Artifact` says, or holds an index out of range.
     """
     for name in ("target", "output_structure"):
-        _expect(isinstance(getattr(artifact, name), str), f"{name} is no text")
+        expect(isinstance(getattr(artifact, name), str), f"{name} is no text")
     for name in ("weights", "packed", "state", "draws"):
-        _expect(all(isinstance(text, str) for text in getattr(artifact, name)), f"{name}: no texts")
-    _expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is no bool")
-    _expect(isinstance(artifact.report, dict), "report is no dict")
+        expect(all(isinstance(text, str) for text in getattr(artifact, name)), f"{name}: no texts")
+    expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is no bool")
+    expect(isinstance(artifact.report, dict), "report is no dict")
     check_indices(*artifact.inputs)
     _check_verdicts(artifact.verdicts)
     symbols = {symbol.name for symbol in artifact.shapes.symbols} if artifact.shapes else set()
     for output in artifact.outputs:
-        _expect(output.symbols() <= symbols, "a result has a symbol that is not in shapes")
+        expect(output.symbols() <= symbols, "a result has a symbol that is not in shapes")
     check_references(artifact.outputs, artifact.writes, len(artifact.state))
 
 
@@ -60,11 +61,6 @@ def check_references(results: Iterable[Result], writes: Iterable[Write], states:
 
 def _check_verdicts(verdicts: Mapping[Any, Iterable[Any]]) -> None:
     for threads, pair in verdicts.items():
-        _expect(isinstance(threads, str), "a number of threads is no text")
+        expect(isinstance(threads, str), "a number of threads is no text")
         # type(), because a bool is an int, too.
-        _expect(all(type(seconds) in (int, float) for seconds in pair), "seconds are no number")
-
-
-def _expect(holds: bool, problem: str) -> None:
-    if not holds:
-        raise ValueError(problem)
+        expect(all(type(seconds) in (int, float) for seconds in pair), "seconds are no number")
