@@ -10,7 +10,7 @@ from tvm import relax, topi
 
 from tvmify.compiler.frontend.converters import volumes
 from tvmify.compiler.frontend.converters.reduction import multiplier
-from tvmify.compiler.frontend.converters.registry import converts
+from tvmify.compiler.frontend.converters.registry import converts, per_axis
 from tvmify.compiler.sizes import sizes_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
     source, kernel, bias, stride, padding, dilation, transposed, output_padding, groups = node.args
     dtype = multiplier(node.meta["val"].dtype)
     rank = len(importer.shape(source)) - 2
-    stride, padding, dilation = (_spread(v, rank) for v in (stride, padding, dilation))
+    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
     before, after = list(padding), list(padding)
     if not transposed:
         source, more_before, more_after = _unpadded(importer, source, rank)  # type: ignore[arg-type]
@@ -30,14 +30,14 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
         after = [p + more for p, more in zip(padding, more_after, strict=True)]
     x, weight = importer.tensor(source, dtype), importer.tensor(kernel, dtype)
     if transposed and groups == 1 and max(dilation) == 1:
-        extra = _spread(output_padding, rank)
+        extra = per_axis(output_padding, rank)
         transpose = volumes.transposed if rank == 3 else _transposed
         result = transpose(importer, x, weight, stride, padding, extra)
         return _with_bias(importer, result, bias, rank, dtype)
     if transposed:
         extents = importer.shape(kernel)[2:]
         x, weight = _as_plain(importer, x, weight, stride, int(groups))  # type: ignore[arg-type]
-        extra = _spread(output_padding, rank)
+        extra = per_axis(output_padding, rank)
         before = [d * (k - 1) - p for d, k, p in zip(dilation, extents, padding, strict=True)]
         after = [b + e for b, e in zip(before, extra, strict=True)]
         x, before, after = _cropped(importer, x, before, after)
@@ -88,11 +88,6 @@ def _with_bias(
         shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
         result = importer.emit(relax.op.add(result, importer.emit(shift)))
     return importer.emit(relax.op.squeeze(result, [3])) if rank == 1 else result
-
-
-def _spread(value: object, rank: int) -> list[int]:
-    values = list(value) if isinstance(value, (list, tuple)) else [value]  # type: ignore[arg-type]
-    return values * rank if len(values) == 1 else values
 
 
 def _transposed(

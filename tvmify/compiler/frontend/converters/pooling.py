@@ -13,7 +13,7 @@ from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.converters import resizing
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
-from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of, per_axis
 from tvmify.compiler.sizes import is_static, sizes_of
 from tvmify.errors import UnsupportedOperator
 
@@ -32,10 +32,10 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
     if len(shape) == rank + 1:
         x = importer.emit(relax.op.expand_dims(x, 0))
-    size = _spread(node.args[1], rank)
-    stride = _spread(importer.argument(node, 2, "stride") or size, rank)
-    before = _spread(importer.argument(node, 3, "padding", 0), rank)
-    dilation = _spread(importer.argument(node, 4, "dilation", 1), rank)
+    size = per_axis(node.args[1], rank)
+    stride = per_axis(importer.argument(node, 2, "stride") or size, rank)
+    before = per_axis(importer.argument(node, 3, "padding", 0), rank)
+    dilation = per_axis(importer.argument(node, 4, "dilation", 1), rank)
     # Padding up to the end of the last window is equal to torch's ceil_mode, whose last window need
     # only begin inside the image.
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
@@ -59,9 +59,9 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
 def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     rank = int(str(node.target).split("avg_pool")[1][0])
     shape = importer.shape(node.args[0])
-    size = _spread(node.args[1], rank)
-    stride = _spread(importer.argument(node, 2, "stride") or size, rank)
-    padding = _spread(importer.argument(node, 3, "padding", 0), rank)
+    size = per_axis(node.args[1], rank)
+    stride = per_axis(importer.argument(node, 2, "stride") or size, rank)
+    padding = per_axis(importer.argument(node, 3, "padding", 0), rank)
     with_padding = bool(importer.argument(node, 5, "count_include_pad", True))
     divisor = importer.argument(node, 6, "divisor_override")
     dtype = accumulator(node.meta["val"].dtype)
@@ -218,8 +218,3 @@ def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int
         return total
 
     return te.compute(shape, element, name="resample")
-
-
-def _spread(value: Any, rank: int) -> list[int]:
-    values = list(value) if isinstance(value, (list, tuple)) else [value]
-    return values * rank if len(values) == 1 else values

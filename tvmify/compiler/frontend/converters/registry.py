@@ -42,6 +42,12 @@ def dtype_of(x: relax.Expr) -> str:
     return str(x.ty.dtype)
 
 
+def per_axis(value: Any, rank: int) -> list[int]:
+    """Return a number for each axis: the one that was given, or those in a list."""
+    values = list(value) if isinstance(value, (list, tuple)) else [value]
+    return values * rank if len(values) == 1 else values
+
+
 def refuse_on_gpu(name: str) -> None:
     """Leave an operator to PyTorch, if the target is a GPU.
 
