@@ -34,6 +34,7 @@ from tvmify.errors import SaveError
 from tvmify.options import check_path
 from tvmify.runtime import compiled_module, embedded
 from tvmify.saved.exported import exported_call
+from tvmify.signature import TensorSpec
 from tvmify.system.replacing import replacing
 from tvmify.target import TargetOption
 from tvmify.torch_compat.memory import check_saved
@@ -114,7 +115,9 @@ def export(
         else:
             args, kwargs = _call(dispatcher, example)
         # Fresh zeros: examples are stored in the file, and must be distinct tensors.
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(
+            torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs)
+        )
         artifact = dispatcher.compiled(args, kwargs, target)
         _check_effects(dispatcher.name, artifact)
         program = capture(dispatcher.subject.captured(), args, kwargs)
@@ -155,10 +158,6 @@ def _only_call(dispatcher: Dispatcher) -> tuple[Args, Kwargs]:
             "program is for one: give example_inputs, or signature"
         )
     return calls[0]
-
-
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def _record(module: nn.Module, args: Args, kwargs: Kwargs) -> ExportedProgram:
