@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from tvm import tirx
 
 from tests.compiler.programs import check, check_each, compiled, executed
 from tvmify import tvmify
+from tvmify.compiler.frontend.converters import loops
 
 
 def test_views_and_slices():
@@ -178,3 +180,11 @@ def test_positions_of_extrema_of_booleans_are_an_error(name: str):
     artifact = compiled(program, x)
     with pytest.raises(RuntimeError, match="bool"):
         executed(artifact, program, x)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_positions_may_be_narrower_than_the_sizes_of_the_tensor(dtype: str):
+    rows = tirx.Var("rows", "int64")
+    function = loops.check_positions(5, (rows, 3), 0, (dtype, "float32"), wrap=True)
+    arguments = [str(buffer.dtype) for buffer in function.buffer_map.values()]
+    assert arguments == [dtype, "float32", dtype]

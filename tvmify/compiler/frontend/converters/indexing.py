@@ -17,7 +17,7 @@ from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
-from tvmify.compiler.sizes import Variables, bounds, is_one, is_static, product, variable_for
+from tvmify.compiler.sizes import bounds, is_one, is_static, product
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -51,14 +51,11 @@ def positions(
     if constant is not None and constant.min() >= 0 and constant.max() < bounds(extent)[0]:
         return x
     count = product(shape)
-    length = count if is_static(count) else variable_for(count).name
     given = [importer.emit(relax.op.reshape(x, [count]))]
-    if is_static(extent):
-        check = loops.check_positions(length, int(extent), dtype_of(x), wrap)
-    else:
+    if not is_static(extent):
         given.append(importer.tensor(source))
-        sizes, dtypes = Variables().of(whole), (dtype_of(x), dtype_of(given[1]))
-        check = loops.check_positions_on_axis(length, sizes, axis, dtypes, wrap)
+    dtypes = dtype_of(x), dtype_of(given[-1])
+    check = loops.check_positions(count, whole, axis, dtypes, wrap=wrap)
     checked = call_loop(importer, check, "check_positions", given, count)
     return importer.emit(relax.op.reshape(checked, list(shape)))
 
@@ -299,7 +296,8 @@ def _write(
     x = importer.tensor(source)
     if count * inner == 0:
         return x
-    function = loops.write_runs(product(shape), count, inner, dtype_of(x), dtype_of(offsets), add)
+    dtypes = dtype_of(x), dtype_of(offsets)
+    function = loops.write_runs(product(shape), count, inner, dtypes, add=add)
     flat = [
         importer.emit(relax.op.reshape(t, [size]))
         for t, size in ((x, product(shape)), (offsets, count), (values, count * inner))
