@@ -24,7 +24,8 @@ from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import is_weight
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.rewriting import is_call, values_and_readers
+from tvmify.compiler.passes.rewriting import is_call, value_read_once, values_and_readers
+from tvmify.compiler.passes.views import static_shape
 
 #: The candidates.
 _APART, _FUSED, _PRODUCT = "apart", "fused", "product"
@@ -96,7 +97,7 @@ class FuseConvolutions(PyExprMutator):
 
     def flat(self, bias: Expr, dtype: Any) -> Expr:
         """Return a bias as libraries take it."""
-        bias = self.builder_.emit(relax.op.reshape(bias, [_shape(bias)[-1]]))
+        bias = self.builder_.emit(relax.op.reshape(bias, [static_shape(bias)[-1]]))
         same = bias.ty.dtype == dtype
         return bias if same else self.builder_.emit(relax.op.astype(bias, dtype))
 
@@ -104,15 +105,15 @@ class FuseConvolutions(PyExprMutator):
         """Return the chain that a ReLU ends."""
         if not is_call(_RELU, value):
             return None
-        total = self.uncast(self.only_read_here(value.args[0]))
+        total = self.uncast(value_read_once(value.args[0], self.values, self.readers))
         found = self.biased(total)
         if found is not None:
             return _Chain(*found, has_relu=True)
         if total is None or not is_call(_ADD, total):
             return None
         for x, other in (total.args, reversed(total.args)):
-            found = self.biased(self.only_read_here(x))
-            if found is not None and _shape(other) == _shape(value):
+            found = self.biased(value_read_once(x, self.values, self.readers))
+            if found is not None and static_shape(other) == static_shape(value):
                 source = self.values.get(other)
                 residual = source.args[0] if is_call(_ASTYPE, source) else other
                 return _Chain(*found, residual, has_relu=True)
@@ -144,20 +145,16 @@ class FuseConvolutions(PyExprMutator):
         if not is_call(_ADD, value):
             return None
         for x, bias in (value.args, reversed(value.args)):
-            convolution = self.uncast(self.only_read_here(x))
-            if is_call(_CONVOLUTION, convolution) and _is_bias(bias, _shape(convolution)):
+            convolution = self.uncast(value_read_once(x, self.values, self.readers))
+            if is_call(_CONVOLUTION, convolution) and _is_bias(bias, static_shape(convolution)):
                 return convolution, bias
         return None
 
     def uncast(self, value: Expr | None) -> Expr | None:
         """Return what was cast, if that is all that happened to it."""
         while is_call(_ASTYPE, value):
-            value = self.only_read_here(value.args[0])
+            value = value_read_once(value.args[0], self.values, self.readers)
         return value
-
-    def only_read_here(self, x: Expr) -> Expr | None:
-        """Return the value of a variable that has a single reader."""
-        return self.values.get(x) if self.readers[x] == 1 else None
 
 
 def _alone(value: Expr) -> _Chain | None:
@@ -165,7 +162,7 @@ def _alone(value: Expr) -> _Chain | None:
 
 
 def _is_bias(x: Expr, shape: Sequence[int]) -> bool:
-    return _shape(x) in ([1, 1, 1, shape[-1]], [shape[-1]])
+    return static_shape(x) in ([1, 1, 1, shape[-1]], [shape[-1]])
 
 
 def _is_plain(convolution: relax.Call) -> bool:
@@ -178,7 +175,7 @@ def _is_plain(convolution: relax.Call) -> bool:
 def _product(builder: relax.BlockBuilder, chain: _Chain, operands: Sequence[Expr]) -> relax.Expr:
     x, weight, *others = operands
     bias, *residual = others or [None]
-    shape, has_relu = _shape(chain.convolution), chain.has_relu and not residual
+    shape, has_relu = static_shape(chain.convolution), chain.has_relu and not residual
     result = patches.multiply(builder, x, weight, bias, shape=shape, has_relu=has_relu)
     for other in residual:
         result = builder.emit(relax.op.nn.relu(builder.emit(relax.op.add(result, other))))
@@ -204,13 +201,13 @@ def _fused(builder: relax.BlockBuilder, chain: _Chain, operands: Sequence[Expr])
         return record("permute", result, [0, 2, 3, 1])
 
     dtype = str(operands[0].ty.dtype)
-    return builder.emit(aten(operands, _shape(chain.convolution), dtype, body))
+    return builder.emit(aten(operands, static_shape(chain.convolution), dtype, body))
 
 
 def _workload(chain: _Chain) -> str:
     convolution = chain.convolution
     attributes = convolution.attrs
-    sizes = " by ".join("x".join(map(str, _shape(x))) for x in convolution.args)
+    sizes = " by ".join("x".join(map(str, static_shape(x))) for x in convolution.args)
     how = ["strides", "padding", "dilation"]
     numbers = " ".join(f"{name} {[int(n) for n in getattr(attributes, name)]}" for name in how)
     parts = {"bias": chain.bias, "residual": chain.residual, "relu": chain.has_relu or None}
@@ -219,7 +216,7 @@ def _workload(chain: _Chain) -> str:
 
 
 def _sample(chain: _Chain) -> Sample:
-    result = relax.TensorType(_shape(chain.convolution), chain.convolution.ty.dtype)
+    result = relax.TensorType(static_shape(chain.convolution), chain.convolution.ty.dtype)
     weights = (False, True, True, False)[: len(chain.operands)]
     types = [*(operand.ty for operand in chain.operands), result]
     return Sample(types, weights, functools.partial(_spelt, chain))
@@ -235,7 +232,3 @@ def _spelt(chain: _Chain, builder: relax.BlockBuilder, operands: Sequence[relax.
     if value.ty.dtype != x.ty.dtype:
         value = builder.emit(relax.op.astype(value, x.ty.dtype))
     return builder.emit(relax.op.nn.relu(value)) if chain.has_relu else value
-
-
-def _shape(x: Expr) -> list[int]:
-    return [int(extent) for extent in x.ty.shape.values]

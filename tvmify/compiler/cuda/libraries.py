@@ -21,6 +21,7 @@ from tvmify.compiler.cuda.norms import norm
 from tvmify.compiler.cuda.products import by_kernel
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, linear, values_and_readers
+from tvmify.compiler.passes.views import static_shape
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -48,7 +49,7 @@ class _Calling(PyExprMutator):
         if (found := self.linear(op)) is not None:
             product, bias = found
             operands = [self.visit_expr(x) for x in (*product.args, bias)]
-            return _product(self, operands[:2], _shape(op), op.ty.dtype, operands[2:])
+            return _product(self, operands[:2], static_shape(op), op.ty.dtype, operands[2:])
         if name == "relax.astype":
             source = self.narrow(call.args[0])
             return source if source is not None and source.ty.dtype == call.ty.dtype else call
@@ -108,7 +109,7 @@ class CallLibraries(_Calling):
 
 
 def _matmul(calling: _Calling, call: relax.Call) -> relax.Expr:
-    return _product(calling, call.args, _shape(call), call.ty.dtype, [])
+    return _product(calling, call.args, static_shape(call), call.ty.dtype, [])
 
 
 def _product(
@@ -145,7 +146,7 @@ def _conv2d(calling: _Calling, call: relax.Call) -> relax.Expr:
         padding = [top, left] if is_even else [0, 0]
         return _convolved(record, x, weight, attributes, padding, None)
 
-    return aten(call.args, _shape(call), str(call.ty.dtype), body)
+    return aten(call.args, static_shape(call), str(call.ty.dtype), body)
 
 
 def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
@@ -163,7 +164,7 @@ def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
             record, x, weight, attributes, [top, left], _numbers(attributes.output_padding)
         )
 
-    return aten([x, weight], _shape(call), str(call.ty.dtype), body)
+    return aten([x, weight], static_shape(call), str(call.ty.dtype), body)
 
 
 def _convolved(
@@ -187,10 +188,10 @@ def _convolved(
 
 
 def _layer_norm(calling: _Calling, call: relax.Call) -> relax.Expr:
-    rank, axes = len(_shape(call)), [int(axis) for axis in call.attrs.axes]
+    rank, axes = len(static_shape(call)), [int(axis) for axis in call.attrs.axes]
     if sorted(axis % rank for axis in axes) != list(range(rank - len(axes), rank)):
         return call
-    sizes, epsilon = _shape(call)[rank - len(axes) :], float(call.attrs.epsilon)
+    sizes, epsilon = static_shape(call)[rank - len(axes) :], float(call.attrs.epsilon)
 
     def body(record: Aten, x: Any, scale: Any, shift: Any) -> Any:
         return record("layer_norm", x, sizes, scale, shift, epsilon, False)
@@ -219,13 +220,13 @@ def _reduction(calling: _Calling, call: relax.Call) -> relax.Expr:
 
     They fail where anything follows in the same kernel, since then it has no loops.
     """
-    shape, name = _shape(call), call.op.name.rpartition(".")[2]
-    if math.prod(shape) != 1 or math.prod(_shape(call.args[0])) < 2:
+    shape, name = static_shape(call), call.op.name.rpartition(".")[2]
+    if math.prod(shape) != 1 or math.prod(static_shape(call.args[0])) < 2:
         return call
 
     def body(record: Aten, x: Any) -> Any:
         if name in ("max", "min"):
-            result = record(f"a{name}", x, [*range(len(_shape(call.args[0])))], False)
+            result = record(f"a{name}", x, [*range(len(static_shape(call.args[0])))], False)
         else:
             result = record(name, x, None)
         return record("reshape", result, shape) if shape else result
@@ -237,9 +238,9 @@ def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> r
     """Let the kernel read and write a half type, and compute in float32, as it would in eager."""
     narrow = calling.in_half(call)
     if narrow is None:
-        return aten(call.args, _shape(call), str(call.ty.dtype), body)
+        return aten(call.args, static_shape(call), str(call.ty.dtype), body)
     dtype = str(narrow[0].ty.dtype)
-    result = calling.builder_.emit(aten(narrow, _shape(call), dtype, body))
+    result = calling.builder_.emit(aten(narrow, static_shape(call), dtype, body))
     return relax.op.astype(result, "float32")
 
 
@@ -264,7 +265,3 @@ def _axes(source: str, target: str) -> list[int]:
 
 def _numbers(values: Sequence[Any]) -> list[int]:
     return [int(value) for value in values]
-
-
-def _shape(x: Expr) -> list[int]:
-    return [int(extent) for extent in x.ty.shape.values]

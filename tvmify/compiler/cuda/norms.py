@@ -18,6 +18,7 @@ from tvm.target import Target
 from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, WARP, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.passes.rewriting import is_call
+from tvmify.compiler.passes.views import static_shape
 
 #: Names of the blocks; the first is only there where a residual is added.
 _SUM, _TOTAL, _SQUARES, _NORMED = "residual_sum", "row_total", "row_squares", "layer_norm"
@@ -48,7 +49,7 @@ def operands_of(builder: relax.BlockBuilder, total: Expr) -> tuple[Expr, Expr] |
     for operand in value.args:
         source = builder.lookup_binding(operand) if isinstance(operand, relax.Var) else None
         one = source.args[0] if is_call(_ASTYPE, source) else operand
-        if one.ty.dtype != dtype or _shape(one) != _shape(total):
+        if one.ty.dtype != dtype or static_shape(one) != static_shape(total):
             return None
         found.append(one)
     return None if found[0].same_as(found[1]) else (found[0], found[1])
@@ -65,7 +66,7 @@ def norm(
         What was `x`, now perhaps of this kernel, and the norm; None if PyTorch's kernel is to
         compute it.
     """
-    (*rows, width), dtype = _shape(x), str(x.ty.dtype)
+    (*rows, width), dtype = static_shape(x), str(x.ty.dtype)
     if not rows or math.prod(rows) == 0:
         return None
     if dtype not in FLOAT_DTYPES or lanes_of(width, dtype) is None:
@@ -125,10 +126,6 @@ def _normed(x: te.Tensor, scale: te.Tensor, shift: te.Tensor, epsilon: float) ->
         return (scaled + shift[along].astype(wide)).astype(x.dtype)
 
     return te.compute(x.shape, normed, name=_NORMED)
-
-
-def _shape(x: Expr) -> list[int]:
-    return [int(extent) for extent in x.ty.shape.values]
 
 
 class Norm(ScheduleRule):

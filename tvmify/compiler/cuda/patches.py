@@ -12,12 +12,13 @@ from tvm import relax
 from tvm.ir import Expr
 
 from tvmify.compiler.aten.calls import Aten, aten
+from tvmify.compiler.passes.views import static_shape
 
 
 def has_patches(convolution: relax.Call) -> bool:
     """Whether each element of the images is in exactly one window; the layout is channels last."""
     attributes = convolution.attrs
-    (_, *extents, _), (_, *kernel, _) = map(_shape, convolution.args)
+    (_, *extents, _), (_, *kernel, _) = map(static_shape, convolution.args)
     return (
         [int(stride) for stride in attributes.strides] == kernel
         and not any(int(size) for size in attributes.padding)
@@ -29,7 +30,7 @@ def has_patches(convolution: relax.Call) -> bool:
 
 def is_of_pixels(convolution: relax.Call) -> bool:
     """Whether each window is one pixel, so that the images are the patches as they are."""
-    return math.prod(_shape(convolution.args[1])[1:3]) == 1
+    return math.prod(static_shape(convolution.args[1])[1:3]) == 1
 
 
 def multiply(
@@ -52,10 +53,10 @@ def multiply(
     has_relu
         Whether ReLU follows the bias.
     """
-    channels, *kernel, _ = _shape(weight)
+    channels, *kernel, _ = static_shape(weight)
     patches = _patches(builder, images, kernel)
-    weight = builder.emit(relax.op.reshape(weight, [channels, _shape(patches)[-1]]))
-    rows = _shape(patches)[0]
+    weight = builder.emit(relax.op.reshape(weight, [channels, static_shape(patches)[-1]]))
+    rows = static_shape(patches)[0]
     if has_relu and bias is not None and rows > 1:
         dtype = str(images.ty.dtype)
         product = aten([patches, weight, bias], [rows, channels], dtype, _with_relu)
@@ -77,7 +78,7 @@ def _with_relu(record: Aten, patches: Any, weight: Any, bias: Any) -> Any:
 
 def _patches(builder: relax.BlockBuilder, images: Expr, kernel: list[int]) -> Expr:
     """Return the elements of each window as a row, in the order of a filter's."""
-    count, height, width, channels = _shape(images)
+    count, height, width, channels = static_shape(images)
     (high, wide), length = kernel, math.prod(kernel) * channels
     if high * wide > 1:
         split = [count, height // high, high, width // wide, wide, channels]
@@ -85,7 +86,3 @@ def _patches(builder: relax.BlockBuilder, images: Expr, kernel: list[int]) -> Ex
         images = builder.emit(relax.op.permute_dims(images, [0, 1, 3, 2, 4, 5]))
     rows = count * (height // high) * (width // wide)
     return builder.emit(relax.op.reshape(images, [rows, length]))
-
-
-def _shape(x: Expr) -> list[int]:
-    return [int(extent) for extent in x.ty.shape.values]

@@ -22,7 +22,8 @@ from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import accumulator, is_weight
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.rewriting import is_call, values_and_readers
+from tvmify.compiler.passes.rewriting import is_call, value_read_once, values_and_readers
+from tvmify.compiler.passes.views import static_shape
 
 #: The candidates.
 _LIBRARY, _KERNEL = "library", "kernel"
@@ -47,36 +48,38 @@ class ReshapeRows(PyExprMutator):
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         """Reshape the factors of a product instead of its result."""
         call = super().visit_call_(op)
-        product = self.only_read_here(op.args[0]) if is_call(_RESHAPE, op) else None
+        product = (
+            value_read_once(op.args[0], self.values, self.readers)
+            if is_call(_RESHAPE, op)
+            else None
+        )
         casts, bias = [], []
         while is_call(_ASTYPE, product):
             casts.append(product.ty.dtype)
-            product = self.only_read_here(product.args[0])
+            product = value_read_once(product.args[0], self.values, self.readers)
         if is_call(_ADD, product):
             variable, *bias = product.args
-            product = self.only_read_here(variable)
+            product = value_read_once(variable, self.values, self.readers)
         if not (
             is_call(_MATMUL, product)
-            and len(_shape(product.args[1])) == 2
-            and all(len(_shape(shift)) == 1 for shift in bias)
-            and _is_row(_shape(product))
-            and _is_row(_shape(op))
-            and _shape(op)[-1] == _shape(product)[-1]
-            and _shape(product.args[0])[-1] >= _SHORTEST
+            and len(static_shape(product.args[1])) == 2
+            and all(len(static_shape(shift)) == 1 for shift in bias)
+            and _is_row(static_shape(product))
+            and _is_row(static_shape(op))
+            and static_shape(op)[-1] == static_shape(product)[-1]
+            and static_shape(product.args[0])[-1] >= _SHORTEST
         ):
             return call
         row, weight, *shifts = (self.visit_expr(x) for x in (*product.args, *bias))
-        row = self.builder_.emit(relax.op.reshape(row, [*_shape(op)[:-1], _shape(row)[-1]]))
+        row = self.builder_.emit(
+            relax.op.reshape(row, [*static_shape(op)[:-1], static_shape(row)[-1]])
+        )
         result = relax.Call(_MATMUL, [row, weight], product.attrs)
         for shift in shifts:
             result = relax.op.add(self.builder_.emit(result), shift)
         for dtype in reversed(casts):
             result = relax.op.astype(self.builder_.emit(result), dtype)
         return result
-
-    def only_read_here(self, variable: Expr) -> Expr | None:
-        """Return the value of a variable that has a single reader."""
-        return self.values.get(variable) if self.readers[variable] == 1 else None
 
 
 def by_kernel(
@@ -103,16 +106,16 @@ def by_kernel(
     dtype = str(left.ty.dtype)
     operands = [left, right, *bias]
     if not (
-        len(_shape(right)) == 2
+        len(static_shape(right)) == 2
         and _is_row(shape)
         and dtype in FLOAT_DTYPES
         and all(str(operand.ty.dtype) == dtype for operand in operands)
-        and math.prod(_shape(right)) >= _FEWEST
-        and _shape(left)[-1] >= _SHORTEST
+        and math.prod(static_shape(right)) >= _FEWEST
+        and static_shape(left)[-1] >= _SHORTEST
         and all(is_weight(builder, operand) for operand in operands[1:])
     ):
         return None
-    sizes = "x".join(map(str, _shape(right)))
+    sizes = "x".join(map(str, static_shape(right)))
     order = " turned" if is_turned else ""
     workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
 
@@ -121,7 +124,7 @@ def by_kernel(
         weights = (False, *(True for _ in operands[1:]))
         return Sample(types, weights, functools.partial(_spelt, is_turned))
 
-    is_even = Shape.of(shape[-1], _shape(left)[-1], dtype) is not None
+    is_even = Shape.of(shape[-1], static_shape(left)[-1], dtype) is not None
     candidates = (_KERNEL, _LIBRARY) if is_even else (_LIBRARY, _KERNEL)
     if choose(workload, candidates, sample) == _LIBRARY:
         return None
@@ -141,10 +144,6 @@ def by_kernel(
     for shift in bias:
         product = builder.emit(relax.op.add(product, _as(wide, shift)))
     return _as(dtype, product)
-
-
-def _shape(x: Expr) -> list[int]:
-    return [int(extent) for extent in x.ty.shape.values]
 
 
 def _is_row(shape: Sequence[int]) -> bool:

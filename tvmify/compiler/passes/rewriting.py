@@ -46,6 +46,13 @@ def values_and_readers(
     return values, readers
 
 
+def value_read_once(
+    x: Any, values: Mapping[relax.Var, Expr], readers: Mapping[relax.Var, int]
+) -> Expr | None:
+    """Return the value of a variable that has a single reader; None for anything else."""
+    return values.get(x) if readers[x] == 1 else None
+
+
 def join_calls(ir_mod: tvm.IRModule, join: Join) -> tvm.IRModule:
     """Replace two calls of TIR functions in ``main`` by one, if the first has no other users.
 
@@ -137,10 +144,9 @@ def linear(
     if not is_call(_ADD, value):
         return None
     for variable, bias in (value.args, reversed(value.args)):
-        product = values.get(variable)
+        product = value_read_once(variable, values, readers)
         if (
             is_call(_MATMUL, product)
-            and readers[variable] == 1
             and len(shape_of(product.args[1])) == 2
             and sizes.same_shape(shape_of(bias), shape_of(product)[-1:])
             and len(shape_of(product)) > 1

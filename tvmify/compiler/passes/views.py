@@ -127,3 +127,8 @@ def shape_of(x: Expr | relax.TensorType) -> tuple[Any, ...]:
     """Shape of a tensor or of its type."""
     ty = x if isinstance(x, relax.TensorType) else x.ty
     return tuple(sizes.sizes_of(ty.shape.values))
+
+
+def static_shape(x: Expr | relax.TensorType) -> list[int]:
+    """Shape of a tensor or of its type, none of whose sizes is symbolic."""
+    return [int(size) for size in shape_of(x)]

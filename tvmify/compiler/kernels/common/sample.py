@@ -10,6 +10,8 @@ import torch
 import tvm
 from tvm import relax
 
+from tvmify.compiler.passes.views import static_shape
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -49,7 +51,7 @@ class Sample:
         """About how many multiply-adds it takes: exactly those, if it is a matrix product."""
         if self.multiply_adds is not None:
             return self.multiply_adds
-        return math.sqrt(math.prod(float(math.prod(_shape(ty))) for ty in self.types))
+        return math.sqrt(math.prod(float(math.prod(static_shape(ty))) for ty in self.types))
 
     def tensors(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return random inputs and weights for it, the same every time."""
@@ -57,7 +59,9 @@ class Sample:
         inputs: list[torch.Tensor] = []
         weights: list[torch.Tensor] = []
         for ty, fixed in zip(self.types, self.weights, strict=False):
-            values = torch.randn(_shape(ty), generator=generator).to(getattr(torch, str(ty.dtype)))
+            values = torch.randn(static_shape(ty), generator=generator).to(
+                getattr(torch, str(ty.dtype))
+            )
             (weights if fixed else inputs).append(values)
         return inputs, weights
 
@@ -74,7 +78,3 @@ class Sample:
                 result = builder.emit_output(relax.Tuple([result]))
             builder.emit_func_output(result)
         return builder.finalize()
-
-
-def _shape(ty: relax.TensorType) -> list[int]:
-    return [int(extent) for extent in ty.shape.values]

@@ -22,7 +22,13 @@ from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.kernels.matmul.template import workload
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.rewriting import is_call, linear, rewrite_program, values_and_readers
+from tvmify.compiler.passes.rewriting import (
+    is_call,
+    linear,
+    rewrite_program,
+    value_read_once,
+    values_and_readers,
+)
 from tvmify.compiler.passes.views import shape_of
 
 #: Attribute of ``main``: the library of each product that one computes.
@@ -88,7 +94,7 @@ class _Calling(PyExprMutator):
         value: Expr | None = op
         is_rounded = is_call(_ASTYPE, op) and str(op.ty.dtype) == "bfloat16"
         if is_rounded:
-            value = self.values.get(op.args[0]) if self.readers[op.args[0]] == 1 else None
+            value = value_read_once(op.args[0], self.values, self.readers)
         product, bias = linear(value, self.values, self.readers) or (value, None)
         if not is_call(_MATMUL, product):
             return None
