@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import UnsupportedInput
-from tvmify.torch_compat.declared_sizes import (
-    is_dim,
-)
+from tvmify.torch_compat.declared_sizes import is_dim
 from tvmify.torch_compat.memory import has_memory
+
+#: The arguments of a call.
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
 
 #: Dtypes that compiled code supports; calls with others run in eager.
 SUPPORTED_DTYPES = frozenset(
@@ -32,8 +34,6 @@ SUPPORTED_DTYPES = frozenset(
     }
 )
 _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
-
-
 #: Largest magnitude of an int that can be a program argument; larger ones are part of the key.
 LARGEST_INT = 2**31 - 1
 

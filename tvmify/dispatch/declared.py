@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.dispatch.subject import Declared, Subject, parameters_of
 from tvmify.errors import OptionError
+from tvmify.signature import Args, Kwargs
 from tvmify.torch_compat.declared_sizes import (
     STATIC,
     DeclaredShape,
@@ -23,9 +24,7 @@ from tvmify.torch_compat.declared_sizes import (
 )
 
 
-def declared_sizes(
-    subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], given: Declared
-) -> Declared:
+def declared_sizes(subject: Subject, args: Args, kwargs: Kwargs, given: Declared) -> Declared:
     """Return what is declared about the sizes of a call.
 
     Parameters
@@ -60,7 +59,7 @@ def declared_sizes(
 
 
 def in_order(
-    subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], declared: Declared
+    subject: Subject, args: Args, kwargs: Kwargs, declared: Declared
 ) -> tuple[dict[str, Any], Declared]:
     """Return keyword arguments in the order of their definition, and what is said of the tensors
     among all arguments by the numbers that they then have.
@@ -91,9 +90,7 @@ def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) ->
             )
 
 
-def _of_option(
-    subject: Subject, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]
-) -> Declared:
+def _of_option(subject: Subject, args: Args, kwargs: Kwargs, leaves: Sequence[Any]) -> Declared:
     shapes = subject.options.dynamic_shapes
     if shapes is None:
         return {}

@@ -34,12 +34,12 @@ from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
-from tvmify.dispatch.request import Args, Kwargs
 from tvmify.dispatch.sizes import Sizes
 from tvmify.dispatch.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import Uninitialized
 from tvmify.runtime import LatestCall, flatten, unusual_signature
+from tvmify.signature import Args, Kwargs
 from tvmify.system import forks
 from tvmify.target import TargetOption
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import WarmUpError
-from tvmify.signature import TensorSpec
+from tvmify.signature import Args, Kwargs, TensorSpec
 from tvmify.torch_compat.declared_sizes import (
     DeclaredShape,
     DeclaredSize,
@@ -34,8 +34,8 @@ class Example:
         The sizes that vary; sizes that share a name appear once.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     declared: Mapping[int, DeclaredShape] = field(default_factory=dict)
     dims: tuple[DeclaredSize, ...] = ()
 
@@ -121,7 +121,7 @@ class _Dims:
         self._dims[key] = dim = dim.within(self._dims.get(key, dim))
         return dim.least if self._sizes is None else self._sizes[list(self._dims).index(key)]
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+    def call(self, args: Args, kwargs: Kwargs) -> Example:
         """Return a call with these arguments."""
         leaves = pytree.tree_leaves((args, kwargs))
         places = {id(leaf): place for place, leaf in enumerate(leaves)}

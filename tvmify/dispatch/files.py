@@ -9,11 +9,11 @@ from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.outcome import Compiled
 from tvmify.dispatch.progress import Stages
-from tvmify.dispatch.request import Args, Kwargs, Request
+from tvmify.dispatch.request import Request
 from tvmify.dispatch.sizes import AnySizes, Sizes
 from tvmify.errors import NotCompiled
 from tvmify.runtime import PackedWeights
-from tvmify.signature import apart
+from tvmify.signature import Args, Kwargs, apart
 from tvmify.target import TargetOption
 
 

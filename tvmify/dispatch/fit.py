@@ -14,15 +14,15 @@ from tvmify.artifact.structure import structure_of
 from tvmify.cache import Key
 from tvmify.capture import Program
 from tvmify.errors import NotCompiled
-from tvmify.signature import NumberArgument
+from tvmify.signature import Args, Kwargs, NumberArgument
 
 
 def misfit(
     artifact: Artifact,
     key: Key,
     program: Program,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> str:
     """Return why an artifact does not fit a call; empty if it does.
 

@@ -14,9 +14,10 @@ from tvmify.dispatch.outcomes import Place
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.regions import TOO_MANY
 from tvmify.dispatch.reporting import Reports
-from tvmify.dispatch.request import Args, Kwargs, Request
+from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
 from tvmify.runtime import LatestCall
+from tvmify.signature import Args, Kwargs
 from tvmify.system import variables
 
 

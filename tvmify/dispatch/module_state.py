@@ -17,6 +17,7 @@ from tvmify.dispatch.replay import replay
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import NotCompiled
 from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
+from tvmify.signature import Args, Kwargs
 
 #: A module with more states than this changes from call to call.
 _MOST_STATES = 32
@@ -101,9 +102,7 @@ class ModuleState:
         self.current = state
         self.watched = watched
 
-    def replay(
-        self, bound: Bound, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[], Any]:
+    def replay(self, bound: Bound, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
         """Return a function that repeats a call in eager PyTorch with the module as it is now.
 
         Parameters

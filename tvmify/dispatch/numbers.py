@@ -16,7 +16,7 @@ from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled, NumberNeeded
 from tvmify.runtime import flatten
-from tvmify.signature import FLOAT, INT, LARGEST_INT
+from tvmify.signature import FLOAT, INT, LARGEST_INT, Args, Kwargs
 
 #: A program with symbolic sizes has such a signature for each shape that it serves.
 _MOST_SIGNATURES = 1024
@@ -45,8 +45,8 @@ class AnyNumbers:
     """
 
     signature: NumbersOpen
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     varying: Varying = STATIC
 
     def opened(self, request: Request) -> Request:

@@ -28,10 +28,7 @@ from tvmify.runtime import (
     is_being_transformed,
     is_capturing,
 )
-from tvmify.signature import Signature, TensorSpec, map_only
-
-Args: TypeAlias = tuple[Any, ...]
-Kwargs: TypeAlias = dict[str, Any]
+from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only
 
 
 class Run(Protocol):

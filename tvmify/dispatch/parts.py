@@ -10,6 +10,7 @@ import torch
 from tvmify.cache import Neighbours
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import NotCompiled
+from tvmify.signature import Args, Kwargs
 
 if TYPE_CHECKING:
     from tvmify.dispatch.counts import CacheInfo
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 class PartCalls(Protocol):
     """Runs the calls of one part: a `Dispatcher`."""
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         """Run one call."""
 
     def cache_info(self) -> CacheInfo:
@@ -55,14 +56,10 @@ class Parts(Protocol):
     has_effects: bool
     is_random: bool
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
-    ) -> Any:
+    def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
         """Run one call."""
 
-    def check(
-        self, eager: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
-    ) -> None:
+    def check(self, eager: Callable[[], Any], args: Args, kwargs: Kwargs, /) -> None:
         """Refuse a call that would differ from eager PyTorch."""
 
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:

@@ -38,6 +38,7 @@ from tvmify.errors import (
 )
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
+from tvmify.signature import Args, Kwargs
 
 #: Why calls with new signatures run in eager PyTorch.
 TOO_MANY = NotCompiled(
@@ -100,9 +101,7 @@ class Driven:
             region = _REGIONS[number] = _Region(calls, part, self._is_scripted)
             self._regions.append(region)
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
-    ) -> Any:
+    def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
         """Run one call; errors of regions reach the caller."""
         try:
             values = self._driver.bound(args, kwargs)
@@ -133,9 +132,7 @@ class Driven:
                 raise
             raise error from text
 
-    def check(
-        self, eager: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def check(self, eager: Callable[[], Any], args: Args, kwargs: Kwargs) -> None:
         """Refuse a call that would differ from eager PyTorch.
 
         TorchScript has fewer types than Python, and evaluates some conditions when it compiles. So
@@ -234,8 +231,8 @@ def parts_instead(
 def check_parts(
     parts: Parts,
     eager: Callable[[], Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     *,
     differentiable: bool,
 ) -> None:

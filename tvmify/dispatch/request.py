@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,13 +16,10 @@ from tvmify.dispatch import keys
 from tvmify.dispatch.outcome import Run
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, flatten, gradients_text
-from tvmify.signature import Signature, TensorSpec, map_only, repeat, repetitions
+from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only, repeat, repetitions
 from tvmify.target import CheckedTarget, TargetOption
 from tvmify.target import check as check_target
 from tvmify.torch_compat.declared_sizes import DeclaredShape
-
-Args: TypeAlias = tuple[Any, ...]
-Kwargs: TypeAlias = dict[str, Any]
 
 
 class General(Protocol):

@@ -32,7 +32,7 @@ from tvmify.dispatch.symbols import (
 )
 from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
 from tvmify.runtime import ShapeGuard
-from tvmify.signature import TensorSpec
+from tvmify.signature import Args, Kwargs, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class AnySizes:
     """
 
     signature: SizesOpen
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
 
     @property
     def varying(self) -> Varying:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tvmify.options import CompileOptions
+from tvmify.signature import Args, Kwargs
 from tvmify.torch_compat.declared_sizes import DeclaredShape
 
 #: The declared sizes of tensors, by index among the flattened arguments.
@@ -61,7 +62,7 @@ class Subject:
     calls_itself: bool = False
     is_part: bool = False
     symbols: Mapping[int, tuple[str | None, ...]] | None = None
-    declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None
+    declare: Callable[[Args, Kwargs], Declared] | None = None
     keywords: tuple[str, ...] = ()
 
     @classmethod
@@ -76,7 +77,7 @@ class Subject:
         calls_itself: bool = False,
         is_part: bool = False,
         symbols: Mapping[int, tuple[str | None, ...]] | None = None,
-        declare: Callable[[tuple[Any, ...], dict[str, Any]], Declared] | None = None,
+        declare: Callable[[Args, Kwargs], Declared] | None = None,
         defined: Any = None,
     ) -> Subject:
         """Make a subject; see the attributes.
@@ -117,7 +118,7 @@ class Subject:
         """Return what to capture: the plain module, or the function."""
         return self.capturable(self.module())
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    def call(self, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
         """Return a function that runs a call in eager PyTorch."""
         # It keeps the module alive: a backward may run after everyone else has dropped it.
         module = self.module()

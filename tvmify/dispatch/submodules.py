@@ -19,6 +19,7 @@ from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import CaptureError, NotCompiled
+from tvmify.signature import Args, Kwargs
 
 #: Modules that are iterated over or indexed, rather than called.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -63,9 +64,7 @@ class Children:
                 "it has no submodules that can be compiled", "Decorate what it calls."
             )
 
-    def __call__(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Callable[[], Any]
-    ) -> Any:
+    def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
         """Run one call."""
         return self._parent.eager(self._view, *args, **kwargs)
 

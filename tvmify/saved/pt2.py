@@ -34,7 +34,7 @@ from tvmify.errors import SaveError
 from tvmify.options import check_path
 from tvmify.runtime import compiled_module, embedded
 from tvmify.saved.exported import exported_call
-from tvmify.signature import TensorSpec
+from tvmify.signature import Args, Kwargs, TensorSpec
 from tvmify.system.replacing import replacing
 from tvmify.target import TargetOption
 from tvmify.torch_compat.memory import check_saved
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 #: Node metadata that is larger than the program, and not needed to run it.
 _ABOUT_SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "torch_fn")
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 def export(

@@ -20,10 +20,8 @@ from tvmify.capture.scripted.program import Scripted, script
 from tvmify.capture.state import ModulePath, State, key_part, resolve
 from tvmify.capture.twin import twin
 from tvmify.errors import SaveError
+from tvmify.signature import Args, Kwargs
 from tvmify.torch_compat.tracing import tracing
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 _SCALARS = {bool: "bool", int: "int", float: "float", str: "str"}
 

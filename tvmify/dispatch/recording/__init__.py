@@ -17,6 +17,7 @@ from tvmify.dispatch.recording.modes import modes_now
 from tvmify.dispatch.recording.trees import text_of, tree_of, value_of
 from tvmify.errors import WarmUpError
 from tvmify.options import CompileOptions
+from tvmify.signature import Args, Kwargs
 from tvmify.system.forks import short_lock
 from tvmify.system.regular_files import open_regular
 from tvmify.torch_compat.declared_sizes import DeclaredSize
@@ -58,14 +59,12 @@ class Recorded:
     module: str
     method: str
     args: list[Any]
-    kwargs: dict[str, Any]
+    kwargs: Kwargs
     modes: dict[str, Any]
     sizes: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, module: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
-    ) -> Recorded:
+    def of(cls, module: str, method: str, args: Args, kwargs: Kwargs, training: bool) -> Recorded:
         """Describe a call.
 
         Raises
@@ -122,7 +121,7 @@ class Recorded:
             raise WarmUpError(f"not a signature: {error!r}") from error
         return recorded
 
-    def call(self, on_cpu: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, on_cpu: bool = False) -> tuple[Args, Kwargs]:
         """Return arguments of such a call, with tensors of zeros.
 
         Parameters
@@ -168,8 +167,8 @@ def record(
     options: CompileOptions,
     name: str,
     module: torch.nn.Module | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> None:
     """Append the signature of a call to the file of the option ``record``, once.
 
