@@ -4,8 +4,18 @@
                 └ miss → program fingerprint → disk cache → executor    a new process: milliseconds
                              └ miss → capture → compile → store         once per key and machine
 
-This file is the first line, `miss.py` the other two. A stage that cannot continue raises
-`NotCompiled`, and the call runs in eager PyTorch instead.
+A `Dispatcher` runs the calls of one module, method or function (`subject.py`). The signature of a
+call leads to an outcome (`outcome.py`), which says how all such calls run:
+
+    Compiled       by an executor, which holds a program and packed weights (`tvmify/runtime/`)
+    Partitioned    by parts, each with its own dispatcher: regions of the program (`regions.py`), or
+                   submodules (`submodules.py`)
+    Eager          in PyTorch, because a stage raised `NotCompiled`, or PyTorch was faster
+
+This file is the first line of the diagram. A miss makes the outcome: `misses.py` decides whether an
+existing program serves the call, too, and which sizes and numbers a new one leaves open
+(`generalizing.py`); `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files of
+every stage.
 """
 
 from __future__ import annotations
