@@ -89,9 +89,9 @@ def test_only_a_build_that_a_call_waits_for_stops_collections(
 ) -> None:
     seen: list[bool] = []
 
-    def compile_and_see(*args: Any) -> Any:
+    def compile_and_see(*args: Any, **options: Any) -> Any:
         seen.append(gc.isenabled())
-        return compiled(*args)
+        return compiled(*args, **options)
 
     compiled = compiler.compile
     monkeypatch.setattr(compiler, "compile", compile_and_see)
@@ -149,7 +149,7 @@ def test_a_failed_build_is_the_reason(
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
     with monkeypatch.context() as patch:
-        patch.setattr("tvmify.compiler.compile", lambda *_: [].pop())
+        patch.setattr("tvmify.compiler.compile", lambda *_, **__: [].pop())
         worker.work()
     with pytest.warns(TvmifyWarning, match="background failed: IndexError: pop from empty"):
         fast(X)

@@ -132,7 +132,7 @@ def test_a_child_forked_within_a_stage_runs_what_there_is_and_compiles_nothing()
     forks.LONGEST_STAGE = 0.05
     go_on = threading.Event()
 
-    def stuck(*args):
+    def stuck(*args, **options):
         reached("compile")
         go_on.wait(60)
         raise RuntimeError("never mind")

@@ -45,6 +45,7 @@ def compile(
     program: ExportedProgram,
     target: Target,
     on_stage: Callable[[str], object] = lambda name: None,
+    *,
     accuracy: str = "default",
     tuning: Tuning | None = None,
     unpacked: Sequence[str] = (),

@@ -84,10 +84,15 @@ class Wanted:
     def key(self, unpacked: Sequence[str]) -> Key:
         """Return the key of the program; see `tvmify.dispatch.keys.key`."""
         request = self.request
-        signature, options = request.signature, request.options
-        sizes = request.varying.key_text() if request.varying.axes else ""
-        named = self.fingerprint, signature, self.weights, self.target, options
-        return keys.key(*named, unpacked, sizes)
+        return keys.key(
+            self.fingerprint,
+            request.signature,
+            self.weights,
+            self.target,
+            request.options,
+            unpacked,
+            sizes=request.varying.key_text() if request.varying.axes else "",
+        )
 
 
 @dataclass(frozen=True)
@@ -300,8 +305,14 @@ def _build(work: Work, stages: Stages) -> Artifact:
         target = Target.parse(key.entries["target"])
         if builder and not key.entries["tuned for"] and building.can_cross(target):
             stages.begin("build")
-            chosen = options.accuracy, unpacked, _places(options), shapes
-            artifact = builder.build(exported, target, *chosen)
+            artifact = builder.build(
+                exported,
+                target,
+                accuracy=options.accuracy,
+                unpacked=unpacked,
+                places=_places(options),
+                shapes=shapes,
+            )
             if artifact is not None:
                 return artifact
         tuning = None
@@ -311,8 +322,17 @@ def _build(work: Work, stages: Stages) -> Artifact:
             tuning = Tuning(stopwatch, database, stages.advance)
         # The program contains the casts of autocast, so calls of the compiler must not add any.
         around.enter_context(casting({}))
-        how = options.accuracy, tuning, unpacked, stages.threads, _places(options), shapes
-        return compile(exported, target, stages.begin, *how)
+        return compile(
+            exported,
+            target,
+            stages.begin,
+            accuracy=options.accuracy,
+            tuning=tuning,
+            unpacked=unpacked,
+            threads=stages.threads,
+            places=_places(options),
+            shapes=shapes,
+        )
 
 
 def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:

@@ -95,12 +95,12 @@ class Subject:
             eager,
             capturable,
             options,
-            alive,
-            calls_itself,
-            is_part,
-            symbols,
-            declare,
-            tuple(parameter.name for parameter in parameters if parameter.kind in named),
+            module=alive,
+            calls_itself=calls_itself,
+            is_part=is_part,
+            symbols=symbols,
+            declare=declare,
+            keywords=tuple(p.name for p in parameters if p.kind in named),
         )
 
     def defined(self, kwargs: Mapping[str, Any]) -> int:

@@ -74,10 +74,16 @@ def _answer(message: Message) -> Message:
         crossing.enter(request["modes"])
         program = crossing.unpack(message.content)
         target = Target.parse(request["target"])
-        places = [Path(place) for place in request["places"]]
-        shapes = None if request["shapes"] is None else Shapes.from_json(request["shapes"])
-        chosen = request["accuracy"], None, request["unpacked"], 1, places, shapes
-        artifact = compiler.compile(program, target, lambda _: None, *chosen)
+        shapes = request["shapes"]
+        artifact = compiler.compile(
+            program,
+            target,
+            accuracy=request["accuracy"],
+            unpacked=request["unpacked"],
+            threads=1,
+            places=[Path(place) for place in request["places"]],
+            shapes=None if shapes is None else Shapes.from_json(shapes),
+        )
     except NotCompiled as reason:
         return Message({"refused": [type(reason).__name__, list(reason.__reduce__()[1])]})
     except Exception as error:  # of any kind: the parent then compiles the program
