@@ -186,5 +186,5 @@ def test_positions_of_extrema_of_booleans_are_an_error(name: str):
 def test_positions_may_be_narrower_than_the_sizes_of_the_tensor(dtype: str):
     rows = tirx.Var("rows", "int64")
     function = loops.check_positions(5, (rows, 3), 0, (dtype, "float32"), wrap=True)
-    arguments = [str(buffer.dtype) for buffer in function.buffer_map.values()]
+    arguments = [str(parameter.ty.dtype) for parameter in function.params]
     assert arguments == [dtype, "float32", dtype]
