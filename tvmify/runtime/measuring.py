@@ -75,15 +75,15 @@ def _fastest(
     calls: Iterator[Call | GraphedCall], leaves: tuple[torch.Tensor, ...], expected: float
 ) -> float:
     """Return the seconds of the fastest call in one turn, averaged over a few if they are short."""
-    together = max(1, int(_LEGIBLE / expected))
+    batch = max(1, int(_LEGIBLE / expected))
     fastest, end, left = float("inf"), time.perf_counter() + _TURN, _LEAST
     while True:
-        chosen = list(islice(calls, together))
+        chosen = list(islice(calls, batch))
         begun = time.perf_counter()
         for call in chosen:
             call(leaves)
         now = time.perf_counter()
-        fastest = min(fastest, (now - begun) / together)
+        fastest = min(fastest, (now - begun) / batch)
         left -= 1
         if now > end and left <= 0:
             return fastest

@@ -88,19 +88,7 @@ def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
             f"{name} recently did not end within {limit:.0f} seconds",
             f"Run {name} by hand to see why, and call refresh() after {_PAUSE / 60:.0f} minutes.",
         )
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"TMPDIR": str(folder)},
-            start_new_session=True,  # so that its child processes are stopped with it
-        )
-    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-        raise BuildError(
-            f"{name} cannot be run: {error.strerror}", f"{INSTALL} Then call refresh()."
-        ) from error
+    process = _start(command, folder)
     try:
         printed, _ = process.communicate(timeout=limit)
     except BaseException as error:  # including KeyboardInterrupt
@@ -128,6 +116,22 @@ def run(command: Sequence[str], folder: Path, limit: float = LIMIT) -> None:
             f"{name} failed with status {process.returncode}: {_end_of(printed)}",
             f"Run `tvmify doctor` to see whether {name} works here, then call refresh().",
         )
+
+
+def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TMPDIR": str(folder)},
+            start_new_session=True,  # so that its child processes are stopped with it
+        )
+    except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
+        raise BuildError(
+            f"{command[0]} cannot be run: {error.strerror}", f"{INSTALL} Then call refresh()."
+        ) from error
 
 
 def _identity(name: str) -> tuple[str, ...]:

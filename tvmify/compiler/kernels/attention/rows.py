@@ -38,12 +38,12 @@ _LONGEST = 128
 
 def emit(attention: Attention, tensors: dict[str, tirx.Buffer], machine: Microarchitecture) -> None:
     """Write the kernel into the open function."""
-    together = attention.shared * attention.query.length
+    all_rows = attention.shared * attention.query.length
     rows = ATTENTION.rows
-    if sizes.is_static(together):
-        rows = max(n for n in range(1, ATTENTION.rows + 1) if together % n == 0)
+    if sizes.is_static(all_rows):
+        rows = max(n for n in range(1, ATTENTION.rows + 1) if all_rows % n == 0)
     heads = attention.heads // attention.shared
-    pieces = sizes.ceil_div(together, rows)
+    pieces = sizes.ceil_div(all_rows, rows)
     likely = attention.likely
     key, value = likely.key.shape, likely.value.shape
     read = (math.prod(key) + math.prod(value)) * bits_of(attention.dtype) // 8
@@ -277,9 +277,9 @@ class _Rows:
                     index = [self.batch, place, head, origin + i]
                     T.buffer_store(self.tensors["out"], total[row, i], index)
 
-                together = about.shared * about.query.length
-                if sizes.is_static(together):
+                all_rows = about.shared * about.query.length
+                if sizes.is_static(all_rows):
                     lanewise(own, store)
                 else:
-                    with T.If(self.first + row < together), T.Then():
+                    with T.If(self.first + row < all_rows), T.Then():
                         lanewise(own, store)

@@ -177,7 +177,7 @@ class Conv2d(Rule):
 
         grouped = "group" in own_loops(sch, store)
         (channel,) = loops_along(sch, store, "channel")
-        together = extent(sch, channel) // side  # channels of one group
+        per_group = extent(sch, channel) // side
         tasks, at = _cut(sch, store, (down, across, channels), rows_first, blocks == 1)
         parallel_if_worth(sch, tasks, machine, work)
         target, block = store, None
@@ -200,7 +200,7 @@ class Conv2d(Rule):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
         near = rows_first and not grouped
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
-            crosses = 0 not in (channels % together, together % channels)
+            crosses = 0 not in (channels % per_group, per_group % channels)
             near = inputs >= CONVOLUTION.few_channels and not crosses
         if find(sch, PAD) is not None and near:
             _pad_nearby(sch, tasks, machine)

@@ -321,10 +321,10 @@ def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:
 
 
 def _block(channels: int, most: int, side: int) -> int:
-    """How many of so many input channels a block has, if `most` is the limit."""
+    """How many input channels a block has, if `most` is the limit."""
     if most < 1:
         return channels
     block = plans.split_evenly(channels, most)
     # Two uneven blocks cost more than they save, and those of groups side by side are unrolled.
-    together = side > 1 or channels < 2 * most
-    return channels if channels % block and together else block
+    keeps_whole = side > 1 or channels < 2 * most
+    return channels if channels % block and keeps_whole else block

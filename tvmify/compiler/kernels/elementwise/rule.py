@@ -90,10 +90,10 @@ def schedule_block(
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
     if schedule_transposes(sch, block, machine, work) or split_rows(sch, block, machine, work):
         return
-    together = contiguous_axes(sch, block)
+    contiguous = contiguous_axes(sch, block)
     sch.reorder(*spatial, *reduced)
-    row = fuse(sch, spatial[len(spatial) - together :])
-    outer = spatial[: len(spatial) - together]
+    row = fuse(sch, spatial[len(spatial) - contiguous :])
+    outer = spatial[: len(spatial) - contiguous]
     lanes = machine.lanes(output_bits(sch, block))
     around, vectors = _cut(sch, row, lanes, sums if reduced else 0, alone=not outer)
     outer += [] if rows and outer else around

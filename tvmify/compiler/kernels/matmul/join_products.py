@@ -94,10 +94,10 @@ def groups(main: relax.Function) -> list[Group]:
             key = x, shape_of(weight), str(value.ty.dtype)
             alike.setdefault(key, []).append(variable)
     return [
-        Group(tuple(values[product] for product in together))
+        Group(tuple(values[product] for product in group))
         for products in alike.values()
         if len(products) > 1
-        for together in _joining(products, values, readers)
+        for group in _joining(products, values, readers)
     ]
 
 
@@ -132,11 +132,11 @@ def _joining(
     left = set(products)
     for variable, parts in reversed(made.items()):
         inner = parts - {variable}
-        together = [product for product in products if product in inner]
+        group = [product for product in products if product in inner]
         closed = all(readers.get(part, set()) <= parts for part in inner)
-        if len(together) > 1 and left.issuperset(together) and closed:
-            left.difference_update(together)
-            yield together
+        if len(group) > 1 and left.issuperset(group) and closed:
+            left.difference_update(group)
+            yield group
 
 
 def _weights_first(main: relax.Function) -> relax.Function:

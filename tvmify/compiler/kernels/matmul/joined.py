@@ -25,7 +25,6 @@ from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
-    fuse,
     is_symbolic,
     output_bits,
     parallel_if_worth,
@@ -35,13 +34,12 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs, plan
-from tvmify.compiler.kernels.matmul.rule import add_up_blocks, split_rows
+from tvmify.compiler.kernels.matmul.rule import add_up_blocks, split_into_tiles
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     BLOCK,
     PACK,
     PARTIAL,
-    ROWS_FIRST,
     Product,
     flatten,
     plan_for,
@@ -168,29 +166,24 @@ class JoinedMatmul(Rule):
         count, row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
             "batch0", "row_tile", "column_tile", ROW, LANE
         )
-        together = int(block.annotations[BLOCK])
+        block_tiles = int(block.annotations[BLOCK])
         work = float(element_count(v.dom.extent for v in summed.iter_vars))
         row, column = sch.get_loops(last)
         number = sizes.number_or_expression(sch.get(row).extent)
-        fewest = plan.fewest(together) if is_symbolic(sch, row) else together
-        row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
-        column_tile, column = sch.split(column, [None, columns])
-        rows_first = bool(block.annotations[ROWS_FIRST])
-        nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
-        sch.reorder(*nest, row_tile, row, column)
-        outermost = fuse(sch, nest)
+        fewest = plan.fewest(block_tiles) if is_symbolic(sch, row) else block_tiles
+        outermost, _ = split_into_tiles(sch, block, row, column)
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, outermost, preserve_unit_loops=True)
         along = add_up_blocks(sch, partial, anchor, last, machine, number)
         weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
-        if together == 1:  # a single tile uses each panel once
+        if block_tiles == 1:  # a single tile uses each panel once
             weights /= count
         narrow = count * column_tiles * columns <= MATMUL.wide * row_tiles * rows
         fetch_ahead(
             sch,
             partial,
             along,
-            together,
+            block_tiles,
             ["row_tile"],
             nearby=machine.keeps(weights),
             fewest=fewest,

@@ -10,6 +10,8 @@ which stay in L2 until the epilogue.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -111,7 +113,7 @@ class Matmul(Rule):
         row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
             "row_tile", "column_tile", ROW, LANE
         )
-        together = int(block.annotations[BLOCK])
+        block_tiles = int(block.annotations[BLOCK])
         summed = sch.get(partial) if partial is not None else block
         work = float(element_count(v.dom.extent for v in summed.iter_vars))
         bits = bits_of(str(block.writes[0].source.dtype))
@@ -122,18 +124,13 @@ class Matmul(Rule):
         loops = own_loops(sch, store)
         row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
         count = sizes.number_or_expression(sch.get(row).extent)
-        fewest = plan.fewest(together) if is_symbolic(sch, row) else together
-        row_block, row_tile, row = split_rows(sch, row, row_tiles, together, rows)
-        column_tile, column = sch.split(column, [None, columns])
-        rows_first = bool(block.annotations[ROWS_FIRST])
-        nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
-        sch.reorder(*around, *nest, row_tile, row, column)
-        outermost = fuse(sch, [*around, *nest])
+        fewest = plan.fewest(block_tiles) if is_symbolic(sch, row) else block_tiles
+        outermost, row_tile = split_into_tiles(sch, block, row, column, around)
         parallel_if_worth(sch, outermost, machine, work)
         if gated is not None and column_tiles > MATMUL.few_gated_panels:
             schedule_block(sch, gated, machine, work)
             gated = None
-        if packing is not None and together < row_tiles:
+        if packing is not None and block_tiles < row_tiles:
             # Few columns: the copy is a separate pass, and rows are divided among threads as well.
             schedule_block(sch, packing, machine, work)
             packing = None
@@ -157,7 +154,7 @@ class Matmul(Rule):
                 sch,
                 anchor if partial is None else partial,
                 along,
-                together,
+                block_tiles,
                 ["row_tile"],
                 nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
                 fewest=fewest,
@@ -173,17 +170,49 @@ class Matmul(Rule):
         return sch
 
 
-def split_rows(
-    sch: s_tir.Schedule, row: LoopRV, row_tiles: int, together: int, rows: int
+def split_into_tiles(
+    sch: s_tir.Schedule,
+    anchor: s_tir.SBlock,
+    row: LoopRV,
+    column: LoopRV,
+    around: Iterable[LoopRV] = (),
+) -> tuple[LoopRV, LoopRV]:
+    """Split the loops over rows and columns as planned.
+
+    Parameters
+    ----------
+    anchor
+        The block with the plan.
+    around
+        The loops around these two.
+
+    Returns
+    -------
+    LoopRV, LoopRV
+        The loop over all blocks of tiles, and the one over the tiles of a block.
+    """
+    row_tiles, rows, columns = Axes.of(anchor).extents("row_tile", ROW, LANE)
+    row_block, row_tile, row = _split_rows(
+        sch, row, row_tiles, int(anchor.annotations[BLOCK]), rows
+    )
+    column_tile, column = sch.split(column, [None, columns])
+    rows_first = bool(anchor.annotations[ROWS_FIRST])
+    nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
+    sch.reorder(*around, *nest, row_tile, row, column)
+    return fuse(sch, [*around, *nest]), row_tile
+
+
+def _split_rows(
+    sch: s_tir.Schedule, row: LoopRV, row_tiles: int, block_tiles: int, rows: int
 ) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Split a loop over rows into blocks of tiles, tiles, and the rows of a tile.
 
     If there are symbolic rows, the last of each may have fewer (see `bound_loops`).
     """
     if not is_symbolic(sch, row):
-        return sch.split(row, [row_tiles // together, together, rows])
+        return sch.split(row, [row_tiles // block_tiles, block_tiles, rows])
     row_tile, row = sch.split(row, [None, rows])
-    return *sch.split(row_tile, [None, together]), row
+    return *sch.split(row_tile, [None, block_tiles]), row
 
 
 def add_up_blocks(
