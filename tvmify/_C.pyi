@@ -61,29 +61,28 @@ class Guard:
         Parameters
         ----------
         slots
-            Dicts, and what is in them under which name.
+            Dicts, each with a key and the value that it has.
         sizes
-            Dicts of which nothing is added or taken away. Where that is all of a dict that has
-            slots, the order of these counts, too.
+            Dicts whose keys stay the same. If all of them are in ``slots``, their order counts, too.
         tensors
-            Tensors, their elements included.
+            Tensors whose elements stay the same, too.
         written
             Tensors whose elements may change.
         types
-            Objects, or weak references to some, and the class that each is of.
+            Objects or weak references, each with the class of the object.
         classes
-            Classes whose methods stay as they are.
+            Classes whose methods stay the same.
         collections
-            Lists and sets, and what is in them.
+            Lists and sets, each with its items.
         """
     def changed(self) -> int:
-        """Return 0 if all is as it was, 1 if a tensor was written to, 2 if anything else changed.
+        """Return 0 if nothing changed, 1 if a tensor was written to, 2 if anything else changed.
 
         1 covers a tensor's version, memory, strides and ``requires_grad``; 2 its shape, dtype or
-        device, a dict of another size, and a slot with another object than at first or none.
+        device, the size of a dict, and a slot whose value was replaced or deleted.
         """
     def refresh_tensors(self) -> None:
-        """Take the tensors as they are now for unchanged."""
+        """Compare tensors with their current state from now on."""
 
 @final
 class Call:
@@ -109,18 +108,18 @@ class Call:
 
 @final
 class LatestCall:
-    """Makes the call that was made last again."""
+    """Runs calls that have the signature of the latest one."""
 
     hits: int
-    """How many calls it made again."""
+    """How many calls it has run."""
     generation: int
-    """How often it was told to forget."""
+    """How many times it has forgotten."""
 
     def __new__(cls) -> LatestCall: ...
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
-        """Return the result, or ``NotImplemented`` if it is another call, or one for eager.
+        """Return the result; ``NotImplemented`` for another signature, or a call for eager.
 
-        It is the same call while `flatten` gives it the same key and the guard sees no change.
+        The signature is the same if `flatten` returns the same key and the guard sees no change.
         """
     def keep(
         self,
@@ -132,23 +131,23 @@ class LatestCall:
         free: int,
         /,
     ) -> None:
-        """Remember a call, unless something was to be forgotten since that generation.
+        """Remember a call, unless `forget` was called after that generation.
 
-        ``run`` takes the leaves, as a `Call` does. A key that is not bytes is that of no call.
-        ``names`` are those of the keyword arguments, in the order of the leaves; a call may have
-        the first ``free`` of them in another one.
+        ``run`` takes the leaves, as a `Call` does. A key that is not bytes matches no call.
+        ``names`` are those of the keyword arguments, in the order of the leaves; a call may pass
+        the first ``free`` of them in any order.
         """
     def forget(self) -> None:
         """Forget the call."""
 
 @final
 class Lent:
-    """Tensors whose memory is lent to callers, again once nobody holds what was lent."""
+    """Tensors whose memory callers borrow, and which is reused once no borrowed tensor is left."""
 
     def __new__(cls, tensors: list[torch.Tensor], /) -> Lent:
-        """Lend these, of which the caller has the only uses, and keeps as many as there are."""
+        """Lend these tensors, to which only the caller has references, as many as it keeps."""
     def is_free(self) -> bool:
-        """Whether all that was lent is gone, with all views of it, and none was resized."""
+        """Whether all borrowed tensors and their views are gone, and none was resized."""
     def lend(self) -> list[torch.Tensor]:
         """Return other tensors in the same memory."""
 
@@ -170,20 +169,19 @@ class ShapeGuard:
 
 @final
 class Shortcut(property):
-    """As ``_compiled_call_impl`` of a class of modules: leads a call to their `LatestCall`.
+    """The ``_compiled_call_impl`` of a class of modules: passes a call to its `LatestCall`.
 
-    Only where nothing else would come between: no hook, no other forward, nobody who records. All
-    other calls go the way that `torch.nn.Module` leads them. What ``Module.compile()`` sets has
-    precedence.
+    It does so only if nothing comes before: no hook, no overridden forward, no tracer. All other
+    calls go through `torch.nn.Module` as usual. What ``Module.compile()`` sets has precedence.
 
     Parameters
     ----------
     fget
-        What torch.compile reads in place of native code; to return None.
+        What torch.compile reads instead of native code; it returns None.
     place
-        Under which name modules keep their dispatcher.
+        The attribute in which modules keep their dispatcher.
     forward
-        What that name stands for in the class; a subclass may have another.
+        The class's ``forward``; a subclass may have another.
     """
 
     def __init__(

@@ -75,8 +75,8 @@ class _CallableModule(ModuleType):
 
 sys.modules[__name__].__class__ = _CallableModule
 
-# Where torch is there already, nothing is gained by waiting, and torch.jit.load and
-# torch.export.load find the operators of saved files without a further import.
+# If torch is imported already, waiting gains nothing, and torch.jit.load and torch.export.load find
+# the operators of saved files without another import.
 if "torch" in sys.modules:
     for _name in __all__:
         __getattr__(_name)

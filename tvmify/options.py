@@ -222,7 +222,7 @@ class CompileOptions:
         Parameters
         ----------
         given
-            The arguments: fields, and ``mode``, of which `options_of_mode` says what it means.
+            The arguments: fields, and ``mode``; see `options_of_mode`.
         without
             Names of options that may not be among them.
 

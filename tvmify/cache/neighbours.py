@@ -32,7 +32,7 @@ class Neighbours:
     def lines(self, key: Key) -> list[str]:
         """Describe how a program that was built differs from the most similar older entry.
 
-        Empty if there is no such entry, or after so many programs that it would take too long.
+        Empty if there is no such entry, or if many programs were compared before.
         """
         self._asked += 1
         if self._asked > _MOST_PROGRAMS:
@@ -60,6 +60,6 @@ class Neighbours:
         for entry in entries:
             try:
                 read.append((entry, entry.manifest().key))
-            except CacheError:  # a damaged entry serves nobody
+            except CacheError:  # a damaged entry is no neighbour
                 continue
         return read

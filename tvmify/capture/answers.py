@@ -81,7 +81,7 @@ def _overrides(arguments: Iterable[Any]) -> bool:
         return _has_torch_function(arguments)
     modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
     if any(isinstance(mode, DeviceContext) for mode in modes):
-        return True  # it is there in eager, too
+        return True  # eager runs with it, too
     with torch._C.DisableTorchFunction():
         arguments = list(arguments)
     plain = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]

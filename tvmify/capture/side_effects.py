@@ -124,7 +124,7 @@ class _Place(NamedTuple):
     name
         What the code calls it.
     read
-        Returns what is there now.
+        Returns the current value.
     before
         What it returned.
     write
@@ -140,7 +140,7 @@ class _Place(NamedTuple):
     def of(
         cls, name: str, read: Callable[[], list[Any]], write: Callable[[list[Any]], None]
     ) -> _Place:
-        """Return that of what is there now."""
+        """Return the place with its current value."""
         return cls(name, read, read(), write)
 
     def put_back(self) -> bool:

@@ -124,7 +124,7 @@ def _calls(shapes: list[str], dtypes: list[str], device: str) -> list[list[Tenso
 
 
 def _size(given: str) -> Any:
-    """Read ``8``, or ``rows=2..64``, of which the name and the limits may be missing."""
+    """Read ``8``, or ``rows=2..64``, whose name and limits are optional."""
     limited = re.fullmatch(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<least>\d*)\.\.(?P<most>\d*)", given)
     if limited is None:
         return int(given)

@@ -90,7 +90,7 @@ class Variables:
         self._own: list[tuple[Size, tirx.Var]] = []
 
     def __call__(self, size: Size) -> Size:
-        """Return a number, a variable as it is, or the variable that stands for an expression."""
+        """Return a number or a variable unchanged, and the variable for an expression."""
         if is_static(size) or isinstance(size, tirx.Var):
             return size
         for known, variable in self._own:

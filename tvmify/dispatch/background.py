@@ -77,9 +77,9 @@ class Job:
 
 
 class Worker:
-    """Runs jobs one after the other, in a thread that starts with the first one.
+    """Runs jobs in order, in a thread that starts with the first one.
 
-    It holds jobs weakly, so a job that nobody needs any more is not started.
+    It holds jobs weakly, so it starts none that is no longer needed.
 
     Parameters
     ----------

@@ -103,7 +103,7 @@ class ModuleState:
         self.watched = watched
 
     def replay(self, bound: Bound, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
-        """Return a function that repeats a call in eager PyTorch with the module as it is now.
+        """Return a function that repeats a call in eager PyTorch with the current module.
 
         Parameters
         ----------

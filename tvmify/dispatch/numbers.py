@@ -86,7 +86,7 @@ class Numbers:
     Attributes
     ----------
     arguments
-        The signatures of which one program serves all values.
+        The signatures whose numbers are arguments: one program serves all values.
     """
 
     def __init__(self) -> None:

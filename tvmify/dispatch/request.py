@@ -23,7 +23,7 @@ from tvmify.torch_compat.declared_sizes import DeclaredShape
 
 
 class General(Protocol):
-    """The arguments of a call, some of which are left open for any value."""
+    """The arguments of a call, with placeholders for those that may have any value."""
 
     @property
     def signature(self) -> Hashable:

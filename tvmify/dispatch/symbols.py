@@ -149,7 +149,7 @@ def cache_lengths(known: Symbols, sizes: TensorSizes) -> set[str]:
     """Return the symbols that are lengths of keys and values, as calls with a cache pass them, or
     of masks for these.
 
-    Keys and values are several tensors of four axes, of which no other than the third varies, or
+    Keys and values are several tensors of four axes, of which only the third varies, or
     the first. A mask of two axes is longer than they are, by the new tokens. One of four has the
     number of new tokens, as other arguments do, and last the length of keys.
     """

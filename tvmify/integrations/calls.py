@@ -102,7 +102,7 @@ class _Model:
     """One set of weights that a graph is called with.
 
     Its module has tensors of its own, which share the memory and the version counters of the
-    weights: whoever drops a model gets its memory back.
+    weights, so that the memory of a model is freed with it.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class DynamoGraph:
         Parameters
         ----------
         module
-            Of Dynamo, or of AOTAutograd; it stays as it is.
+            From Dynamo or AOTAutograd; it is not changed.
         inputs
             Examples of its arguments.
         origin

@@ -82,7 +82,7 @@ def enable(**options: Unpack[Options]) -> Enabled:
 
 
 def disable() -> None:
-    """Run everything in the JIT again, also what was compiled; calls that run now end as they are.
+    """Run everything in the JIT again, including compiled graphs; calls in progress continue.
 
     After another `enable` with the same options, such graphs run compiled at once.
     """

@@ -26,7 +26,7 @@ _ELSEWHERE = {
 class BackendOptionError(OptionError, ShortenTraceback):
     """An option of the backend is not valid; the message lists the valid ones.
 
-    Dynamo passes such an error on as it is.
+    Dynamo does not change such an error.
     """
 
     def __init__(self, message: str) -> None:

@@ -21,7 +21,7 @@ from tvmify.integrations.calls import GraphCalls
 from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 from tvmify.options import CompileOptions
 
-#: What has several results, of which the compiler computes the first alone where sizes vary.
+#: Operators with several results: for sizes that vary, the compiler computes only the first.
 _DECOMPOSED = (torch.ops.aten.native_layer_norm,)
 
 #: A mode of AOTAutograd's; other versions of PyTorch may have none.
@@ -61,7 +61,7 @@ def _compile(
     calls = GraphCalls(graph, options)
 
     def run(*args: Any) -> Any:
-        # In the first call, AOTAutograd looks for custom operators, of which there are none here.
+        # In the first call, AOTAutograd looks for custom operators; there are none here.
         if isinstance(_get_current_dispatch_mode(), _LOOKS_FOR_CUSTOM_OPERATORS):
             with _disable_current_modes():
                 return calls(*args)

@@ -205,7 +205,7 @@ class _Pool:
     def run(
         self, recorded: Sequence[Recorded], first: _Process, jobs: int | None
     ) -> Iterable[Outcome]:
-        """Yield outcomes as they are done; the first process is one of the workers."""
+        """Yield outcomes in the order of completion; the first process is one of the workers."""
         processors = len(os.sched_getaffinity(0))
         # With the option tune, kernels are timed with as many threads as the service uses.
         threads = max(r.modes.get("threads", 1) for r in recorded) if first.threads_count else 1

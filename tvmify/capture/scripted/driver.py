@@ -42,7 +42,7 @@ class RegionProgram(ScriptedProgram):
         self._keep_only(carrier)
 
     def of(self, owner: Any) -> Self:
-        """Return it as it is: its carrier has the weights, and lives as long as the driver."""
+        """Return the same object: its carrier has the weights, and lives as long as the driver."""
         return self
 
 

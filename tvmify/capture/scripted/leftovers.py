@@ -48,6 +48,6 @@ def noting(made: list[torch.nn.Module]) -> Iterator[None]:
 
 
 def empty(modules: Iterable[torch.nn.Module]) -> None:
-    """Take everything from modules that nobody uses any more, whoever still refers to them."""
+    """Empty modules that are no longer used, although something still refers to them."""
     for module in modules:
         vars(module).clear()

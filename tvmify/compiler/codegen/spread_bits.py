@@ -15,7 +15,7 @@ _REINTERPRET = tvm.ir.Op.get("tirx.reinterpret")
 @compiler_pass
 class SpreadBits:
     """Broadcast the bits of a bfloat16 instead of the number. ``BF16StorageLegalize`` stores bits,
-    but leaves the broadcast of a number as it is.
+    but does not change the broadcast of a number.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:

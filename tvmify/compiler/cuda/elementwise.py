@@ -1,7 +1,7 @@
 """Schedules of what computes each element by itself: 16 bytes of neighbours for each thread.
 
 Narrower accesses waste bandwidth. What only moves elements is vectorized whole. Else loads and
-stores are, and a thread computes its elements one after the other, so that all functions and types
+stores are, and a thread computes its elements in order, so that all functions and types
 may be between them: TVM's code generator has no vectors of eight float32.
 """
 
@@ -77,7 +77,7 @@ class Elementwise(ScheduleRule):
 
 
 def threads_for(vectors: int) -> int | None:
-    """Return how many threads blocks have, all of which have a vector: nothing is out of bounds."""
+    """Return how many threads a block has, each with a vector; None if no number fits."""
     most = _MOST_THREADS
     while most > _FEWEST_THREADS and vectors < most * MULTIPROCESSORS:
         most //= 2

@@ -35,9 +35,9 @@ _CONVOLUTION, _RELU = (tvm.ir.Op.get(f"relax.nn.{name}") for name in ("conv2d", 
 
 @dataclass(frozen=True)
 class _Chain:
-    """``relu(convolution + bias + residual)``, of which all but the convolution may be missing.
+    """``relu(convolution + bias + residual)``, or only some of this around the convolution.
 
-    There is a residual only beside a bias and ReLU.
+    There is a residual only if there are a bias and ReLU.
     """
 
     convolution: relax.Call
@@ -127,7 +127,7 @@ class FuseConvolutions(PyExprMutator):
         return _Chain(*found)
 
     def is_ours(self, chain: _Chain) -> bool:
-        """Whether there is more than one form of a chain, all of which take its operands."""
+        """Whether there are several ways to compute a chain, and its operands suit all of them."""
         bias, convolution = chain.bias, chain.convolution
         images = [x for x in (*convolution.args, convolution, chain.residual) if x is not None]
         dtypes = {str(x.ty.dtype) for x in images}
@@ -140,7 +140,7 @@ class FuseConvolutions(PyExprMutator):
         )
 
     def biased(self, value: Expr | None) -> tuple[relax.Call, Expr] | None:
-        """Return a convolution and what is added to each channel, in float32 or as it is."""
+        """Return a convolution and its bias, either of which may be cast to float32."""
         value = self.uncast(value)
         if not is_call(_ADD, value):
             return None

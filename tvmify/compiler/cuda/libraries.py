@@ -45,7 +45,7 @@ class _Calling(PyExprMutator):
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         if any(op.same_as(product) for product in self.taken):
-            return call  # nobody will read it
+            return call  # its result is not read any more
         if (found := self.linear(op)) is not None:
             product, bias = found
             operands = [self.visit_expr(x) for x in (*product.args, bias)]
@@ -119,7 +119,7 @@ def _product(
     dtype: Any,
     bias: list[Expr],
 ) -> relax.Expr:
-    # A weight stays as it is: cuBLAS takes either order.
+    # A weight is not transposed: cuBLAS takes either order.
     operands, turned = zip(*(calling.transposed(x) for x in factors), strict=True)
     if not turned[0]:
         made = by_kernel(calling.builder_, *operands, turned[1], bias, shape)

@@ -29,7 +29,7 @@ def has_patches(convolution: relax.Call) -> bool:
 
 
 def is_of_pixels(convolution: relax.Call) -> bool:
-    """Whether each window is one pixel, so that the images are the patches as they are."""
+    """Whether each window is one pixel, so that the images are the patches."""
     return math.prod(static_shape(convolution.args[1])[1:3]) == 1
 
 

@@ -47,7 +47,7 @@ class Shape:
 
     @classmethod
     def of(cls, rows: int, length: int, dtype: str) -> Shape | None:
-        """Return the shape for a weight of so many rows; None where loads would be narrower."""
+        """Return the shape for a weight of `rows` rows; None if loads would be narrower."""
         lanes = vector_lanes(dtype)
         loads, rest = divmod(length, lanes * WARP)
         if rest:

@@ -1,4 +1,4 @@
-"""Operators on tensors without elements, some of which eager refuses."""
+"""Operators on tensors without elements; eager PyTorch refuses some of them."""
 
 from __future__ import annotations
 

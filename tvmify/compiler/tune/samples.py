@@ -29,7 +29,7 @@ def samples_of(
     """Lower a program, and schedule it, to learn its workloads.
 
     ``choices.asked`` is filled with their candidates. A workload whose operator takes more than
-    tensors has no sample, unless whoever asked gave one.
+    tensors has no sample, unless the operator that chooses gives one.
     """
     found: dict[str, Sample] = {}
 

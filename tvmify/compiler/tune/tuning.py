@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.choice import Choices
     from tvmify.compiler.kernels.common.sample import Sample
 
-#: No workload is begun that would end after so many seconds, if it took as long as the longest
-#: before it.
+#: Seconds for measurements: no workload is begun that would end later, if it took as long as the
+#: longest so far.
 LIMIT = 20.0
 #: A winner may ask for choices of its own, which are measured in a second pass.
 _PASSES = 2

@@ -14,7 +14,7 @@ from tvmify.compiler.codegen.elf.symbols import Definition, Symbols
 _END, _NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA = 0, 1, 4, 5, 6, 7
 _RELA_SIZE, _RELA_ENTRY, _STRTAB_SIZE, _SYMTAB_ENTRY, _FLAGS = 8, 9, 10, 11, 30
 _VERSYM, _FLAGS_1, _VERNEED, _VERNEED_COUNT = 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
-#: Two flags, both of which say: bind all symbols when the library is loaded.
+#: Two flags with one meaning: bind all symbols when the library is loaded.
 _BIND_NOW, _NOW = 8, 1
 #: The number of symbols without a version, and the first number with one.
 _UNVERSIONED, _FIRST_VERSION = 1, 2

@@ -130,7 +130,7 @@ def fill(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("repeat.default")
 def repeat(importer: Importer, node: fx.Node) -> relax.Expr:
-    """All of a tensor, so many times along each axis."""
+    """Repeat a tensor along each axis."""
     x, counts = importer.tensor(node.args[0]), list(node.args[1])  # type: ignore[arg-type]
     shape = importer.shape(node.args[0])
     shape = (*[1] * (len(counts) - len(shape)), *shape)

@@ -167,6 +167,6 @@ def _most_keys(queries: int, keys: int, about: Attention, machine: Microarchitec
 
 
 def _blocks(about: Attention, plan: Tiles, count: int) -> Tiles:
-    """Return a plan with so many blocks of keys, as alike as can be."""
+    """Return a plan with `count` blocks of keys of almost equal size."""
     steps = -(-about.key.length // plan.keys)
     return replace(plan, block=-(-steps // min(count, steps)))

@@ -224,7 +224,7 @@ def choose(attention: Attention, machine: Microarchitecture, sample: Callable[[]
     Parameters
     ----------
     attention
-        With the mask as it is given.
+        With the original mask.
     sample
         Returns what candidates are measured by.
     """

@@ -31,7 +31,7 @@ def open_ended(length: Size, block: int) -> dict[str, bool]:
 
 
 def is_open_ended(function: tirx.PrimFunc) -> bool:
-    """Whether a function has a block that reads past the end as it is described."""
+    """Whether a function has a block that reads past the end."""
     found = []
 
     def look(block: s_tir.SBlock) -> None:

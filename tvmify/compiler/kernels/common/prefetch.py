@@ -99,7 +99,7 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def prefetches(buffer: tirx.Var, index: list[Expr], count: int, cache: int = _L1) -> Iterator[Stmt]:
-    """Fetch so many elements from an index on, into L1 unless told otherwise.
+    """Prefetch `count` elements from an index on, by default into L1.
 
     An index past the end of an axis is what follows in memory all the same, and past the end of the
     buffer a prefetch does nothing.

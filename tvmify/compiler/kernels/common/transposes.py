@@ -21,7 +21,7 @@ from tvmify.compiler.kernels.common.loops import (
 from tvmify.compiler.kernels.common.rewriting import uses
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: A tile has at most so many rows: it stays below the kilobyte that TVM leaves on the stack.
+#: The most rows of a tile, which stays below the kilobyte that TVM leaves on the stack.
 _MOST_ROWS = 16
 
 

@@ -250,7 +250,7 @@ class Direct:
         def tile(b: tirx.Var, g: tirx.Var, co: tirx.Var, o: Expr, *inner: tirx.Var) -> Expr:
             yo, xo, yi, xi, ci = inner
             y, x = yo * down + yi, xo * across + xi
-            if flat:  # past the end is some pixel: nobody reads its sums
+            if flat:  # past the end, sums of any pixel, which are not read
                 y, x = tirx.min(x // width, height - 1), x % width
             y, x = window.at(y, x, ry, rx)
             group = g * self.side

@@ -69,7 +69,7 @@ class Window:
         return self.size == (1, 1) and not any(self.padding)
 
     def reach(self, pixels: tuple[Size, Size]) -> tuple[Size, Size]:
-        """How many rows and columns of input so many rows and columns of output see."""
+        """How many rows and columns of the input these rows and columns of output depend on."""
         vertical, horizontal = (
             (count - 1) * stride + (size - 1) * dilation + 1
             for count, stride, size, dilation in zip(
@@ -141,7 +141,7 @@ def pad(
     channels: int | None = None,
     planar: bool = False,
 ) -> te.Tensor:
-    """Pad an NHWC image so that so many output rows and columns see only what is there.
+    """Pad an NHWC image so that the windows of these output rows and columns lie within it.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ def schedule_block(
 ) -> None:
     """Make one block a nest of its own: parallel outside, one vector inside.
 
-    One element, computed without a loop, stays as it is.
+    A single element, computed without a loop, is left unchanged.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 
 class Handwritten(Rule):
-    """Finds the anchor of its own name, whose loops stay as they are.
+    """Finds the anchor of its own name, whose loops are not changed.
 
     Parameters
     ----------

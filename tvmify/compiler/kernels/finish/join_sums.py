@@ -58,7 +58,7 @@ def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimF
             output = builder.emit_output(relax.call_tir(functions[1], others, result))
         joined = builder.emit_func_output(output)
     given = parameters()
-    with builder.function("main", given):  # what nobody calls is not kept
+    with builder.function("main", given):  # functions that are not called are removed
         builder.emit_func_output(builder.emit(relax.Call(joined, given)))
     return relax.transform.FuseTIR()(builder.get())["joined"]
 

@@ -60,7 +60,7 @@ def called(ir_mod: tvm.IRModule) -> dict[str, str]:
 
 
 class _Linear(NamedTuple):
-    """A product with a weight of two axes, as it is in the program.
+    """A product of the program with a weight of two axes.
 
     ``is_rounded``: the result is cast to bfloat16, and read by nothing else before.
     """

@@ -146,7 +146,7 @@ def one_of(builder: relax.BlockBuilder, every: Expr, number: int) -> Expr:
 
 
 class JoinedMatmul(Rule):
-    """Like `Matmul`, with the panels of all products one after the other in each task."""
+    """Like `Matmul`; each task computes the panels of all products in turn."""
 
     name = "joined matmul"
     anchors = frozenset({ONE, ANCHOR})

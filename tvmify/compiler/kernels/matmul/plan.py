@@ -36,7 +36,7 @@ class Plan:
         Elements of the reduction that are accumulated in registers (kc). The last block may have
         fewer.
     block
-        Tiles of rows that are multiplied by one panel of the right-hand side, one after the other.
+        How many tiles of rows in turn are multiplied by the same panel of the right-hand side.
     rows_first
         Whether all columns of one block of rows come before the next block.
     """

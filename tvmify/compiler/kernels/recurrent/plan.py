@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def blocks(self) -> Any:
-        """How many times so many rows the batch has."""
+        """How many blocks of `rows` rows the batch has."""
         return sizes.ceil_div(self.batch, self.rows)
 
     @property

@@ -26,7 +26,7 @@ from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.reduction.template import LONGEST
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Partial sums are added up in steps of so many.
+#: Partial sums that are added up in one step.
 _STEP = 4
 #: The most partial sums of a row: more than 16 vectors leave the registers, and all that there
 #: may be are stepped through in L1.

@@ -130,7 +130,7 @@ class AnySize(Winograd):
         )
         count = sizes.simplified(sizes.product(grid))
         rows = relax.op.memory.view(data, relax.ShapeExpr([self.points, count, self.channels]))
-        data = builder.emit(rows)  # as it is: lowered to a kernel, it would be a copy
+        data = builder.emit(rows)  # a view: lowered to a kernel, it would be a copy
         sums = builder.emit(
             call_template(
                 builder,

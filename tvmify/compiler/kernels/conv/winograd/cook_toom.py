@@ -58,7 +58,7 @@ class Transforms:
 
 @lru_cache
 def transforms(results: int, taps: int) -> Transforms:
-    """Return the matrices for so many results of a filter of so many taps, in exact fractions."""
+    """Return the matrices for F(results, taps), in exact fractions."""
     if taps == 1:
         same = tuple(tuple(Fraction(int(i == j)) for i in range(results)) for j in range(results))
         return Transforms((), same, ((Fraction(1),),) * results, same)

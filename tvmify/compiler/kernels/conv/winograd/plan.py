@@ -240,12 +240,12 @@ def _points(window: Window, height: int, width: int) -> int:
 
 
 def _whole(count: int, most: int) -> int:
-    """Length of equal pieces of at most so many, of which none is cut."""
+    """The greatest length of at most `most` that divides `count`."""
     return max(length for length in range(1, min(count, most) + 1) if count % length == 0)
 
 
 def _even(count: int, most: int) -> int:
-    """Length of equal pieces of at most so many; a little shorter if then no piece is cut."""
+    """The length of pieces of at most `most`: equal ones, if these are longer than half of it."""
     most = min(count, most)
     whole = _whole(count, most)
     return whole if 2 * whole > most else -(-count // -(-count // most))

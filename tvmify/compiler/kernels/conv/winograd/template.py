@@ -356,7 +356,7 @@ class Winograd(Cut):
 
 
 def _tree(terms: list[Expr]) -> Expr:
-    """The sum of 2, 4, 8 … terms, by halves: one after the other they would wait."""
+    """The sum of 2, 4, 8 … terms, by halves: a chain of additions would wait for each."""
     while len(terms) > 1:
         terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
     return terms[0]
