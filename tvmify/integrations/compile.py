@@ -8,22 +8,21 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from tvmify import target as targets
 from tvmify.artifact.results import Constant
 from tvmify.decorate.decorated import is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.examples import Example
 from tvmify.errors import OptionError
-from tvmify.options import CompileOptions, check_names
+from tvmify.integrations.compile_option import INPUT_INFOS, CompileOption, InputInfo, wrong_value
+from tvmify.options import CompileOptions
 from tvmify.runtime import load, original
 from tvmify.saved.exported import has_symbols
 from tvmify.saved.form import Call, Compiled
@@ -32,13 +31,6 @@ from tvmify.signature import TensorSpec
 
 #: Name of the file in ``export_dir``.
 FILE = "model.pt"
-
-_DTYPES = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")}
-_INPUT_INFOS = (
-    "a list with a name and a shape for each input, such as [('x', (1, 3, 224, 224))], and a dtype "
-    "where it is not the default, as in ('ids', (1, 128), 'int64'); or a list of such lists, one "
-    "for each kind of call"
-)
 
 
 def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.ScriptModule:
@@ -110,7 +102,7 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
             f"cannot compile {model!r}: give an instance of a class, or what torch.jit.load "
             "returns for a path"
         )
-    chosen = _chosen(option)
+    chosen = CompileOption.of(option)
     converted = _converted(model, chosen)
     subject = tvmify(converted, **_decoration(model, chosen))
     dispatcher = saved_method(subject)
@@ -126,142 +118,6 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
     with _directory(chosen.export_dir) as directory:
         write_saved(dispatcher, programs, directory / FILE, strict=False, key=None)
         return load(directory / FILE)
-
-
-# ------------------------------------------------------------------------------------- the options
-
-
-class InputInfo(NamedTuple):
-    """One item of ``input_infos``; the dtype is None for the default."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None
-
-
-@dataclass(frozen=True)
-class CompileOption:
-    """The second argument of `compile`, checked; see there."""
-
-    input_infos: Sequence[Sequence[InputInfo]] = ()
-    default_dtype: torch.dtype | None = None
-    num_outputs: int | None = None
-    tuning_n_trials: int = 0
-    tuning_log_file: Path | None = None
-    export_dir: Path | None = None
-    target: str | Mapping[str, Any] | None = None
-    device: torch.device | None = None
-
-
-def _chosen(option: Mapping[str, Any] | None) -> CompileOption:
-    if option is None:
-        return CompileOption()
-    if not isinstance(option, Mapping):
-        raise OptionError(f"option is {option!r}: expected a dict with {', '.join(_READERS)}")
-    check_names(option, list(_READERS))
-    return CompileOption(**{name: _READERS[name](value) for name, value in option.items()})
-
-
-def _wrong(name: str, value: object, expected: str) -> OptionError:
-    return OptionError(f"option {name!r} is {value!r}: expected {expected}")
-
-
-def _input_infos(value: Any) -> list[list[InputInfo]]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise _wrong("input_infos", value, _INPUT_INFOS)
-    first = value[0]
-    is_one = isinstance(first, Sequence) and len(first) > 0 and isinstance(first[0], str)
-    signatures = [value] if is_one else value
-    if not all(isinstance(infos, Sequence) and infos for infos in signatures):
-        raise _wrong("input_infos", value, _INPUT_INFOS)
-    read = [[_input_info(info) for info in infos] for infos in signatures]
-    for infos in read:
-        names = [info.name for info in infos]
-        if len(set(names)) < len(names):
-            raise _wrong("input_infos", value, "a different name for each input")
-    return read
-
-
-def _input_info(info: Any) -> InputInfo:
-    match info:
-        case [str(name), [[*shape], dtype]] | [str(name), [*shape], dtype]:
-            pass
-        case [str(name), [*shape]]:
-            dtype = None
-        case _:
-            raise _wrong("input_infos", info, _INPUT_INFOS)
-    if not all(type(size) is int and size >= 0 for size in shape):
-        raise _wrong("input_infos", info, "a shape of ints from 0 on")
-    named: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not isinstance(named, torch.dtype):
-        raise _wrong("input_infos", info, "a dtype of PyTorch, such as 'float32' or 'int64'")
-    return InputInfo(name, tuple(shape), named)
-
-
-def _default_dtype(value: Any) -> torch.dtype:
-    dtype: Any = _DTYPES.get(value) if isinstance(value, str) else value
-    if dtype not in _DTYPES.values():
-        raise _wrong("default_dtype", value, f"one of {', '.join(map(repr, _DTYPES))}")
-    return dtype
-
-
-def _num_outputs(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise _wrong("num_outputs", value, "an int above 0")
-    return value
-
-
-def _tuning_n_trials(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise _wrong("tuning_n_trials", value, "0 for no tuning, or an int above 0")
-    return value
-
-
-def _tuning_log_file(value: Any) -> Path:
-    path = _path("tuning_log_file", value)
-    if path.is_dir() or not path.parent.is_dir():
-        raise _wrong("tuning_log_file", value, "the path of a file in a folder that exists")
-    return path
-
-
-def _export_dir(value: Any) -> Path:
-    path = _path("export_dir", value)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _wrong("export_dir", value, f"a folder to write to ({error})") from error
-    return path
-
-
-def _path(name: str, value: Any) -> Path:
-    if not isinstance(value, (str, os.PathLike)):
-        raise _wrong(name, value, "a path")
-    return Path(value)
-
-
-def _device(value: Any) -> torch.device:
-    expected = "'cpu'" + (
-        ", 'cuda' or 'cuda:N'" if torch.cuda.is_available() else " on this machine"
-    )
-    try:
-        device = torch.device(value)
-    except (RuntimeError, TypeError) as error:
-        raise _wrong("device", value, expected) from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and "cuda" not in expected):
-        raise _wrong("device", value, expected)
-    return device
-
-
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "input_infos": _input_infos,
-    "default_dtype": _default_dtype,
-    "num_outputs": _num_outputs,
-    "tuning_n_trials": _tuning_n_trials,
-    "tuning_log_file": _tuning_log_file,
-    "export_dir": _export_dir,
-    "target": targets.check,
-    "device": _device,
-}
 
 
 # ------------------------------------------------------------------------------- model and calls
@@ -291,7 +147,7 @@ def _check_exported(program: Any, chosen: CompileOption) -> None:
         for tensor in program.state_dict.values():
             found = tensor.device if name == "device" else tensor.dtype
             if wanted not in (None, found) and (name == "device" or tensor.is_floating_point()):
-                raise _wrong(name, wanted, f"{found}, for which the program was exported")
+                raise wrong_value(name, wanted, f"{found}, for which the program was exported")
 
 
 def _decoration(model: Any, chosen: CompileOption) -> dict[str, Any]:
@@ -349,7 +205,7 @@ def _call(
 def _known_calls(model: Any) -> list[Call]:
     calls = known_calls(model)
     if not calls:
-        raise OptionError(f"option 'input_infos' is needed: give {_INPUT_INFOS}")
+        raise OptionError(f"option 'input_infos' is needed: give {INPUT_INFOS}")
     return calls
 
 
@@ -359,7 +215,7 @@ def _known_calls(model: Any) -> list[Call]:
 def _check_outputs(program: Compiled, expected: int | None) -> None:
     found = sum(not isinstance(leaf, Constant) for leaf in program.artifact.outputs)
     if expected not in (None, found):
-        raise _wrong("num_outputs", expected, f"{found}, the number of tensors that it returns")
+        raise wrong_value("num_outputs", expected, f"{found}, as many tensors as it returns")
 
 
 def _log_tuning(programs: Sequence[Compiled], path: Path) -> None:
