@@ -63,7 +63,7 @@ class Guard:
         slots
             Dicts, each with a key and the value that it has.
         sizes
-            Dicts whose keys stay the same. If all of them are in ``slots``, their order counts, too.
+            Dicts whose keys stay the same, and their order if all of them are in ``slots``.
         tensors
             Tensors whose elements stay the same, too.
         written

@@ -263,11 +263,8 @@ class _Process:
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tvmify.warming.worker",
-            ],  # with the current directory on its path
+            # -m adds the current directory to the path.
+            [sys.executable, "-m", "tvmify.warming.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

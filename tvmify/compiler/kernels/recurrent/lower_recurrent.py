@@ -67,7 +67,7 @@ class LowerRecurrent(PyExprMutator):
         super().__init__(ir_mod)
         values, _ = values_and_readers(ir_mod["main"])
         items = [value for value in values.values() if isinstance(value, relax.TupleGetItem)]
-        #: Calls with other results than the first that are read. That of a pass over time is the states.
+        #: Calls whose results after the first are read; that of a pass over time is its states.
         self.with_ends = [values.get(item.tuple_value) for item in items if item.index]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
