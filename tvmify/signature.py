@@ -104,7 +104,7 @@ class VaryingSpec(TensorSpec):
     shape
         With 0 for the sizes that are symbols.
     names
-        Of the symbols; None for each size that is a number.
+        The names of the symbols; None for each size that is a number.
     """
 
     names: tuple[str | None, ...] = ()

@@ -75,7 +75,7 @@ class Step:
         Parameters
         ----------
         module, args, kwargs
-            Of the call.
+            The module and the arguments of the call.
         cache
             The cache among its arguments.
         """

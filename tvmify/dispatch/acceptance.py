@@ -24,7 +24,7 @@ def check_results(
     Parameters
     ----------
     leaves
-        Of the arguments of the call.
+        The leaves of the arguments.
     eager
         Computes the call.
     is_tuned

@@ -32,7 +32,7 @@ def declared_sizes(subject: Subject, args: Args, kwargs: Kwargs, given: Declared
     subject
         The module or function; its options have ``dynamic_shapes``.
     args, kwargs
-        Of the call. Marks on tensors take precedence over the option.
+        The arguments of the call. Marks on tensors take precedence over the option.
     given
         Declarations that take precedence over both.
 

@@ -228,7 +228,7 @@ class Dispatcher:
         Parameters
         ----------
         args, kwargs
-            Of the call, the keywords in the order of their definition.
+            The arguments of the call, with keywords in the order of their definition.
         declared
             Which of its sizes vary. A program that serves all of them is built, even if there is
             one for the sizes of the call.
@@ -264,7 +264,7 @@ class Dispatcher:
         Parameters
         ----------
         args, kwargs
-            Of the call, as for `warm_up`; the elements of tensors do not matter.
+            The arguments of the call, as for `warm_up`; the elements of tensors do not matter.
         target
             The target to build for, which may be another machine; None for the option ``target``.
 

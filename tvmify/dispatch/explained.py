@@ -129,7 +129,7 @@ class ExplainedSubject:
     parts
         The regions or submodules that are compiled separately and were called.
     operators
-        Of a region: the number of calls of each operator.
+        For a region, the number of calls of each operator.
     """
 
     name: str

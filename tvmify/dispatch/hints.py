@@ -56,7 +56,7 @@ def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -
     Parameters
     ----------
     sizes
-        Of the call.
+        The sizes of the call.
     numbers
         Symbols that the program does not have; see `numbers`. They do not count towards the
         class, and have no hints.

@@ -46,7 +46,7 @@ def key(
     fingerprint
         The canonical text of the program.
     signature
-        Of the call; the values of tensors do not matter.
+        The signature of the call; the values of tensors do not matter.
     weights
         The tensors that the program reads from its module, by dotted name. Their shapes, dtypes
         and aliases count, their values do not.

@@ -60,7 +60,7 @@ class Misses:
         signature
             The signature that memory does not have.
         args, kwargs
-            Of the call.
+            The arguments of the call.
         stages
             Notified of each stage.
         declared

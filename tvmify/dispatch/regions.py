@@ -203,7 +203,7 @@ def parts_instead(
     Parameters
     ----------
     state
-        Of the module; keeps the parts for later calls.
+        The state of the module, which keeps the parts for later calls.
     reason
         Why it is not one program. Parts help only if that is control flow or the module's state.
     make_part

@@ -56,7 +56,7 @@ class General(Protocol):
         Parameters
         ----------
         run, artifact
-            Of the program.
+            What runs the program, and its artifact.
         request, eager
             The call that it was made for, to test it on, and a function that computes it in eager.
 
@@ -92,7 +92,7 @@ class Request:
     repeated
         Which of the arguments are the same tensor; see `repetitions`.
     options
-        Of the decorator.
+        The options of the decorator.
     target
         The option of that name.
     general

@@ -34,7 +34,7 @@ class Subject:
         Takes the module, or None. Returns the argument of `capture`: an undecorated module, a
         TorchScript module, or a function.
     options
-        Of the decorator.
+        The options of the decorator.
     module
         Returns the module that the calls depend on, which is held weakly; None for a function, or
         if the module no longer exists.

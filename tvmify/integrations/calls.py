@@ -35,7 +35,7 @@ class GraphCalls:
     graph
         What Dynamo has recorded.
     options
-        Of the backend.
+        The options of the backend.
     """
 
     def __init__(self, graph: DynamoGraph, options: CompileOptions) -> None:

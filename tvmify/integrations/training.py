@@ -40,9 +40,9 @@ def with_autograd(
     module, example_inputs
         As for `backend`.
     origin
-        Of the graph.
+        The origin of the graph.
     options
-        Of the backend.
+        The options of the backend.
     """
     varies = any(isinstance(value, torch.SymInt) for value in example_inputs)
     made = aot_autograd(

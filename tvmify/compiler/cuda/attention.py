@@ -97,8 +97,8 @@ def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
 
 def _filled(record: Aten, about: Attention, query: Any, key: Any, seen: Any) -> Any:
     """Return the weights as the model spells them: PyTorch's kernels only add to scores."""
-    turned = record("transpose", key, -2, -1)
-    scores = record("mul", record("matmul", query, turned), about.scale)
+    transposed = record("transpose", key, -2, -1)
+    scores = record("mul", record("matmul", query, transposed), about.scale)
     scores = record("masked_fill", scores, record("logical_not", seen), about.fill)
     return record("softmax", scores, -1, None)
 

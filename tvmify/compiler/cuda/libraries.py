@@ -28,7 +28,7 @@ _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
 _ASTYPE, _PERMUTE = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.permute_dims")
 #: Layouts as PyTorch has them, whatever the memory format.
-_IMAGE, _FILTERS, _TURNED_FILTERS = "NCHW", "OIHW", "IOHW"
+_IMAGE, _FILTERS, _TRANSPOSED_FILTERS = "NCHW", "OIHW", "IOHW"
 
 
 class _Calling(PyExprMutator):
@@ -120,15 +120,15 @@ def _product(
     bias: list[Expr],
 ) -> relax.Expr:
     # A weight is not transposed: cuBLAS takes either order.
-    operands, turned = zip(*(calling.transposed(x) for x in factors), strict=True)
-    if not turned[0]:
-        made = by_kernel(calling.builder_, *operands, turned[1], bias, shape)
+    operands, transposed = zip(*(calling.transposed(x) for x in factors), strict=True)
+    if not transposed[0]:
+        made = by_kernel(calling.builder_, *operands, transposed[1], bias, shape)
         if made is not None:
             return made
 
     def body(record: Aten, left: Any, right: Any, *shift: Any) -> Any:
-        left = record("transpose", left, -2, -1) if turned[0] else left
-        return multiply(record, left, right, *shift, transposed=turned[1])
+        left = record("transpose", left, -2, -1) if transposed[0] else left
+        return multiply(record, left, right, *shift, transposed=transposed[1])
 
     return aten([*operands, *bias], shape, str(dtype), body)
 
@@ -159,7 +159,7 @@ def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
 
     def body(record: Aten, x: Any, weight: Any) -> Any:
         x = record("permute", x, _axes(attributes.data_layout, _IMAGE))
-        weight = record("permute", weight, _axes("IHWO", _TURNED_FILTERS))
+        weight = record("permute", weight, _axes("IHWO", _TRANSPOSED_FILTERS))
         return _convolved(
             record, x, weight, attributes, [top, left], _numbers(attributes.output_padding)
         )

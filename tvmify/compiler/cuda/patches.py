@@ -49,7 +49,7 @@ def multiply(
     bias
         An element for each channel, of the dtype of the images.
     shape
-        Of the result.
+        The shape of the result.
     has_relu
         Whether ReLU follows the bias.
     """
@@ -62,8 +62,8 @@ def multiply(
         product = aten([patches, weight, bias], [rows, channels], dtype, _with_relu)
         return builder.emit(relax.op.reshape(builder.emit(product), shape))
     # Of operators that `ReshapeRows` and `CallLibraries` know: one row may be a kernel's.
-    turned = builder.emit(relax.op.permute_dims(weight))
-    product = builder.emit(relax.op.matmul(patches, turned))
+    transposed = builder.emit(relax.op.permute_dims(weight))
+    product = builder.emit(relax.op.matmul(patches, transposed))
     if bias is not None:
         product = builder.emit(relax.op.add(product, bias))
     result = builder.emit(relax.op.reshape(product, shape))
@@ -72,8 +72,8 @@ def multiply(
 
 def _with_relu(record: Aten, patches: Any, weight: Any, bias: Any) -> Any:
     """Add bias and ReLU in the product's own kernel: cuBLASLt has both."""
-    turned = record("transpose", weight, 0, 1)
-    return record("_addmm_activation", bias, patches, turned, 1, 1, False)
+    transposed = record("transpose", weight, 0, 1)
+    return record("_addmm_activation", bias, patches, transposed, 1, 1, False)
 
 
 def _patches(builder: relax.BlockBuilder, images: Expr, kernel: list[int]) -> Expr:

@@ -86,7 +86,7 @@ def by_kernel(
     builder: relax.BlockBuilder,
     left: Expr,
     right: Expr,
-    is_turned: bool,
+    is_transposed: bool,
     bias: Sequence[Expr],
     shape: Sequence[int],
 ) -> Expr | None:
@@ -96,12 +96,12 @@ def by_kernel(
     ----------
     left, right
         The second is a matrix as it lies in memory.
-    is_turned
+    is_transposed
         Whether it is the other way around there: a row for each column of the result.
     bias
         One, or none.
     shape
-        Of the result.
+        The shape of the result.
     """
     dtype = str(left.ty.dtype)
     operands = [left, right, *bias]
@@ -116,19 +116,19 @@ def by_kernel(
     ):
         return None
     sizes = "x".join(map(str, static_shape(right)))
-    order = " turned" if is_turned else ""
+    order = " turned" if is_transposed else ""
     workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
 
     def sample() -> Sample:
         types = [*(operand.ty for operand in operands), relax.TensorType(shape, dtype)]
         weights = (False, *(True for _ in operands[1:]))
-        return Sample(types, weights, functools.partial(_spelt, is_turned))
+        return Sample(types, weights, functools.partial(_spelt, is_transposed))
 
     is_even = Shape.of(shape[-1], static_shape(left)[-1], dtype) is not None
     candidates = (_KERNEL, _LIBRARY) if is_even else (_LIBRARY, _KERNEL)
     if choose(workload, candidates, sample) == _LIBRARY:
         return None
-    if not is_turned:
+    if not is_transposed:
         right = builder.emit(relax.op.permute_dims(right))  # packed so
     wide = accumulator(dtype)
     product = builder.emit(
@@ -167,10 +167,10 @@ def _row_product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
 
 
 def _spelt(
-    is_turned: bool, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
+    is_transposed: bool, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
 ) -> relax.Expr:
     left, right, *bias = operands
-    if is_turned:
+    if is_transposed:
         right = builder.emit(relax.op.permute_dims(right))
     product = builder.emit(relax.op.matmul(left, right))
     for shift in bias:

@@ -34,9 +34,9 @@ class Shape:
     Attributes
     ----------
     rows
-        Of a block.
+        Rows of a block.
     threads
-        Of a row.
+        Threads of a row.
     lanes
         Elements that a thread loads at once.
     """

@@ -175,7 +175,7 @@ def record(
     Parameters
     ----------
     name, module
-        Of the dispatcher.
+        Those of the dispatcher.
     """
     path = options.record_file()
     if path is None or not is_on:

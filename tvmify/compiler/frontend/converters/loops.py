@@ -104,7 +104,7 @@ def write_rows(
     Parameters
     ----------
     shape
-        Of the tensor.
+        The shape of the tensor.
     count
         How many indices there are.
     dtypes

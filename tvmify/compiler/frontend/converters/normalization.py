@@ -85,7 +85,7 @@ class _GroupNorm:
     weight, bias
         Of each channel; None stands for ones and zeros.
     dtype
-        Of the tensor that is normalized, and of its sums.
+        The dtype of the tensor that is normalized, and that of its sums.
     """
 
     groups: Size

@@ -137,13 +137,13 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
             raise UnsupportedOperator([str(node.target)], "of images of any size")
         aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
         x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
-        turned = int(shape[1]) >= NEST.many_channels
-        if turned:  # as `_resample`
+        channels_last = int(shape[1]) >= NEST.many_channels
+        if channels_last:  # as `_resample`
             x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
         for axis, factor in zip((2, 3), factors, strict=True):
-            at = axis - turned
+            at = axis - channels_last
             x = resizing.resized(importer, x, at, out[axis], factor, nearest, aligned)
-        return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if turned else x
+        return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if channels_last else x
     corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
     resize = getattr(aten, str(node.target).split(".")[1])
 

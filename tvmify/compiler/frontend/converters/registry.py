@@ -76,7 +76,7 @@ def call_loop(
     Parameters
     ----------
     shape
-        Of the result; a number of elements, if it is flat.
+        The shape of the result; a number of elements, if it is flat.
     """
     refuse_on_gpu(name)
     variable = importer.block_builder.add_func(function, name)

@@ -28,7 +28,7 @@ def resized(
     Parameters
     ----------
     size
-        Of the axis afterwards.
+        The new size of the axis.
     factor
         By how much it grows, if the program says so.
     nearest

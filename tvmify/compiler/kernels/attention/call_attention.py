@@ -16,7 +16,7 @@ from tvmify.compiler.passes.views import shape_of
 from tvmify.compiler.sizes import Size
 
 #: Masks in the layout of a kernel, by what they were copied from.
-Turned = dict[tuple[Expr, Mask], Expr]
+Transposed = dict[tuple[Expr, Mask], Expr]
 
 
 def call_kernel(
@@ -25,16 +25,17 @@ def call_kernel(
     about: Attention,
     mask: Expr | None,
     machine: Microarchitecture,
-    turned: Turned,
+    transposed: Transposed,
 ) -> Expr:
     """Return the call of the kernel, with masks copied to where it wants them."""
     plan = choose(about, machine, lambda: _sample(tensors, about, mask, machine))
     operands = list(tensors)
     if mask is not None and about.mask is not None:
         wanted = prepared(about.mask, about, plan)
-        if wanted != about.mask and (mask, wanted) not in turned:  # all layers of a model share one
-            turned[mask, wanted] = builder.emit(_turn(builder, mask, wanted))
-        operands.append(mask if wanted == about.mask else turned[mask, wanted])
+        # All layers of a model share one.
+        if wanted != about.mask and (mask, wanted) not in transposed:
+            transposed[mask, wanted] = builder.emit(_transpose(builder, mask, wanted))
+        operands.append(mask if wanted == about.mask else transposed[mask, wanted])
         about = replace(about, mask=wanted)
     result = relax.TensorType(about.out, about.dtype)
     own = about.with_sizes(sizes.Variables())
@@ -42,7 +43,7 @@ def call_kernel(
     return relax.call_tir(function, operands, result)
 
 
-def _turn(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
+def _transpose(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
     own = sizes.Variables()
 
     def of(shape: Sequence[Size]) -> list[Expr]:
@@ -51,11 +52,11 @@ def _turn(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
 
     given = te.placeholder(of(shape_of(mask)), str(mask.ty.dtype))
     last = given.shape[2] - 1
-    turned = te.compute(
-        of(wanted.shape), lambda b, h, k, q: given[b, h, te.min(q, last), k], name="turned"
+    transposed = te.compute(
+        of(wanted.shape), lambda b, h, k, q: given[b, h, te.min(q, last), k], name="transposed"
     )
     # The name that TE gives it, "main", is that of the program.
-    copied = te.create_prim_func([given, turned]).without_attr("global_symbol")
+    copied = te.create_prim_func([given, transposed]).without_attr("global_symbol")
     function = builder.add_func(copied, "turn_mask")
     return relax.call_tir(function, [mask], relax.TensorType(wanted.shape, wanted.dtype))
 

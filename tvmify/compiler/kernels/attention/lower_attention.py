@@ -17,7 +17,7 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.attention.call_attention import Turned, call_kernel
+from tvmify.compiler.kernels.attention.call_attention import Transposed, call_kernel
 from tvmify.compiler.kernels.attention.template import Attention, Mask, Operand
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
@@ -207,13 +207,13 @@ class LowerAttention(AttentionLowering):
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.machine = Microarchitecture.current()
-        self.turned: Turned = {}
+        self.transposed: Transposed = {}
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
         """Return the call of the kernel."""
         if mask is not None:
             about = replace(about, mask=Mask(shape_of(mask), str(mask.ty.dtype)))
-        return call_kernel(self.builder_, tensors, about, mask, self.machine, self.turned)
+        return call_kernel(self.builder_, tensors, about, mask, self.machine, self.transposed)
 
 
 def stands_for_attention(call: Expr) -> bool:

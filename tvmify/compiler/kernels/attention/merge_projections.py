@@ -38,7 +38,7 @@ def merge_for_attention() -> tvm.transform.Pass:
 def _shall_merge(
     x: relax.Var, weights: Sequence[Expr], _: object, bindings: Mapping[relax.Var, Expr]
 ) -> bool:
-    if not all(_is_turned_parameter(weight, bindings) for weight in weights):
+    if not all(_is_transposed_parameter(weight, bindings) for weight in weights):
         return False
     return _are_narrow(x, weights) or _are_projections(x, weights, bindings)
 
@@ -46,17 +46,17 @@ def _shall_merge(
 def _lead_to_attention(
     x: relax.Var, weights: Sequence[Expr], _: object, bindings: Mapping[relax.Var, Expr]
 ) -> bool:
-    turned = all(_is_turned_parameter(weight, bindings) for weight in weights)
-    return turned and _are_projections(x, weights, bindings)
+    transposed = all(_is_transposed_parameter(weight, bindings) for weight in weights)
+    return transposed and _are_projections(x, weights, bindings)
 
 
-def _is_turned_parameter(weight: Expr, bindings: Mapping[relax.Var, Expr]) -> bool:
+def _is_transposed_parameter(weight: Expr, bindings: Mapping[relax.Var, Expr]) -> bool:
     """Whether this is the transpose of a weight of a linear layer, which has one shape."""
-    turned = bindings.get(weight)
+    transposed = bindings.get(weight)
     return (
-        turned is not None
-        and _name(turned) == "relax.permute_dims"
-        and turned.args[0] not in bindings
+        transposed is not None
+        and _name(transposed) == "relax.permute_dims"
+        and transposed.args[0] not in bindings
         and sizes.is_static(*shape_of(weight))
     )
 

@@ -80,19 +80,19 @@ class Mask:
     ----------
     shape
         ``[batch, heads, queries, keys]``, each of which may be 1, or with queries and keys swapped
-        if `turned`.
+        if `transposed`.
     """
 
     shape: tuple[Size, Size, Size, Size]
     dtype: str
-    turned: bool = False
+    transposed: bool = False
 
     def __str__(self) -> str:
         return f"{'x'.join(map(str, self.shape))} {self.dtype}"
 
     def value(self, tensor: tirx.Buffer, batch: Expr, head: Expr, query: Expr, key: Expr) -> Expr:
         """Read the element for a score."""
-        index = (batch, head, key, query) if self.turned else (batch, head, query, key)
+        index = (batch, head, key, query) if self.transposed else (batch, head, query, key)
         return tensor[
             tuple(0 if sizes.is_one(n) else i for i, n in zip(index, self.shape, strict=True))
         ]
@@ -239,7 +239,7 @@ def prepared(mask: Mask, attention: Attention, plan: Plan) -> Mask:
     if isinstance(plan, Rows) or queries == 1:
         return mask
     padded = sizes.ceil_div(attention.query.length, plan.queries) * plan.queries  # whole tasks
-    return Mask((batch, heads, keys, padded), mask.dtype, turned=True)
+    return Mask((batch, heads, keys, padded), mask.dtype, transposed=True)
 
 
 def kernel(attention: Attention, plan: Plan, machine: Microarchitecture) -> tirx.PrimFunc:

@@ -80,7 +80,7 @@ class _Task:
         self.across = vectors(plan.width, tiles.lanes_for(likely, machine, bits))
         self.values = vectors(about.value_size, tiles.lanes_for(about.value_size, machine, bits))
         queries = plan.queries
-        self.turned = scratch((about.size, queries), self.dtype)
+        self.transposed = scratch((about.size, queries), self.dtype)
         self.scores = scratch((plan.block * plan.keys, queries), self.dtype)
         per_query = registers if plan.groups == 1 else scratch
         self.best, self.shift, self.total, self.factor = (
@@ -97,7 +97,7 @@ class _Task:
 
     def emit(self) -> None:
         about, plan = self.about, self.plan
-        self.turn_queries()
+        self.transpose_queries()
         self.each_query(lambda i: T.buffer_store(self.best, self.lowest, [i]))
         self.each_query(lambda i: T.buffer_store(self.total, self.number(0), [i]))
         steps: Size = sizes.ceil_div(about.key.length, plan.keys)
@@ -136,7 +136,7 @@ class _Task:
     def each_query(self, body: Callable[[Expr], None]) -> None:
         self.each_group(lambda start: lanewise(self.across, lambda i: body(start + i)))
 
-    def turn_queries(self) -> None:
+    def transpose_queries(self) -> None:
         """Copy the block of queries, scaled, so that they are next to each other."""
         about, place = self.about, self.place
         last = about.query.length - 1
@@ -144,7 +144,9 @@ class _Task:
             at = tirx.min(place.query + row, last)
             value = about.query.at(self.tensors["query"], place.batch, place.head, at, i)
             T.buffer_store(
-                self.turned, value * self.number(about.scale * exponent_scale(self.dtype)), [i, row]
+                self.transposed,
+                value * self.number(about.scale * exponent_scale(self.dtype)),
+                [i, row],
             )
 
     def key_block(self, first: Expr | int, end: Expr | int) -> None:
@@ -207,7 +209,7 @@ class _Task:
                 lanewise(
                     self.across,
                     lambda i: T.buffer_store(
-                        tile, tile[key, i] + value * self.turned[k, start + i], [key, i]
+                        tile, tile[key, i] + value * self.transposed[k, start + i], [key, i]
                     ),
                 )
 

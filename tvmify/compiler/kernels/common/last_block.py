@@ -52,7 +52,7 @@ def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: Size, b
     loop
         The innermost loop along the reduction, around a tile of sums.
     length
-        Of the whole.
+        The length of the whole reduction.
     blocks
         The axis of the tile that numbers the blocks of the reduction.
     """

@@ -176,7 +176,7 @@ def call_template(
     inside
         What its sizes are in the template: plain variables, and numbers.
     name
-        Of the kernel.
+        The name of the kernel.
     """
     own = sizes.Variables()
     given = [te.placeholder(_typed(own.of(x.ty.shape)), str(x.ty.dtype)) for x in arguments]

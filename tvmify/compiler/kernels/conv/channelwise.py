@@ -44,7 +44,7 @@ class Cut:
     Attributes
     ----------
     pixels
-        Of a row, in registers.
+        How many pixels of a row are in registers.
     rows
         Output rows for which the image is padded at a time; 0 if it needs no padding.
     """
@@ -109,7 +109,7 @@ def slide(
     Parameters
     ----------
     names
-        Of the blocks: the padded image, the tile, its store.
+        The names of the blocks: the padded image, the tile, its store.
     border
         Value of the padding, if the cut has bands of rows.
     combine

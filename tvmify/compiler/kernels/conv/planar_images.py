@@ -15,7 +15,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CONV2D, _PERMUTE = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.permute_dims")
 #: From planes to channels last.
-_TURNED = [0, 2, 3, 1]
+_TO_NHWC = [0, 2, 3, 1]
 
 
 @compiler_pass
@@ -36,7 +36,7 @@ class PlanarImages(PyExprMutator):
         # Windows of one pixel are products; of one channel to one, the convolution is depthwise.
         direct = max(window) > 1 and int(attributes.groups) == 1 and (outputs, channels) != (1, 1)
         few = direct and channels <= CONVOLUTION.planar_channels
-        if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TURNED or not few:
+        if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TO_NHWC or not few:
             return call
         return relax.op.nn.conv2d(
             transposed.args[0],

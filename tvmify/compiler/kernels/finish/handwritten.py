@@ -30,7 +30,7 @@ class Handwritten(Rule):
     Parameters
     ----------
     name
-        Of the rule, and of the block.
+        The name of the rule, and of its block.
     again
         Whether a kernel stores some results twice, each time the same.
     """

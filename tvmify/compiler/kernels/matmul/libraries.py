@@ -38,7 +38,7 @@ class Library:
     kind
         The kind of products, as in `plans.Workload.dtype`.
     dtype
-        Of the operands and of the result.
+        The dtype of the operands and of the result.
     rows
         The fewest rows of a product that it may compute.
     unmeasured

@@ -27,11 +27,12 @@ class Plan:
     steps, batch, hidden, gates, dtype
         Extents of the problem. An LSTM has four gates, a GRU three.
     lanes, vectors
-        Of a tile of hidden units.
+        The lanes of a vector, and the vectors of a tile of hidden units.
     rows
-        Of the batch that are computed together.
+        How many rows of the batch are computed at once.
     depth
-        Of the previous state, whose products are one sum. The last block may be shorter.
+        How many elements of the previous state are summed in registers. The last block may be
+        shorter.
     fork
         Whether the tiles of a step are shared out.
     """
