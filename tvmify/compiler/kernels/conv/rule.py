@@ -89,16 +89,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         template, pack = depthwise.template(image, inside, window, dtype, machine)
         packs, hint = (pack,), "depthwise_conv2d"
     elif convolution.is_product and not of_any_size:
-        pixels = [*out[:3], image[3]]
-        # One channel by itself is no product where it is measured.
-        several = kernel[0] > 1
-        rows = element_count(out[:3])
-        narrow = pairs.rows_of(builder, data, [weight], rows, machine) if several else None
-        data = data if narrow is None else narrow
-        weights = (kernel[3], kernel[0])
-        paired = narrow is not None
-        stride = 1 if paired else window.strides[1]  # pairs are measured without a stride
-        product = Product.of(pixels, weights, out, dtype, machine, paired=paired, row_stride=stride)
+        data, product = _product(builder, convolution, data, weight, machine)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
     elif of_any_size:
         chosen = for_any_size(convolution, inside, machine)
@@ -119,6 +110,33 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     return builder.call_te(
         template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
     )
+
+
+def _product(
+    builder: relax.BlockBuilder,
+    convolution: Convolution,
+    image: Expr,
+    weight: Expr,
+    machine: Microarchitecture,
+) -> tuple[Expr, Product]:
+    """Return a product of pixels and weights, and its left-hand side: the image, or pairs of it."""
+    kernel, out = convolution.kernel, convolution.out
+    # A single channel is no product where it is measured.
+    several = kernel[0] > 1
+    narrow = None
+    if several:
+        narrow = pairs.rows_of(builder, image, [weight], element_count(out[:3]), machine)
+    paired = narrow is not None
+    product = Product.of(
+        [*out[:3], kernel[3]],
+        (kernel[3], kernel[0]),
+        out,
+        convolution.dtype,
+        machine,
+        paired=paired,
+        row_stride=1 if paired else convolution.window.strides[1],  # pairs are measured without
+    )
+    return image if narrow is None else narrow, product
 
 
 def algorithms(convolution: Convolution, machine: Microarchitecture) -> list[Direct | Winograd]:

@@ -282,6 +282,12 @@ class Direct:
                 attrs=named(*nest, "all_blocks", *within, "block"),
             )
 
+        return self._stored(sums)
+
+    def _stored(self, sums: te.Tensor) -> te.Tensor:
+        """Return the result, whose pixels and channels are gathered from the tiles of sums."""
+        n, (height, width) = sizes.number_or_expression(sums.shape[0]), self.out[1:3]
+        down, across, channels, flat = self.tile
         grouped = self.groups > 1
 
         def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, *group_and_channel: tirx.Var) -> Expr:
