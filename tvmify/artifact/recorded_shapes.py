@@ -139,7 +139,7 @@ def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:
     """
     later = recorded_shapes(program, {})
     if later is None or later.leaves != shapes.leaves:
-        raise UnsupportedOperator(["aten.sym_size.int"], "a size became a number on the way")
+        raise UnsupportedOperator(["aten.sym_size.int"], "a symbolic size became a constant")
     guards = {str(guard): guard for guard in (*shapes.guards, *later.guards)}
     ordered = tuple(guard for _, guard in sorted(guards.items()))
     return Shapes(shapes.symbols, shapes.leaves, ordered, shapes.hints)

@@ -276,7 +276,7 @@ def _value(numbers: Mapping[str, int], size: Any) -> int:
     analyzer = sym.Analyzer()
     for variable in variables_of(size):
         if variable.name not in numbers:
-            raise ValueError(f"nothing is known of the symbol {variable.name!r}")
+            raise ValueError(f"unknown symbol {variable.name!r}")
         analyzer.bind(variable, tirx.const(numbers[variable.name], str(variable.ty.dtype)))
     value = analyzer.simplify(size)
     if not isinstance(value, tirx.IntImm):

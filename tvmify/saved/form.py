@@ -159,7 +159,7 @@ def _interpretable(
         agreed = [agrees(form, subject, call) for call in calls]
         if not agreed[0]:
             raise SaveError(
-                "the module computes something else than torch.jit.trace recorded: change it so "
+                "the module does not compute what torch.jit.trace recorded: change it so "
                 "that torch.jit.script can compile it"
             ) from None
         return form, agreed

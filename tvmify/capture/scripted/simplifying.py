@@ -43,8 +43,8 @@ def simplify(graph: Any, root: Any) -> None:
     torch._C._jit_pass_dce(graph)
     if any(graph.findNode(kind, True) for kind in _HIDDEN_VIEWS) and _writes_tensors(graph):
         raise CaptureError(
-            "tensors are written, and some may be views that TorchScript does not know of",
-            "Write it without operators in place.",
+            "tensors are written in place, and some may be views, unknown to TorchScript",
+            "Write it without in-place operators.",
         )
     torch._C._jit_pass_remove_mutation(graph)
     for node in graph.findAllNodes("prim::Enter", True):

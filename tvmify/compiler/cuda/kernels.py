@@ -103,7 +103,7 @@ def with_fatbin(packed: bytes, source: bytes, fatbin: bytes) -> bytes:
             replaced += 1
         parts.append(_text(content))
     if replaced != 1 or reader.at != len(packed):
-        raise RuntimeError("TVM packs kernels in another way than this was written for")
+        raise RuntimeError("TVM packs kernels in an unknown format")
     whole = b"".join(parts)
     return struct.pack("<Q", len(whole)) + whole
 

@@ -270,7 +270,9 @@ class Importer(ExportedProgramImporter):
             value = self._checked(node, value, expected)
             if not _lacks_results(node, value):
                 return value
-            reason: Exception = UnsupportedOperator([str(node.target)], "not all is computed")
+            reason: Exception = UnsupportedOperator(
+                [str(node.target)], "not all of its results are computed"
+            )
         except Exception as error:
             reason = error
         if can_bridge(node, DTYPES):

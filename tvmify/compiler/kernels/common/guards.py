@@ -50,7 +50,7 @@ def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.
         *before, flagged = stmt.seq[: place + 1]
         *nests, store = stmt.seq[place + 1 :]
         if not all(name <= set(again) for name in names[place + 1 : -1]):
-            raise ValueError(f"other statements beside {again}: {nests}")
+            raise ValueError(f"other statements than {again}: {nests}")
         buffer = flagged.block.writes[0].source
         condition = tirx.BufferLoad(buffer, flagged.iter_values) != 0
         if not any(_written(store).same_as(parameter) for parameter in function.params):

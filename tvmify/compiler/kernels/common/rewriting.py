@@ -62,7 +62,7 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
         return type(node)(part("a"), part("b"))
     if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm, StringImm)):
         return node
-    raise TypeError(f"no expression that we know: {type(node).__name__}")
+    raise TypeError(f"unknown expression: {type(node).__name__}")
 
 
 def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = None) -> Stmt:
