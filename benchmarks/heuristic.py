@@ -105,7 +105,7 @@ def _candidates(shape: Shape) -> tuple[str, list[str]]:
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
     samples_of(shape.sample().ir_mod(), target, choices)
     calls = {line.name for line in libraries.LIBRARIES}  # whether to call one is asked before
-    ours = (asked for asked in choices.asked.items() if calls.isdisjoint(asked[1]))
+    ours = (asked for asked in choices.candidates.items() if calls.isdisjoint(asked[1]))
     return next(ours, ("", []))
 
 

@@ -148,7 +148,7 @@ class Driven:
                 "TorchScript would run the control flow, whose autocast rules differ from eager's",
                 "Leave torch.autocast, or convert the module with .to(dtype).",
             )
-        if self._driver.asks and torch.is_grad_enabled():
+        if self._driver.reads_gradient_modes and torch.is_grad_enabled():
             raise CaptureError(
                 "forward asks whether gradients are enabled, but TorchScript runs it without them",
                 "Call under torch.no_grad() or torch.inference_mode().",

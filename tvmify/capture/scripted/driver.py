@@ -91,8 +91,8 @@ class Driver:
         The regions by their numbers, in the order of the code.
     has_effects, is_random
         See `Regions`.
-    asks
-        Whether it asks about grad mode, or about which tensors require gradients.
+    reads_gradient_modes
+        Whether it reads grad mode, or which tensors require gradients.
 
     Raises
     ------
@@ -121,7 +121,7 @@ class Driver:
         self._graph: Any = forward.inlined_graph
         root = self._scripted._c if self._is_module else None
         simplify(self._graph, root)
-        self.asks = any(self._graph.findNode(kind, True) for kind in ASKING)
+        self.reads_gradient_modes = any(self._graph.findNode(kind, True) for kind in ASKING)
         regions = Regions(self._graph, root, _attributes_set(self._scripted))
         self.has_effects, self.is_random = regions.has_effects, regions.is_random
         if self._is_plain and self.has_effects:

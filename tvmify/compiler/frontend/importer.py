@@ -271,7 +271,7 @@ class Importer(ExportedProgramImporter):
             if not _lacks_results(node, value):
                 return value
             reason: Exception = UnsupportedOperator(
-                [str(node.target)], "not all of its results are computed"
+                [str(node.target)], "some results are not computed"
             )
         except Exception as error:
             reason = error

@@ -28,26 +28,27 @@ def samples_of(
 ) -> dict[str, Sample]:
     """Lower a program, and schedule it, to learn its workloads.
 
-    ``choices.asked`` is filled with their candidates. A workload whose operator takes more than
-    tensors has no sample, unless the operator that chooses gives one.
+    ``choices.candidates`` is filled. A workload whose operator takes more than tensors has no
+    sample, unless the operator that chooses gives one.
     """
     found: dict[str, Sample] = {}
 
     def noting(legalize: Legalize) -> Legalize:
         def legalize_and_note(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-            before = choices.asked.keys() - found.keys()
+            before = choices.candidates.keys() - found.keys()
             result = legalize(builder, call)
             if all(isinstance(argument.ty, relax.TensorType) for argument in call.args):
                 weights = tuple(is_weight(builder, argument) for argument in call.args)
                 sample = Sample.of(call, weights)
-                found.update(dict.fromkeys(choices.asked.keys() - found.keys() - before, sample))
+                new = choices.candidates.keys() - found.keys() - before
+                found.update(dict.fromkeys(new, sample))
             return result
 
         return legalize_and_note
 
     backend = pipeline.backend_of(target)
     legalizers: dict[str, Any] = {name: noting(f) for name, f in backend.legalizers.items()}
-    with choosing(replace(choices, asks=True)):
+    with choosing(replace(choices, is_collecting=True)):
         lowered = pipeline.lower(ir_mod, target, legalizers)
         if target.kind.name == "llvm":  # rules for GPUs have nothing to choose
             pipeline.schedule(_without_packing(pipeline.fuse(lowered, target)), target)

@@ -118,11 +118,11 @@ def tune(
     deadline = time.monotonic() + tuning.limit
     tuned = Tuned()
     for _ in range(_PASSES):
-        asking = dataclasses.replace(choices, measured=tuned.winners, asked={}, samples={})
-        samples = samples_of(ir_mod, target, asking)
+        collecting = dataclasses.replace(choices, measured=tuned.winners, candidates={}, samples={})
+        samples = samples_of(ir_mod, target, collecting)
         unknown = []
         for workload in sorted(samples, key=lambda name: -samples[name].work):
-            candidates = asking.asked[workload]
+            candidates = collecting.candidates[workload]
             if workload in tuned.winners:
                 continue
             only = candidates[0] if len(candidates) == 1 else None
@@ -143,9 +143,10 @@ def tune(
             if begun + longest > deadline:
                 break
             batch = [
-                _Workload(w, asking.asked[w], samples[w]) for w in unknown[start : start + step]
+                _Workload(w, collecting.candidates[w], samples[w])
+                for w in unknown[start : start + step]
             ]
-            _measure(batch, target, asking, tuning, tuned, deadline)
+            _measure(batch, target, collecting, tuning, tuned, deadline)
             longest = max(longest, time.monotonic() - begun)
         tuned.left = sum(workload not in tuned.winners for workload in unknown)
         if tuned.left:
@@ -211,7 +212,7 @@ def _build(
 
     def begun(workload: _Workload, name: str) -> Future[Artifact]:
         measured = {**winners, workload.name: name}
-        forced = dataclasses.replace(choices, measured=measured, asked={})
+        forced = dataclasses.replace(choices, measured=measured, candidates={})
         try:
             return pool.submit(lower_sample(workload.sample, target, forced))
         except Exception as error:  # TVM's errors share no narrower class

@@ -77,7 +77,7 @@ def test_a_convolution_takes_bias_residual_and_relu_along(dtype: torch.dtype):
     assert not any("relu" in name for name in artifact.report["kernels"])
     assert b"aten::cudnn_convolution_relu" in artifact.library
     assert b"aten::cudnn_convolution_add_relu" in artifact.library
-    chains = [name for name in choices.asked if name.startswith("convolution")]
+    chains = [name for name in choices.candidates if name.startswith("convolution")]
     assert len(chains) == 2 and chains[1].endswith("+ bias + residual + relu")
 
 
@@ -119,7 +119,7 @@ def test_convolutions_of_one_pixel_are_products_where_that_is_faster(
     with choosing(Choices(measured=Fastest(form))) as choices:
         artifact = check(Bottleneck().eval().to(dtype), torch.randn(2, 8, 6, 5).to(dtype))
     assert forms(artifact) == expected
-    chains = {name.partition(" of 1 + ")[2]: found for name, found in choices.asked.items()}
+    chains = {name.partition(" of 1 + ")[2]: found for name, found in choices.candidates.items()}
     relu, residual = chains["bias + relu"], chains["bias + residual + relu"]
     assert sorted(relu) == sorted(residual) == ["apart", "fused", "product"]
     assert sorted(chains["bias"]) == ["apart", "product"] and len(chains) == 3

@@ -4,7 +4,7 @@ from tvmify.compiler.kernels.common.choice import (
     Choices,
     choose,
     choosing,
-    is_asking,
+    is_collecting,
     is_measured,
     is_strict,
     once,
@@ -29,7 +29,7 @@ def test_a_winner_that_is_no_candidate_any_more_is_ignored():
 def test_choices_note_what_they_were_asked():
     with choosing(Choices()) as choices:
         choose("work", [3, 1])
-    assert choices.asked == {"work": ["3", "1"]}
+    assert choices.candidates == {"work": ["3", "1"]}
 
 
 @pytest.mark.parametrize("accuracy", ["default", "strict"])
@@ -40,13 +40,13 @@ def test_accuracy_holds_inside_only(accuracy):
 
 
 def test_whoever_takes_time_to_name_a_workload_knows_whether_it_is_in_vain():
-    assert not is_asking()
+    assert not is_collecting()
     assert not is_measured()
-    with choosing(Choices(asks=True)):
-        assert is_asking()
+    with choosing(Choices(is_collecting=True)):
+        assert is_collecting()
         assert not is_measured()
     with choosing(Choices(measured={"work": "1"})):
-        assert not is_asking()
+        assert not is_collecting()
         assert is_measured()
 
 

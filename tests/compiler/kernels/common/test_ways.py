@@ -44,7 +44,7 @@ KERNELS = {
 
 def asked(describe, *shapes):
     """Return what a function asks: candidates and a sample for each workload."""
-    with choosing(Choices(asks=True)) as choices:
+    with choosing(Choices(is_collecting=True)) as choices:
         build(describe, [random(*shape) for shape in shapes])
     return choices
 
@@ -53,7 +53,7 @@ def asked(describe, *shapes):
 def test_every_way_is_right(rule):
     describe, expected, shape = KERNELS[rule]
     choices = asked(describe, shape)
-    ((workload, names),) = choices.asked.items()
+    ((workload, names),) = choices.candidates.items()
     assert workload.startswith(f"{rule} {'x'.join(map(str, expected(random(*shape)).shape))} ")
     assert len(names) > 2
     bodies = []
@@ -70,9 +70,9 @@ def test_every_way_is_right(rule):
 def test_only_ways_that_differ_are_candidates():
     # No row is longer than a vector; a few rows are worth no threads, many are worth some.
     choices = asked(lambda builder, x: op.sum(x, [1]), (2000, 16))
-    (names,) = choices.asked.values()
+    (names,) = choices.candidates.values()
     assert names == [str(Way(4)), str(Way(4, threads=True))]
-    assert not asked(lambda builder, x: op.add(x, x), (4000, 1024)).asked
+    assert not asked(lambda builder, x: op.add(x, x), (4000, 1024)).candidates
 
 
 def test_a_workload_is_the_function_whatever_its_names():
@@ -83,21 +83,21 @@ def test_a_workload_is_the_function_whatever_its_names():
 
         return describe
 
-    first, second = (list(asked(named(name), (90, 203)).asked) for name in ("a", "other"))
+    first, second = (list(asked(named(name), (90, 203)).candidates) for name in ("a", "other"))
     assert first == second
-    assert first != list(asked(named("a"), (90, 204)).asked)
+    assert first != list(asked(named("a"), (90, 204)).candidates)
 
 
 def test_a_workload_is_the_same_in_every_process():
     program = """
         from tests.compiler.kernels.common.test_ways import KERNELS, asked
         describe, _, shape = KERNELS["reduction"]
-        print(*asked(describe, shape).asked)
+        print(*asked(describe, shape).candidates)
     """
     command = [sys.executable, "-c", textwrap.dedent(program)]
     there = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
     describe, _, shape = KERNELS["reduction"]
-    (here,) = asked(describe, shape).asked
+    (here,) = asked(describe, shape).candidates
     assert here == there.stdout.strip()
 
 
@@ -125,7 +125,7 @@ def test_a_workload_is_the_same_in_every_process():
     ],
 )
 def test_what_need_not_or_cannot_be_measured_is_not_asked(describe, shapes):
-    assert not asked(describe, *shapes).asked
+    assert not asked(describe, *shapes).candidates
 
 
 def test_functions_of_several_results_are_measured():

@@ -75,7 +75,7 @@ def test_alternatives(kind: str, target):
     rule = "depthwise" if weights else "pooling"
     with choosing(Choices()) as choices:
         by_rule = build(describe, inputs, weights, target)
-    ((workload, names),) = choices.asked.items()
+    ((workload, names),) = choices.candidates.items()
     assert workload.startswith(kind)
     assert len(names) >= 4
     scripts = []

@@ -139,7 +139,7 @@ def test_every_candidate_is_right(target, shape, out, window, options):
     attributes = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, **options}
     with choice.choosing(choice.Choices(most=20)) as choices:
         build(_convolution(**attributes)[0], arrays[:1], arrays[1:], target)
-    ((workload, names),) = choices.asked.items()
+    ((workload, names),) = choices.candidates.items()
     names = [name for name in names if name.startswith("direct")]
     assert len(set(names)) == len(names) > 2
     for name in names:
@@ -253,7 +253,7 @@ def test_residual_and_activation_are_fused(flat):
     weights = [random(64, 3, 3, channels, seed=2)]
     with choice.choosing(choice.Choices(most=99)) as choices:
         build(describe, inputs, weights)
-    ((workload, names),) = choices.asked.items()
+    ((workload, names),) = choices.candidates.items()
     name = next(n for n in names if n.startswith("direct") and (" flat " in n) == flat)
     with choice.choosing(choice.Choices(measured={workload: name})):
         check(describe, reference, inputs, weights, rule="conv2d")

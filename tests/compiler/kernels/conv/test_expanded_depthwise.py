@@ -123,7 +123,7 @@ def test_two_convolutions_are_one_kernel(image, channels, size, stride, padding,
 
 def test_however_the_second_is_cut_by_itself():
     shape = (1, 16, 24, 24), 96
-    asked = Network(*shape).choices.asked
+    asked = Network(*shape).choices.candidates
     (workload,) = (name for name in asked if name.startswith("depthwise"))
     assert len(asked[workload]) >= 4
     for name in asked[workload]:

@@ -250,7 +250,7 @@ def test_every_candidate_is_right(depth):
     inputs = [random(50, depth)]
     with choosing(Choices()) as choices:
         build(_linear, inputs, weights)
-    ((workload, names),) = choices.asked.items()
+    ((workload, names),) = choices.candidates.items()
     assert len(set(names)) == len(names) > 2
     for name in names[1:]:
         with choosing(Choices(measured={workload: name})):

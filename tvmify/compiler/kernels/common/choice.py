@@ -24,15 +24,14 @@ class Choices:
         ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
     measured
         The name of the fastest candidate that was measured, by workload.
-    asked
-        Filled during compilation: the names of the candidates of each workload, the heuristic's
-        choice first.
+    candidates
+        Filled during compilation: their names for each workload, the heuristic's choice first.
     samples
         Filled likewise: a `tvmify.compiler.kernels.common.sample.Sample` for each workload that is
         not a single operator.
-    asks
-        Whether they are read. Otherwise whole functions, whose workloads take time to name, are
-        left out.
+    is_collecting
+        Whether candidates are wanted. If not, whole functions, whose workloads take time to name,
+        are left out.
     most
         How many candidates of a workload are worth measuring. The heuristic lists the most
         promising ones first.
@@ -42,9 +41,9 @@ class Choices:
 
     accuracy: str = "default"
     measured: Mapping[str, str] = field(default_factory=dict)
-    asked: dict[str, list[str]] = field(default_factory=dict)
+    candidates: dict[str, list[str]] = field(default_factory=dict)
     samples: dict[str, Any] = field(default_factory=dict)
-    asks: bool = False
+    is_collecting: bool = False
     most: int = 6
     found: dict[object, Any] = field(default_factory=dict)
 
@@ -67,9 +66,9 @@ def is_strict() -> bool:
     return _current().accuracy == "strict"
 
 
-def is_asking() -> bool:
+def is_collecting() -> bool:
     """Whether candidates are being collected."""
-    return _current().asks
+    return _current().is_collecting
 
 
 def is_measured() -> bool:
@@ -95,7 +94,7 @@ def choose(workload: str, candidates: Sequence[T], sample: Callable[[], Any] | N
     names = [str(candidate) for candidate in candidates]
     if sample is not None and workload not in current.samples:
         current.samples[workload] = sample()
-    current.asked.setdefault(workload, names[: current.most])
+    current.candidates.setdefault(workload, names[: current.most])
     return settled(workload, candidates)
 
 

@@ -85,7 +85,7 @@ class Several(Rule):
         way, time = ways[0], machine.streaming(work, moved)
         if has_symbols(function):  # there is no one size to measure
             return self.nest(sch, machine, way)
-        if time > NEST.worth_measuring and choice.is_asking():
+        if time > NEST.worth_measuring and choice.is_collecting():
             ways = self._unlike(sch, machine, ways)
             sample = _sample(function, time / machine.nanoseconds(1))
             if sample is not None and len(ways) > 1:

@@ -98,7 +98,7 @@ def choose(
     if not offered:
         return None
     first = [line for line in offered if line.unmeasured(work, machine)]
-    if not (first or choice.is_asking() or choice.is_measured()):
+    if not (first or choice.is_collecting() or choice.is_measured()):
         return None  # skip listing our own kernels
     # The legalizer chooses which of our own kernels to compare with.
     own = choice.settled(str(work), plans.candidates(work, machine, 32))
