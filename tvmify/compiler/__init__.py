@@ -50,7 +50,7 @@ def compile(
     tuning: Tuning | None = None,
     unpacked: Sequence[str] = (),
     threads: int | None = None,
-    places: Sequence[Path] = (),
+    scratch_directories: Sequence[Path] = (),
     shapes: Shapes | None = None,
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
@@ -72,7 +72,7 @@ def compile(
         Names of weights that may change between two calls; they become `Artifact.state`.
     threads
         How many threads LLVM may use; None for one per processor.
-    places
+    scratch_directories
         Directories for temporary files if the usual one is full.
     shapes
         The shapes that the program serves according to its recording, if sizes are symbols. The
@@ -102,7 +102,7 @@ def compile(
                     tuning=tuning if shapes is None else None,  # it is for one size
                     unpacked=unpacked,
                     threads=threads,
-                    places=places,
+                    scratch_directories=scratch_directories,
                     shapes=shapes,
                 )
         except NotCompiled:
@@ -153,7 +153,7 @@ def _compile(
     tuning: Tuning | None,
     unpacked: Sequence[str],
     threads: int | None,
-    places: Sequence[Path],
+    scratch_directories: Sequence[Path],
     shapes: Shapes | None,
 ) -> Artifact:
     with stages("import"):
@@ -189,7 +189,7 @@ def _compile(
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)
     with stages("link"):
-        library = build.link(generated, places)
+        library = build.link(generated, scratch_directories)
     # The objects of this function are freed when it returns, which takes longer than linking.
     stages.on_stage("release")
     return Artifact(

@@ -310,7 +310,7 @@ def _build(work: Work, stages: Stages) -> Artifact:
                 target,
                 accuracy=options.accuracy,
                 unpacked=unpacked,
-                places=_places(options),
+                scratch_directories=_scratch_directories(options),
                 shapes=shapes,
             )
             if artifact is not None:
@@ -330,7 +330,7 @@ def _build(work: Work, stages: Stages) -> Artifact:
             tuning=tuning,
             unpacked=unpacked,
             threads=stages.threads,
-            places=_places(options),
+            scratch_directories=_scratch_directories(options),
             shapes=shapes,
         )
 
@@ -359,7 +359,7 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
     return recorded_shapes(exported, varying.hints_by_axis())
 
 
-def _places(options: CompileOptions) -> list[Path]:
+def _scratch_directories(options: CompileOptions) -> list[Path]:
     """Return another folder for temporary files: the cache, which is private."""
     directory = options.cache_directory()
     with contextlib.suppress(CacheError):

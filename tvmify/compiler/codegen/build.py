@@ -94,7 +94,7 @@ def _compiled(part: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.runtim
     return module, emit(module)
 
 
-def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
+def link(generated: Generated, scratch_directories: Sequence[Path] = ()) -> bytes:
     """Link machine code and the virtual machine's program to a shared library.
 
     This runs no other program, unless our linker does not support something or
@@ -102,7 +102,7 @@ def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
 
     Parameters
     ----------
-    places
+    scratch_directories
         Directories for temporary files of a compiler if the usual one is full.
 
     Raises
@@ -125,22 +125,22 @@ def link(generated: Generated, places: Sequence[Path] = ()) -> bytes:
         return f"__tvm_ffi_{name}" if name in known else ""
 
     if variables.system_linker():
-        return _link_by_compiler(objects, alias, places)
+        return _link_by_compiler(objects, alias, scratch_directories)
     try:
         return elf.link(objects, alias)
     except elf.CannotLink as reason:
         _LOG.debug("the system's compiler links, since %s", reason)
         try:
-            return _link_by_compiler(objects, alias, places)
+            return _link_by_compiler(objects, alias, scratch_directories)
         except BuildError as error:
             raise BuildError(f"{reason}; and {error.reason}", error.next_step) from error
 
 
 def _link_by_compiler(
-    objects: Sequence[bytes], alias: Callable[[str], str], places: Sequence[Path]
+    objects: Sequence[bytes], alias: Callable[[str], str], scratch_directories: Sequence[Path]
 ) -> bytes:
     compiler = toolchain.find()
-    with scratch.folder(_ROOM + 2 * sum(map(len, objects)), places) as folder:
+    with scratch.folder(_ROOM + 2 * sum(map(len, objects)), scratch_directories) as folder:
         files = []
         for number, content in enumerate(objects):
             files.append(folder / f"kernels{number}.o")

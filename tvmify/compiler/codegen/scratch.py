@@ -32,19 +32,19 @@ def folder(needed: int, others: Sequence[Path] = ()) -> Iterator[Path]:
         There is no room anywhere.
     """
     problems = []
-    for place in _places(others):
+    for directory in _directories(others):
         try:
             made = tempfile.TemporaryDirectory(
-                prefix="tvmify-", dir=place, ignore_cleanup_errors=True
+                prefix="tvmify-", dir=directory, ignore_cleanup_errors=True
             )
         except OSError as error:
-            problems.append(f"{place}: {error.strerror}")
+            problems.append(f"{directory}: {error.strerror}")
             continue
         with made as path:
             try:
                 _reserve(Path(path, "room"), needed)
             except OSError as error:
-                problems.append(f"{place}: {error.strerror}")
+                problems.append(f"{directory}: {error.strerror}")
                 continue
             yield Path(path)
             return
@@ -55,12 +55,12 @@ def folder(needed: int, others: Sequence[Path] = ()) -> Iterator[Path]:
     )
 
 
-def _places(others: Sequence[Path]) -> list[str]:
-    places = [os.environ.get("TMPDIR", "")]
+def _directories(others: Sequence[Path]) -> list[str]:
+    usual = [os.environ.get("TMPDIR", "")]
     with contextlib.suppress(OSError):  # no directory is writable
-        places.append(tempfile.gettempdir())
+        usual.append(tempfile.gettempdir())
     # A relative one may be gone with the working directory.
-    everything = [*places, *map(str, others), *_OTHERS]
+    everything = [*usual, *map(str, others), *_OTHERS]
     return list(dict.fromkeys(p for p in everything if Path(p).is_absolute()))
 
 

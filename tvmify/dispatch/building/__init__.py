@@ -64,7 +64,7 @@ class Builder:
         target: Target,
         accuracy: str,
         unpacked: Sequence[str],
-        places: Sequence[Path] = (),
+        scratch_directories: Sequence[Path] = (),
         shapes: Shapes | None = None,
     ) -> Artifact | None:
         """Compile a program, as `tvmify.compiler.compile` does.
@@ -90,7 +90,7 @@ class Builder:
             "target": str(target),
             "accuracy": accuracy,
             "unpacked": list(unpacked),
-            "places": list(map(str, places)),
+            "scratch_directories": list(map(str, scratch_directories)),
             "shapes": None if shapes is None else shapes.to_json(),
             "modes": crossing.modes(),
             "environment": dict(os.environ),

@@ -81,7 +81,7 @@ def _answer(message: Message) -> Message:
             accuracy=request["accuracy"],
             unpacked=request["unpacked"],
             threads=1,
-            places=[Path(place) for place in request["places"]],
+            scratch_directories=[Path(path) for path in request["scratch_directories"]],
             shapes=None if shapes is None else Shapes.from_json(shapes),
         )
     except NotCompiled as reason:
