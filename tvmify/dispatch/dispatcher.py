@@ -12,9 +12,9 @@ call leads to an outcome (`outcome.py`), which says how all such calls run:
                    submodules (`submodules.py`)
     Eager          in PyTorch, because a stage raised `NotCompiled`, or PyTorch was faster
 
-This file is the first line of the diagram. A miss makes the outcome: `misses.py` decides whether an
-existing program serves the call, too, and which sizes and numbers a new one leaves open
-(`generalizing.py`); `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files of
+This file is the first line of the diagram. A miss makes the outcome: `misses.py` finds an existing
+program that also serves this call, or decides which sizes and numbers a new one leaves open
+(`generalizing.py`), and `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files of
 every stage.
 """
 

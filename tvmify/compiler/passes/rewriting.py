@@ -50,7 +50,7 @@ def value_read_once(
     x: Any, values: Mapping[relax.Var, Expr], readers: Mapping[relax.Var, int]
 ) -> Expr | None:
     """Return the value of a variable that has a single reader; None for anything else."""
-    return values.get(x) if readers[x] == 1 else None
+    return values.get(x) if readers.get(x) == 1 else None
 
 
 def join_calls(ir_mod: tvm.IRModule, join: Join) -> tvm.IRModule:
