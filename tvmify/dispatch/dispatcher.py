@@ -14,8 +14,8 @@ call leads to an outcome (`outcome.py`), which says how all such calls run:
 
 This file is the first line of the diagram. A miss makes the outcome: `misses.py` finds an existing
 program that also serves this call, or decides which sizes and numbers a new one leaves open
-(`generalizing.py`), and `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files of
-every stage.
+(`generalizing.py`), and `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files
+of every stage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Schedules of what computes each element by itself: 16 bytes of neighbours for each thread.
 
-Narrower accesses waste bandwidth. What only moves elements is vectorized whole. Else loads and
-stores are, and a thread computes its elements in order, so that all functions and types
-may be between them: TVM's code generator has no vectors of eight float32.
+Narrower accesses waste bandwidth. What only moves elements is vectorized whole. Otherwise loads and
+stores are, and a thread computes its elements in order, so that all functions and types may be
+between them: TVM's code generator has no vectors of eight float32.
 """
 
 from __future__ import annotations

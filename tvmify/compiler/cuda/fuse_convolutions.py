@@ -35,7 +35,7 @@ _CONVOLUTION, _RELU = (tvm.ir.Op.get(f"relax.nn.{name}") for name in ("conv2d", 
 
 @dataclass(frozen=True)
 class _Chain:
-    """``relu(convolution + bias + residual)``, or only some of this around the convolution.
+    """``relu(convolution + bias + residual)``; only the convolution is always present.
 
     There is a residual only if there are a bias and ReLU.
     """
@@ -140,7 +140,7 @@ class FuseConvolutions(PyExprMutator):
         )
 
     def biased(self, value: Expr | None) -> tuple[relax.Call, Expr] | None:
-        """Return a convolution and its bias, either of which may be cast to float32."""
+        """Return a convolution and its bias, perhaps added in float32."""
         value = self.uncast(value)
         if not is_call(_ADD, value):
             return None
