@@ -5,6 +5,8 @@ schedule can express. Padding with zeros would be wrong: zero times infinity is 
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -12,7 +14,7 @@ from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.axes import Axes
 from tvmify.compiler.kernels.common.bounds import size_of, written
-from tvmify.compiler.kernels.common.rewriting import rewrite_body
+from tvmify.compiler.kernels.common.rewriting import rewrite_loops
 from tvmify.compiler.sizes import Size
 
 #: Annotation of the loop along a block: the length of the whole reduction, and which iteration
@@ -64,23 +66,19 @@ def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: Size, b
 def shorten_last_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """End the loops that `end_with` marked in time."""
 
-    def visit(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, tirx.For) or _LENGTH not in stmt.annotations:
-            return None
-        annotations = dict(stmt.annotations)
-        length, number = annotations.pop(_LENGTH)  # type: ignore[misc]
-        length, number = size_of(length, function), int(number)
-        tile = stmt.body
+    def shorten(loop: tirx.For, marks: tuple[Any, Any]) -> Stmt:
+        length, number = size_of(marks[0], function), int(marks[1])
+        tile = loop.body
         while isinstance(tile, tirx.For):
             tile = tile.body
-        left = length - tile.iter_values[number] * stmt.extent
+        left = length - tile.iter_values[number] * loop.extent
         return tirx.For(
-            stmt.loop_var,
-            stmt.min,
-            tirx.min(stmt.extent, left),
-            stmt.kind,
-            stmt.body,
-            annotations=annotations,
+            loop.loop_var,
+            loop.min,
+            tirx.min(loop.extent, left),
+            loop.kind,
+            loop.body,
+            annotations=loop.annotations,
         )
 
-    return rewrite_body(function, visit)
+    return rewrite_loops(function, _LENGTH, shorten)

@@ -12,9 +12,9 @@ and the cores of a virtual machine may be far apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorRegion
@@ -24,7 +24,7 @@ from tvm.tirx import Stmt
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
-from tvmify.compiler.kernels.common.rewriting import rewrite_body, uses
+from tvmify.compiler.kernels.common.rewriting import rewrite_loops, uses
 from tvmify.compiler.microarchitecture import bits_of
 
 #: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
@@ -88,13 +88,11 @@ def fetch_ahead(
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Insert prefetches into the marked loops."""
 
-    def visit(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, tirx.For) or _PREFETCH not in stmt.annotations:
-            return None
-        body = tirx.SeqStmt([*_in_loop(stmt), stmt.body])
-        return tirx.For(stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body)
+    def insert(loop: tirx.For, marks: Iterable[Any]) -> Stmt:
+        body = tirx.SeqStmt([*_in_loop(loop, marks), loop.body])
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
 
-    changed = rewrite_body(function, visit)
+    changed = rewrite_loops(function, _PREFETCH, insert)
     return function if changed.same_as(function) else changed.with_attr(FETCHES, True)
 
 
@@ -110,9 +108,8 @@ def prefetches(buffer: tirx.Var, index: list[Expr], count: int, cache: int = _L1
         yield tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *hints))
 
 
-def _in_loop(loop: tirx.For) -> Iterator[Stmt]:
-    marks = loop.annotations[_PREFETCH]
-    cache, tiles, fewest, count, *numbers = (int(value) for value in marks)  # type: ignore[attr-defined]
+def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
+    cache, tiles, fewest, count, *numbers = map(int, marks)
     numbers, following = numbers[:count], numbers[count:]
     tile = _Tile.in_loop(loop)
     if following:

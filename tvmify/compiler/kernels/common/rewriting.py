@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.ir import Call, Expr, Range, StringImm, TensorLoad, TensorRegion
@@ -16,6 +17,32 @@ def rewrite_body(function: tirx.PrimFunc, visit: Visit) -> tirx.PrimFunc:
     """Replace each statement for which `visit` returns another; those inside it stay."""
     body = rewrite(function.body, visit)
     return function if body.same_as(function.body) else function.with_body(body)
+
+
+def rewrite_loops(
+    function: tirx.PrimFunc, mark: str, change: Callable[[tirx.For, Any], Stmt]
+) -> tirx.PrimFunc:
+    """Replace the loops that have an annotation.
+
+    Parameters
+    ----------
+    mark
+        The name of the annotation.
+    change
+        Takes a loop without the annotation, and the value that it had.
+    """
+
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.For) or mark not in stmt.annotations:
+            return None
+        annotations = dict(stmt.annotations)
+        value = annotations.pop(mark)
+        loop = tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, stmt.body, annotations=annotations
+        )
+        return change(loop, value)
+
+    return rewrite_body(function, visit)
 
 
 def with_loop_body(loop: tirx.For, body: Stmt, variable: tirx.Var | None = None) -> tirx.For:

@@ -6,6 +6,8 @@ are there, the second version computes them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import s_tir, sym, tirx
 from tvm.ir import Expr
 from tvm.s_tir.schedule import LoopRV
@@ -16,8 +18,9 @@ from tvmify.compiler.kernels.common.axes import ROW, value_along
 from tvmify.compiler.kernels.common.bounds import size_of, written
 from tvmify.compiler.kernels.common.rewriting import (
     rewrite,
-    rewrite_body,
+    rewrite_loops,
     substitute,
+    with_loop_body,
     with_new_variables,
 )
 from tvmify.compiler.sizes import Size
@@ -47,21 +50,14 @@ def half_last_tile(sch: s_tir.Schedule, loop: LoopRV, count: Size, rows: int) ->
 def split_short_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Give the marked loops a second body, for tiles with at most half of their rows."""
 
-    def visit(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, tirx.For) or _SHORT not in stmt.annotations:
-            return None
-        annotations = dict(stmt.annotations)
-        count, rows = annotations.pop(_SHORT)  # type: ignore[misc]
-        count, rows = size_of(count, function), int(rows)
+    def split(loop: tirx.For, marks: tuple[Any, Any]) -> Stmt:
+        count, rows = size_of(marks[0], function), int(marks[1])
         half = -(-rows // 2)
-        short = with_new_variables(_with_rows(stmt.body, half))
-        left = count - _outside(_values(stmt.body, _TILE)[0], stmt.body) * rows
-        body = tirx.IfThenElse(left <= half, short, stmt.body)
-        return tirx.For(
-            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, annotations=annotations
-        )
+        short = with_new_variables(_with_rows(loop.body, half))
+        left = count - _outside(_values(loop.body, _TILE)[0], loop.body) * rows
+        return with_loop_body(loop, tirx.IfThenElse(left <= half, short, loop.body))
 
-    return rewrite_body(function, visit)
+    return rewrite_loops(function, _SHORT, split)
 
 
 def _values(body: Stmt, name: str) -> list[Expr]:
