@@ -230,7 +230,7 @@ def test_sizes_that_are_marked_static_have_programs_of_their_own() -> None:
 def test_sizes_with_a_typical_value_have_one_program_for_all_classes() -> None:
     module = Linear().eval()
     typical = DeclaredSize(varies=None, typical=48)
-    subject = Subject.of(
+    subject = Subject(
         name="Linear",
         eager=Linear.forward,
         capturable=lambda module: module,

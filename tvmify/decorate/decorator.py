@@ -266,7 +266,7 @@ class TvmifiedFunction(Single, Generic[P, R]):
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
         functools.update_wrapper(self, function)
         check_names(compile_options.dynamic_shapes, [function])
-        subject = Subject.of(name, function, lambda _: function, compile_options)
+        subject = Subject(name, function, lambda _: function, compile_options)
         self._tvmify_dispatcher = Dispatcher(subject)
         self._function = function
 
@@ -300,7 +300,7 @@ class _ScriptedModule(Single, nn.Module):
         self._register_again()
         self.training = trains(script)
         self._tvmify_dispatcher = Dispatcher(
-            Subject.of(
+            Subject(
                 name=script.original_name,
                 eager=lambda module, *args, **kwargs: module._tvmify_script(*args, **kwargs),
                 capturable=lambda module: module._tvmify_script,

@@ -164,7 +164,7 @@ def _dispatcher(
         dispatcher = module.__dict__.get(attribute)
         if dispatcher is None or dispatcher.module() is not module:
             dispatcher = module.__dict__[attribute] = Dispatcher(
-                Subject.of(
+                Subject(
                     name=label,
                     eager=eager,
                     capturable=lambda module: undecorated(module, eager, is_forward=is_forward),

@@ -274,7 +274,7 @@ def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts 
 
 def _region(name: str, part: Part, options: CompileOptions) -> Subject:
     in_eager = part.in_eager
-    return Subject.of(
+    return Subject(
         name,
         eager=lambda _, *inputs: in_eager(*inputs),
         capturable=lambda _: part.program,

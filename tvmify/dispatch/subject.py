@@ -6,7 +6,6 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -20,11 +19,10 @@ from tvmify.torch_compat.declared_sizes import DeclaredShape
 Declared: TypeAlias = Mapping[int, DeclaredShape]
 
 
-@dataclass(frozen=True)
 class Subject:
     """A method of one module, or a function.
 
-    Attributes
+    Parameters
     ----------
     name
         For messages.
@@ -36,8 +34,7 @@ class Subject:
     options
         The options of the decorator.
     module
-        Returns the module that the calls depend on, which is held weakly; None for a function, or
-        if the module no longer exists.
+        The module that the calls depend on, which is held weakly; None for a function.
     calls_itself
         Whether ``eager`` may call the module, and thereby run its hooks. For ``forward`` it does
         not: hooks run around it.
@@ -50,24 +47,21 @@ class Subject:
     declare
         Returns what is known about the sizes of a call, in addition to what the user declares; not
         used with ``dynamic=False``.
+    defined
+        The function that defines the arguments, if ``eager`` only passes them on.
+
+    Attributes
+    ----------
+    name, eager, capturable, options, calls_itself, is_part, symbols, declare
+        As given.
+    module
+        Returns the module; None for a function, or if the module no longer exists.
     keywords
         The arguments that may be given by name, in the order of their definition.
     """
 
-    name: str
-    eager: Callable[..., Any]
-    capturable: Callable[[Any], Any]
-    options: CompileOptions
-    module: Callable[[], nn.Module | None]
-    calls_itself: bool = False
-    is_part: bool = False
-    symbols: Mapping[int, tuple[str | None, ...]] | None = None
-    declare: Callable[[Args, Kwargs], Declared] | None = None
-    keywords: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         name: str,
         eager: Callable[..., Any],
         capturable: Callable[[Any], Any],
@@ -79,29 +73,16 @@ class Subject:
         symbols: Mapping[int, tuple[str | None, ...]] | None = None,
         declare: Callable[[Args, Kwargs], Declared] | None = None,
         defined: Any = None,
-    ) -> Subject:
-        """Make a subject; see the attributes.
-
-        Parameters
-        ----------
-        defined
-            The function that defines the arguments, if ``eager`` only passes them on.
-        """
-        alive = _no_module if module is None else weakref.ref(module)
+    ) -> None:
+        self.name, self.eager, self.capturable, self.options = name, eager, capturable, options
+        self.module: Callable[[], nn.Module | None] = (
+            _no_module if module is None else weakref.ref(module)
+        )
+        self.calls_itself, self.is_part = calls_itself, is_part
+        self.symbols, self.declare = symbols, declare
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = parameters_of(eager if defined is None else defined).parameters.values()
-        return cls(
-            name,
-            eager,
-            capturable,
-            options,
-            module=alive,
-            calls_itself=calls_itself,
-            is_part=is_part,
-            symbols=symbols,
-            declare=declare,
-            keywords=tuple(p.name for p in parameters if p.kind in named),
-        )
+        self.keywords = tuple(p.name for p in parameters if p.kind in named)
 
     def defined(self, kwargs: Mapping[str, Any]) -> int:
         """Return how many keyword arguments forward defines; a call may have them in any order."""

@@ -102,7 +102,7 @@ class Children:
             return _view(child, within, type(child).forward) if within else child
         parent = self._parent
         part = self._make_part(
-            Subject.of(
+            Subject(
                 f"{parent.name}.{path}",
                 eager=type(child).forward,
                 capturable=lambda _: _without_hooks(parent.captured().get_submodule(path)),

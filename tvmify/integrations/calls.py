@@ -117,7 +117,7 @@ class _Model:
         self._addresses = _addresses(weights)
         self.watches: list[weakref.ref[torch.Tensor]] = []
         self.module = graph.module([weight.detach() for weight in weights])
-        subject = Subject.of(
+        subject = Subject(
             name=graph.origin.label,
             eager=_forward,
             capturable=lambda module: module,
