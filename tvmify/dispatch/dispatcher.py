@@ -277,11 +277,7 @@ class Dispatcher:
             return files.artifact(files.request(args, kwargs, target, {}))
 
     def compiled_for_file(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        target: TargetOption = None,
-        declared: Declared | None = None,
+        self, args: Args, kwargs: Kwargs, target: TargetOption, declared: Declared
     ) -> list[Artifact]:
         """Return the code for a call that a saved file should contain.
 
@@ -290,7 +286,7 @@ class Dispatcher:
         args, kwargs, target
             As for `compiled`.
         declared
-            Which sizes of the call vary. The code serves all of them.
+            Which sizes of the call vary; empty for none. The code serves all of them.
 
         Raises
         ------
@@ -299,7 +295,7 @@ class Dispatcher:
             declared sizes.
         """
         with self._files() as files:
-            request = files.request(args, kwargs, target, declared or {})
+            request = files.request(args, kwargs, target, declared)
             return files.artifacts(request, declared=bool(declared))
 
     @contextlib.contextmanager

@@ -13,20 +13,14 @@ from tvmify.dispatch.symbols import Symbols, TensorSizes
 #: For each class: the largest product of all symbols, and the product that its program is tuned
 #: for. Measured on matrix products with that many rows: docs/measurements/shapes.md.
 CLASSES = ((64, 48), (256, 128), (2**62, 512))
-
-
 #: What is tuned for, whatever the lengths: the tokens of a prompt, and those in a cache of keys and
 #: values. Programs for more lengths would gain little: docs/measurements/shapes.md.
 TYPICAL_PROMPT, TYPICAL_CACHE = 48, 256
-
-
 #: Height and width of images that the last class is tuned for: networks halve them several times.
 _SIDE = 224
 
 
-def hints_of_class(
-    values: Mapping[str, int], sides: frozenset[str] = frozenset()
-) -> dict[str, int]:
+def hints_of_class(values: Mapping[str, int], sides: frozenset[str]) -> dict[str, int]:
     """Return what to tune for, for calls of one class.
 
     Parameters
@@ -68,7 +62,7 @@ def tuned(varying: Varying, sizes: TensorSizes, numbers: Collection[str] = ()) -
         if name is not None and name not in numbers
     }
     open_ = {n: size for n, size in values.items() if n not in varying.typical}
-    hints = hints_of_class(open_, sides=_sides(varying.axes))
+    hints = hints_of_class(open_, _sides(varying.axes))
     hints |= {n: size for n, size in varying.typical.items() if n in values}
     for name, limits in varying.limits.items():
         if name in hints:
