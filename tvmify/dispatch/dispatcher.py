@@ -189,8 +189,9 @@ class Dispatcher:
             known = self._memory.known((self._state.current.number, signature))
             outcome = known or self._misses.outcome(signature, args, kwargs, stages)
             # One that also serves other signatures may be bound to earlier weights.
-            is_bound = isinstance(outcome, Eager) or outcome.bound.weights is self._state.weights
-            return outcome if is_bound else self._bind(outcome)
+            if isinstance(outcome, Eager) or outcome.bound.weights is self._state.weights:
+                return outcome
+            return self._bind(outcome)
 
     def _stages(self) -> Stages:
         return Stages(self.name, self.options.shows_progress())
