@@ -5,9 +5,7 @@ conditions are constant and vectors stay whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
 from tvm import s_tir, sym, tirx
 from tvm.ir import Call, Expr
@@ -24,7 +22,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     traffic,
 )
-from tvmify.compiler.kernels.common.rewriting import rewrite_loops, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute, uses
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: More loops would be too much code for what they save. A border on both sides is three.
@@ -67,20 +65,23 @@ def mark_pieces(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, lanes: int) -
 def split_pieces(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Split the rows that are marked: TVM's own partitions cannot be split further."""
 
-    def split(row: tirx.For, marks: Iterable[Any]) -> Stmt:
-        lanes, shared, *lengths = map(int, marks)
+    def visit(stmt: Stmt) -> Stmt | None:
+        if not isinstance(stmt, tirx.For) or _PIECES not in stmt.annotations:
+            return None
+        marks = stmt.annotations[_PIECES]
+        lanes, shared, *lengths = (int(value) for value in marks)  # type: ignore[attr-defined]
         parts: list[Stmt] = []
         start = 0
         for length in lengths:
             rest = length % lanes
             if length > rest:
-                parts.append(_vector(row, start, lanes, length // lanes, bool(shared)))
+                parts.append(_vector(stmt, start, lanes, length // lanes, bool(shared)))
             cuts = vectors(rest, lanes)
-            parts += [_vector(row, start + length - rest + at, width, 1) for at, width in cuts]
+            parts += [_vector(stmt, start + length - rest + at, width, 1) for at, width in cuts]
             start += length
         return tirx.SeqStmt(parts)
 
-    return rewrite_loops(function, _PIECES, split)
+    return rewrite_body(function, visit)
 
 
 def _vector(row: tirx.For, start: int, width: int, count: int, shared: bool = False) -> Stmt:
