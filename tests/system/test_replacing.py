@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,18 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     with replacing(path) as file:
         file.write(b"new")
     assert path.read_bytes() == b"new"
+
+
+def test_devices_and_pipes_stay(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/null")):
+        with pytest.raises(OSError, match=f"not a regular file.*{path.name}"), replacing(path):
+            pass
+    assert pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing" / "file"):
+        with pytest.raises(OSError, match=f"directory: '{path}'$"), replacing(path):
+            pass
