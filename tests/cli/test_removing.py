@@ -29,9 +29,10 @@ def test_prune_keeps_what_was_used_last(tmp_path: Path) -> None:
     result = run("prune", "--entries", 3, "--json", "--cache", tmp_path)
     assert result.exit_code == 0
     assert json.loads(result.output)["removed"] == [keys[0].digest]
-    assert run("prune", "--cache", tmp_path).output.endswith("3 left, 16.2 kB\n")
-    half = sum(entry.bytes for entry in DiskCache(tmp_path).entries()) // 2
-    assert run("prune", "--size", f"{half}B", "--cache", tmp_path).exit_code == 0
+    total = sum(entry.bytes for entry in DiskCache(tmp_path).entries())
+    output = run("prune", "--cache", tmp_path).output
+    assert output.endswith(f"3 left, {total / 1000:.1f} kB\n")
+    assert run("prune", "--size", f"{total // 2}B", "--cache", tmp_path).exit_code == 0
     assert [entry.digest for entry in DiskCache(tmp_path).entries()] == [keys[3].digest]
     assert run("prune", "--size", "1 entries", "--cache", tmp_path).exit_code == 0
     result = run("prune", "--size", "many", "--cache", tmp_path)
