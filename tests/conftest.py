@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Iterator
@@ -12,6 +13,20 @@ import torch
 
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.allowance import allowance
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import the tests without garbage collections, and let later ones skip what was imported.
+
+    A full collection would traverse torch and TVM each time, for half a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
