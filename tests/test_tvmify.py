@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import tvmify
+from tests.processes import run_python
 
 STUB = Path(str(tvmify.__file__)).with_suffix(".pyi")
 
@@ -45,4 +44,4 @@ def test_an_unknown_name() -> None:
 )
 def test_torch_is_imported_when_it_is_needed(script: str, has_torch: bool) -> None:
     script += f"\nimport sys; sys.exit(('torch' in sys.modules) != {has_torch})"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_python(script)

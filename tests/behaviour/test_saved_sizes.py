@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ from torch import nn
 from torch.export import Dim
 
 import tvmify
+from tests.processes import run_python
 from tests.tolerances import assert_close_to_reference
 
 
@@ -61,9 +58,7 @@ def small() -> nn.Module:
     return Small().eval()
 
 
-def test_lengths_that_were_never_called_run_without_the_compiler(
-    tmp_path: Path, small: nn.Module
-) -> None:
+def test_unseen_lengths_run_without_the_compiler(tmp_path: Path, small: nn.Module) -> None:
     tvmify.save(called(small, 3, 5), tmp_path / "model.pt")
     torch.save((rows(11), small(rows(11))), tmp_path / "expected.pt")
     script = """
@@ -78,14 +73,7 @@ def test_lengths_that_were_never_called_run_without_the_compiler(
         assert not {"tvm", "tvm_ffi", "tvmify.compiler"} & set(sys.modules)
         print(len(model._tvmify.explain()))
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(tvmify.__path__[0]).parent)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(script, cwd=tmp_path)
     assert done.stdout.split() == ["2"]  # the first length alone, and any
 
 
@@ -101,7 +89,7 @@ def test_all_classes_that_were_made_are_saved_once(tmp_path: Path, small: nn.Mod
         check(loaded, small, 2, 7, 17, 70, 300)
 
 
-def test_sizes_that_guards_refuse_run_as_they_were(tmp_path: Path) -> None:
+def test_guarded_sizes_run_uncompiled(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Parity().eval()
     fast = called(module, 3, 5)
@@ -139,7 +127,7 @@ def test_named_calls_have_programs_of_their_own(tmp_path: Path, small: nn.Module
         loaded(rows(4))
 
 
-def test_other_targets_have_programs_for_many_shapes_too(tmp_path: Path, small: nn.Module) -> None:
+def test_dynamic_programs_are_built_for_all_targets(tmp_path: Path, small: nn.Module) -> None:
     plain = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
     tvmify.save(called(small, 3, 5), tmp_path / "model.pt", targets=[plain])
     check(tvmify.load(tmp_path / "model.pt", strict=True), small, 3, 9)

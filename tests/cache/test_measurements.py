@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.processes import run_python
 from tvmify.cache import Measurements
 from tvmify.errors import TvmifyWarning
 
@@ -29,7 +28,7 @@ def test_noise_does_not_overrule_the_rule(tmp_path: Path) -> None:
     assert measurements.best("work", ["rule's", "other"]) == "rule's"
 
 
-def test_what_no_candidate_can_run_is_left_to_the_rule(tmp_path: Path) -> None:
+def test_unmeasurable_workload_is_left_to_the_rule(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path, "cpu")
     measurements.record("work", dict.fromkeys(NAMES, math.inf))
     assert measurements.best("work", NAMES) == "rule's"
@@ -43,7 +42,7 @@ def test_another_process_reads_and_adds(tmp_path: Path) -> None:
         "assert m.best('work', ['rule\\'s', 'other']) == 'other'\n"
         "m.record('second', {'a': 2.0, 'b': 1.0})\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    run_python(script, tmp_path)
     measurements = Measurements(tmp_path, "cpu")
     assert len(measurements) == 2
     assert measurements.best("second", ["a", "b"]) == "b"
@@ -84,7 +83,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None
     assert measurements.best("work", NAMES) == "other"
 
 
-def test_what_others_may_write_to_is_not_read(tmp_path: Path) -> None:
+def test_world_writable_file_is_not_read(tmp_path: Path) -> None:
     place = tmp_path / "cache"
     Measurements(place, "cpu").record("work", TIMES)
     assert Measurements(place, "cpu").best("work", NAMES) == "other"

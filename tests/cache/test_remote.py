@@ -3,8 +3,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from tests.cache.entries import KEY, OTHER, artifact
+from tests.processes import run_python
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache, RemoteCache, TwoLevels, export, import_, packed, remote_at
 
@@ -90,9 +89,7 @@ def test_an_object_is_an_archive_named_by_the_digest(tmp_path: Path) -> None:
     assert packed.unpack(content) == (KEY, artifact())
 
 
-def test_half_a_file_is_never_under_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_partial_upload_is_never_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = RemoteCache(f"file://{tmp_path}")
     shared.store(KEY, artifact())
 
@@ -110,7 +107,7 @@ def test_half_a_file_is_never_under_its_name(
 # --------------------------------------------------------------------------------- two levels
 
 
-def test_what_the_remote_has_is_kept_here(tmp_path: Path, url: str) -> None:
+def test_remote_hit_is_stored_locally(tmp_path: Path, url: str) -> None:
     far = RemoteCache(url)
     levels = TwoLevels(DiskCache(tmp_path / "one"), far)
     assert levels.load(KEY) is None
@@ -125,7 +122,7 @@ def test_what_the_remote_has_is_kept_here(tmp_path: Path, url: str) -> None:
     assert DiskCache(tmp_path / "two").load(KEY) == artifact()
 
 
-def test_what_turns_out_to_be_of_no_use_is_replaced(tmp_path: Path, url: str) -> None:
+def test_unusable_remote_entry_is_replaced(tmp_path: Path, url: str) -> None:
     levels = TwoLevels(DiskCache(tmp_path / "one"), RemoteCache(url))
     levels.store(KEY, artifact(b"of no use"))
     with pytest.warns(TvmifyWarning, match="other outputs"):
@@ -154,7 +151,7 @@ def test_a_damaged_object_is_a_miss_and_is_replaced(url: str, kind: int) -> None
     assert shared.load(KEY) == artifact()
 
 
-def test_what_is_too_large_is_not_shared(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_entry_is_not_uploaded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tvmify.cache.remote._LARGEST", 2000)
     shared = RemoteCache(url)
     with pytest.warns(TvmifyWarning, match="too large"):
@@ -187,7 +184,7 @@ def test_a_remote_that_cannot_be_written_is_read(troubled: type[Troubled]) -> No
     assert shared.load(KEY) == artifact()
 
 
-def test_a_remote_that_hangs_is_left_alone(troubled: type[Troubled]) -> None:
+def test_hanging_remote_is_suspended(troubled: type[Troubled]) -> None:
     troubled.hangs = True
     shared = RemoteCache("troubled://bucket", timeout=0, pause=0)
     with pytest.warns(TvmifyWarning, match="no answer in 0 s"):
@@ -200,14 +197,14 @@ def test_a_remote_that_hangs_is_left_alone(troubled: type[Troubled]) -> None:
 
 
 @pytest.mark.parametrize("url", ["nonsense://bucket", "s3://", "file:///proc/self/nothing/here"])
-def test_a_url_that_serves_nothing_is_a_warning(url: str) -> None:
+def test_unreachable_url_warns(url: str) -> None:
     shared = RemoteCache(url)
     with pytest.warns(TvmifyWarning, match="second cache level"):
         assert shared.load(KEY) is None
         shared.store(KEY, artifact())
 
 
-def test_a_process_that_finds_all_here_needs_no_fsspec_and_one_that_hangs_ends(
+def test_local_hits_need_no_fsspec_and_hanging_process_exits(
     tmp_path: Path,
 ) -> None:
     script = """
@@ -233,10 +230,10 @@ fsspec.register_implementation("hanging", Hanging)
 warnings.simplefilter("ignore")
 assert RemoteCache("hanging://bucket", timeout=0).load(KEY) is None
 """
-    subprocess.run([sys.executable, "-c", script, tmp_path], check=True, timeout=120)
+    run_python(script, tmp_path)
 
 
-def test_a_forked_process_asks_for_itself(troubled: type[Troubled], tmp_path: Path) -> None:
+def test_forked_process_opens_its_own_remote(troubled: type[Troubled], tmp_path: Path) -> None:
     troubled.hangs = True
     shared = RemoteCache("troubled://bucket", timeout=0, pause=0)
     with pytest.warns(TvmifyWarning, match="no answer"):
@@ -289,7 +286,7 @@ def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return move
 
 
-def test_another_machine_builds_nothing(url: str, another_machine: Any, tmp_path: Path) -> None:
+def test_second_machine_builds_nothing(url: str, another_machine: Any, tmp_path: Path) -> None:
     assert call(cache=url).builds == 1
     another_machine()
     info = call(cache=url)
@@ -307,7 +304,7 @@ def test_the_environment_names_the_second_level(
     assert call(cache=tmp_path / "third").builds == 0
 
 
-def test_another_machine_imports_what_this_one_built(another_machine: Any, tmp_path: Path) -> None:
+def test_second_machine_imports_entries(another_machine: Any, tmp_path: Path) -> None:
     assert call().builds == 1
     assert len(export(tmp_path / "programs.zip")) == 1
     another_machine()

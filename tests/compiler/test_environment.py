@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from tvm import base
 
+from tests.processes import run_python
 from tvmify import BuildError
 from tvmify.compiler.environment import prepare_tvm
 
@@ -54,4 +52,4 @@ def test_the_compiler_is_loaded_ahead_of_the_import() -> None:
         else:
             raise AssertionError("errors are lost")
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+    run_python(program)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.cache.programs import artifact_of
+from tests.processes import run_python
 from tvmify.cache import Key
 from tvmify.capture import capture
 from tvmify.dispatch import keys
@@ -99,7 +97,7 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "given"), GIVEN)
-def test_what_is_given_counts(name: str, given: dict[str, Any]) -> None:
+def test_each_input_changes_only_its_entry(name: str, given: dict[str, Any]) -> None:
     other = key(**given)
     assert key().differences(other) == [name]
     assert key().digest != other.digest
@@ -207,14 +205,14 @@ def key_on(device: str, target: Target = GPU, **options: Any) -> Key:
 
 
 @pytest.mark.usefixtures("driver")
-def test_gpus_share_what_was_built_for_their_kind() -> None:
+def test_gpus_of_one_architecture_share_keys() -> None:
     assert key_on("cuda:0") == key_on("cuda:1")
     other = Target("cuda", {**GPU.attributes, "arch": "sm_90a"})
     assert key_on("cuda:0", other) != key_on("cuda:0")
     assert key_on("cpu", CPU) != key_on("cpu")
 
 
-def test_cuda_counts_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_version_affects_only_gpu_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for_cpu, for_gpu = key(), key(target=GPU)
     assert for_cpu.differences(for_gpu) == ["cuda", "inputs", "target", "weights"]
     monkeypatch.setattr(torch.version, "cuda", "99.0")
@@ -222,7 +220,7 @@ def test_cuda_counts_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert for_gpu.differences(key(target=GPU)) == ["cuda"]
 
 
-def test_the_driver_counts_where_there_is_a_gpu(driver: list[str]) -> None:
+def test_driver_version_is_part_of_gpu_keys(driver: list[str]) -> None:
     here, without = key_on("cuda:0", tune="quick"), key_on("cpu", tune="quick")
     assert here.entries["cuda"].endswith("driver: 13.0")
     assert without.entries["cuda"].endswith("driver: any")
@@ -232,7 +230,7 @@ def test_the_driver_counts_where_there_is_a_gpu(driver: list[str]) -> None:
     assert keys.key_without_gpu(without) is None
 
 
-def test_nobody_asks_for_a_driver_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_is_not_queried_for_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_driver_version", lambda: pytest.fail("asked for"))
     assert keys.key_without_gpu(key_on("cpu", CPU)) is None
     assert key_on("cpu").entries["cuda"].endswith("driver: any")
@@ -290,7 +288,7 @@ def test_every_entry_has_a_test() -> None:
     assert set(key().entries) == tested | {"torch"}
 
 
-def test_what_changes_no_code_changes_no_key() -> None:
+def test_key_ignores_runtime_options_weights_and_strides() -> None:
     usual = key()
     assert usual == key()
     assert usual == key(strict=True, compare=False, cache=False, cache_size=3, progress=True)
@@ -327,25 +325,15 @@ with torch.inference_mode():
 """
 
 
-def test_processes_agree_on_keys_whatever_the_seed_of_hashes() -> None:
-    def printed(seed: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", PRINT_KEYS],
-            cwd=Path(__file__).parents[2],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    first = printed("1")
+def test_keys_do_not_depend_on_the_hash_seed() -> None:
+    first = run_python(PRINT_KEYS, PYTHONHASHSEED="1").stdout
     assert len(set(first.split())) == len(first.split()) >= 4
-    assert printed("4242") == first
+    assert run_python(PRINT_KEYS, PYTHONHASHSEED="4242").stdout == first
 
 
-def test_what_calls_no_pytorch_is_stored_for_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_without_pytorch_calls_is_shared_across_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ours = key()
     plain, calling = artifact_of(0), artifact_of(0)
     calling = dataclasses.replace(calling, library=b"main\0tvmify.aten\0")
@@ -358,5 +346,5 @@ def test_what_calls_no_pytorch_is_stored_for_any_version(monkeypatch: pytest.Mon
     assert theirs.differences(keys.key_of(ours, plain)) == []
 
 
-def test_what_is_for_gpus_is_for_one_pytorch() -> None:
+def test_gpu_code_is_tied_to_one_pytorch_version() -> None:
     assert keys.key_for_any_torch(key(target=GPU)) == key(target=GPU)

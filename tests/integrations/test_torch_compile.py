@@ -6,8 +6,6 @@ import copy
 import gc
 import logging
 import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -21,6 +19,7 @@ from torch._dynamo.backends import registry
 
 import tvmify
 from tests.entry_points import entry_points
+from tests.processes import run_python
 from tests.tolerances import assert_close_to_reference
 from tvmify import CacheInfo, NotCompiled, OptionError, TvmifyWarning
 from tvmify.integrations.calls import GRAPHS, GraphCalls
@@ -70,21 +69,23 @@ def test_pyproject_names_the_entry_point(monkeypatch: pytest.MonkeyPatch) -> Non
     assert registry.lookup_backend("tvmify") is backend
 
 
-def test_nothing_needs_to_be_imported(
-    run_python: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backend_and_logs_need_no_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(entry_points(tmp_path)), str(ROOT)]))
-    lines = run_python(
+    monkeypatch.setenv("TORCH_LOGS", "tvmify")
+    done = run_python(
         "import torch\n"
         "fast = torch.compile(lambda x: x + 1, backend='tvmify')\n"
         "print(fast(torch.ones(2)).tolist())\n"
+        "torch.compile(lambda x: x.view(torch.int32), backend='tvmify')(torch.ones(2, 2))\n"
         "import tvmify; print(tvmify.cache_info(fast).entries)\n"
     )
-    assert lines == ["[2.0, 2.0]", "1"]
+    assert done.stdout.splitlines() == ["[2.0, 2.0]", "1"]
+    logged = done.stderr.splitlines()
+    assert any("runs in eager PyTorch" in line and "reporting.py" in line for line in logged)
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_a_second_call_and_other_weights_build_nothing() -> None:
+def test_repeated_calls_and_new_weights_do_not_rebuild() -> None:
     net, x = Net().eval(), torch.randn(3, 8)
     fast = compiled(net)
     assert_close_to_reference(fast(x), net, (x,))
@@ -112,7 +113,7 @@ def test_models_of_one_class_share_a_graph_and_keep_their_weights() -> None:
     assert total().builds == 1
 
 
-def test_the_memory_of_a_model_is_free_when_the_model_is_gone() -> None:
+def test_model_memory_is_freed_with_the_model() -> None:
     net = Net().eval()
     fast = compiled(net)
     with torch.no_grad():
@@ -128,7 +129,7 @@ def test_the_memory_of_a_model_is_free_when_the_model_is_gone() -> None:
 
 @pytest.mark.usefixtures("inference")
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_sizes_that_dynamo_leaves_open_share_programs(dynamic: bool | None) -> None:
+def test_dynamic_sizes_share_programs(dynamic: bool | None) -> None:
     net = Net().eval()
     fast = compiled(net, dynamic=dynamic)
     for rows in (3, 5, 6, 7, 9, 11, 13, 14, 5):
@@ -140,7 +141,7 @@ def test_sizes_that_dynamo_leaves_open_share_programs(dynamic: bool | None) -> N
 
 
 @pytest.mark.usefixtures("inference")
-def test_an_axis_that_is_marked_as_dynamic_is_open_from_the_first_call_on() -> None:
+def test_mark_dynamic_is_symbolic_from_the_first_call() -> None:
     net = Net().eval()
     fast = compiled(net)
     for rows in (3, 5, 6):
@@ -152,7 +153,7 @@ def test_an_axis_that_is_marked_as_dynamic_is_open_from_the_first_call_on() -> N
 
 
 @pytest.mark.usefixtures("inference")
-def test_sizes_and_numbers_that_vary_are_results_and_arguments() -> None:
+def test_symbolic_sizes_and_numbers_are_passed_through() -> None:
     def scaled(x: torch.Tensor, times: int, by: float) -> tuple[torch.Tensor, int, int]:
         return x * times + by, x.shape[0], times
 
@@ -166,7 +167,7 @@ def test_sizes_and_numbers_that_vary_are_results_and_arguments() -> None:
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_what_is_around_a_graph_break_is_compiled() -> None:
+def test_code_around_a_graph_break_is_compiled() -> None:
     net = Net().eval()
 
     def broken(x: torch.Tensor) -> torch.Tensor:
@@ -185,7 +186,7 @@ def test_what_is_around_a_graph_break_is_compiled() -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_a_graph_that_is_refused_runs_in_eager_and_says_why(
+def test_refused_graph_runs_eager_with_a_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def bits(x: torch.Tensor) -> torch.Tensor:
@@ -211,7 +212,7 @@ def test_a_graph_that_is_refused_runs_in_eager_and_says_why(
         compiled(bits, options={"strict": True})(x)
 
 
-def test_a_graph_that_computes_nothing_runs_in_eager_without_a_warning() -> None:
+def test_empty_graph_runs_eager_silently() -> None:
     x = torch.randn(3, 8)
     assert compiled(lambda x: x[1:].t())(x).data_ptr() == x[1].data_ptr()
     assert total().eager == 1
@@ -227,16 +228,14 @@ def test_a_graph_that_computes_nothing_runs_in_eager_without_a_warning() -> None
         ({"mode": "fastest"}, r"mode is 'fastest': expected one of default, reduce-overhead"),
     ],
 )
-def test_a_wrong_option_is_an_error_that_names_the_valid_ones(
-    keywords: dict[str, Any], message: str
-) -> None:
+def test_invalid_option_names_the_valid_ones(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message), torch.no_grad():
         compiled(Net().eval(), **keywords)(torch.randn(3, 8))
     assert not GRAPHS
 
 
 @pytest.mark.usefixtures("inference")
-def test_a_mode_stands_for_options() -> None:
+def test_mode_sets_options() -> None:
     net = Net().eval()
     compiled(net, mode="max-autotune-no-cudagraphs")(torch.randn(3, 8))
     (graph,) = graphs()
@@ -266,7 +265,7 @@ def test_buffers_and_arguments_are_written_in_place() -> None:
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_explain_and_cache_info_are_about_one_model_and_all_its_graphs() -> None:
+def test_explain_and_cache_info_cover_all_graphs_of_one_model() -> None:
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -312,7 +311,7 @@ def convolutions() -> nn.Module:
         (convolutions, [(2, 3, 8, 8)] * 3),
     ],
 )
-def test_training_steps_are_those_of_eager(
+def test_training_steps_match_eager(
     make: Callable[[], nn.Module], shapes: list[tuple[int, ...]]
 ) -> None:
     plain = make().train()
@@ -354,43 +353,12 @@ print("tvm" in sys.modules)
 """
 
 
-def test_a_second_process_builds_nothing_and_does_not_load_tvm(
-    run_python: Callable[[str], list[str]],
-) -> None:
-    assert run_python(_SECOND) == ["4 0 0", "True"]
-    assert run_python(_SECOND) == ["0 4 0", "False"]
-
-
-def test_torch_logs_shows_why_a_graph_runs_in_eager(
-    run_python: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_LOGS", "tvmify")
-    code = _SECOND.partition("torch.manual_seed")[0] + (
-        "fast = torch.compile(lambda x: x.view(torch.int32), backend='tvmify')\n"
-        "fast(torch.ones(2, 2))\n"
-    )
-    lines = run_python(code, stderr=True)
-    assert any("runs in eager PyTorch" in line and "reporting.py" in line for line in lines)
+def test_second_process_loads_from_disk_without_tvm() -> None:
+    assert run_python(_SECOND).stdout.splitlines() == ["4 0 0", "True"]
+    assert run_python(_SECOND).stdout.splitlines() == ["0 4 0", "False"]
 
 
 @pytest.fixture
 def no_grad() -> Iterator[None]:
     with torch.no_grad():
         yield
-
-
-@pytest.fixture
-def run_python() -> Callable[..., list[str]]:
-    def run(code: str, *, stderr: bool = False) -> list[str]:
-        finished = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr
-        return (finished.stderr if stderr else finished.stdout).splitlines()
-
-    return run

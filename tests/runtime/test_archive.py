@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 import torch
 
 import tvmify
+from tests.processes import run_python
 from tests.runtime import mutants
 from tests.runtime.mutants import MANIFEST, Records
 from tvmify import ArchiveError
@@ -26,7 +25,7 @@ from tvmify.system.zip_records import AmbiguousArchive
 
 X = torch.ones(1, 3, 8, 8)
 # As many as every change of the code is tried with; `make fuzz` tries more.
-MUTANTS = int(os.environ.get("TVMIFY_MUTANTS", "2000"))
+MUTANTS = int(os.environ.get("TVMIFY_MUTANTS", "1000"))
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_no_change_of_a_file_ends_the_process(small, kind, share, expected):
 # ------------------------------------------------------------------------------- what is no archive
 
 
-def test_other_things_than_files_are_turned_away(small, tmp_path):
+def test_non_files_are_refused(small, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello" * 1000)
@@ -85,7 +84,7 @@ def test_other_things_than_files_are_turned_away(small, tmp_path):
         tvmify.load(tmp_path / "nothing")
 
 
-def test_other_archives_are_turned_away(tmp_path):
+def test_foreign_archives_are_refused(tmp_path):
     path = tmp_path / "other.pt"
     with zipfile.ZipFile(path, "w"):
         pass
@@ -116,21 +115,21 @@ def rename(old: str, new: str) -> Callable[[Records], None]:
         (lambda c: c.pop("archive/data.pkl"), "records are not those .*data.pkl"),
     ],
 )
-def test_records_that_were_changed_are_named(changed, tmp_path, change, reason):
+def test_changed_records_are_named(changed, tmp_path, change, reason):
     path = changed(change, forged=False)
     with pytest.raises(ArchiveError, match=reason):
         tvmify.load(path)
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_names_lead_nowhere(changed, tmp_path):
+def test_record_names_cannot_escape_the_folder(changed, tmp_path):
     path = changed(lambda c: c.update({"archive/../../x": b"x", "archive//tmp/x": b"x"}))
     tvmify.load(path)(X)
     assert [*tmp_path.iterdir()] == [path]
     assert not (tmp_path.parent / "x").exists()
 
 
-def test_two_records_of_one_name(small, tmp_path):
+def test_duplicate_records_are_refused(small, tmp_path):
     path = shutil.copy(small, tmp_path)
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as file:
         file.writestr("archive/data.pkl", b"")
@@ -241,7 +240,7 @@ def test_code_without_a_digest_is_not_loaded(changed):
         tvmify.load(path)
 
 
-def test_other_code_than_was_saved_is_never_mapped(changed, small):
+def test_tampered_code_is_never_mapped(changed, small):
     name, code = max(mutants.records(small.read_bytes()).items(), key=lambda item: len(item[1]))
     path = changed(lambda c: c.update({name: code[:-1] + bytes([code[-1] ^ 1])}))
     before = mapped_code()
@@ -317,13 +316,7 @@ def test_without_memfd_code_lies_in_a_private_directory_for_a_moment(small, tmp_
     """
     # After what is preloaded already, as a sanitizer has to be the first.
     preloaded = f"{os.environ.get('LD_PRELOAD', '')} {tmp_path / 'shim.so'}"
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), small, places],
-        env=os.environ | {"LD_PRELOAD": preloaded, "TMPDIR": str(places)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    child = run_python(script, small, places, LD_PRELOAD=preloaded, TMPDIR=str(places))
     assert float(child.stdout) == pytest.approx(tvmify.load(small)(X).sum().item())
     assert not [*places.iterdir()]
 
@@ -364,7 +357,7 @@ def test_an_archive_in_the_form_of_large_ones(changed, small, monkeypatch):
     assert torch.equal(tvmify.load(path)(X), tvmify.load(small)(X))
 
 
-def test_modules_whose_files_differ_in_case_alone_are_not_saved(tmp_path: Path) -> None:
+def test_file_names_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "archive"
     with file.open("w+b") as archive, zipfile.ZipFile(archive, "w") as writer:
         writer.writestr("archive/code/Net.py", b"1")

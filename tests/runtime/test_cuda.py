@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import pytest
 import torch
 import tvm
 
+from tests.processes import run_python
 from tests.runtime import programs
 
 #: tvmify::kTorchAllocator, in native/torch_allocator.h.
@@ -41,7 +39,7 @@ def test_code_for_a_gpu_takes_no_tensors_of_the_cpu():
         compiled("cuda:sm_90a").forward([torch.zeros(4, 16)])
 
 
-def test_what_the_cpu_lacks_is_named_first():
+def test_missing_cpu_features_are_named_first():
     assert "does not have no-such" in compiled("no-such", "cuda:sm_90a").refusal()
 
 
@@ -56,8 +54,7 @@ def test_a_call_on_the_cpu_does_not_load_the_runtime_for_gpus(tmp_path: Path):
     """
     path = tmp_path / "library.so"
     path.write_bytes(programs.added().library)
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), str(path)]
-    subprocess.run(command, check=True, timeout=120)
+    run_python(script, path)
 
 
 def saved_module(x: torch.Tensor, *programs_: Any) -> Any:
@@ -70,7 +67,7 @@ def saved_module(x: torch.Tensor, *programs_: Any) -> Any:
 
 
 @needs_no_gpu
-def test_of_several_architectures_the_one_that_can_run_serves():
+def test_first_runnable_architecture_is_used():
     x = torch.randn(4, 16)
     saved = saved_module(x, compiled("cuda:sm_80"), compiled("cuda:sm_90a"), compiled())
     assert ["code for a GPU" in line for line in saved.explain()] == [True, True, False]

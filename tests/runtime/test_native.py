@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import run_python
 from tvmify.errors import NativeLibraryError
 from tvmify.runtime import cpu_features, native
 from tvmify.torch_compat import versions
@@ -35,7 +34,7 @@ def test_a_build_for_another_pytorch_says_how_to_mend_it():
     assert "pip install 'torch==2.7.*'" in text and "--no-binary tvmify" in text
 
 
-def test_what_a_library_was_built_against_is_read_before_it_is_loaded(tmp_path):
+def test_build_versions_are_read_before_loading(tmp_path):
     library = native._native_part(Path(native.__file__).parents[1]) / "lib" / "libtvmify.so"
     assert native._read_built_against(library) == CURRENT
     other = tmp_path / "libtvmify.so"
@@ -61,8 +60,7 @@ def test_of_several_native_parts_the_one_for_the_installed_pytorch_is_loaded(tmp
         "from tvmify.dispatch.keys import _compiler_digest as digest; "
         "print(runtime.native._library._name, _C.__file__, digest())"
     )
-    command = [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(script, tmp_path)
     build = tree / "builds" / installed
     library, module, digest = done.stdout.split()
     assert digest  # keys are made in spite of the second folder of the package
@@ -87,7 +85,7 @@ def test_a_missing_library_or_package_is_named():
         native._directory("no_such_package")
 
 
-def test_cpu_features_are_those_that_linux_reports():
+def test_cpu_features_match_linux():
     names = {"sse4.1": "sse4_1", "sse4.2": "sse4_2", "avx512vnni": "avx512_vnni", "lzcnt": "abm"}
     names |= {"avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni"}
     names["amx-bf16"] = "amx_bf16"
@@ -105,4 +103,4 @@ def test_loading_the_runtime_does_not_import_tvm():
     script = (
         "import sys, tvmify.runtime; sys.exit('tvm' in sys.modules or 'tvm_ffi' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+    run_python(script)

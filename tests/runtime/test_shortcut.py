@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from tests.processes import run_python
 from tvmify import tvmify
 from tvmify.decorate.methods import shortcut
 from tvmify.runtime import Shortcut
@@ -55,14 +55,14 @@ def module_of(cls: type[nn.Module] = Slow, latest: Any = None) -> Any:
     return module
 
 
-def test_a_call_goes_to_the_latest_one_with_its_arguments():
+def test_call_reaches_latest_call_with_its_arguments():
     latest = Latest()
     module = module_of(latest=latest)
     assert module(1) == module(x=2) == module(1, y=X) == "latest"
     assert latest.calls == [((1,), {}), ((), {"x": 2}), ((1,), {"y": X})]
 
 
-def test_no_python_of_ours_runs_on_the_way(inference: None):
+def test_fast_path_runs_no_python(inference: None):
     net = tvmify(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval())
     x = torch.ones(2, 4)
     for _ in range(3):
@@ -78,7 +78,7 @@ def test_no_python_of_ours_runs_on_the_way(inference: None):
     assert torch.equal(result, expected)
 
 
-def test_what_the_latest_call_does_not_take_is_called_as_ever():
+def test_unmatched_call_takes_the_regular_path():
     assert module_of(latest=Latest(NotImplemented))(1) == 2
 
 
@@ -102,14 +102,14 @@ def test_warnings_of_pytorch_are_not_held_back_until_its_end(inference: None):
     assert tvmify(Mixed().eval(), strict=True)(X)["size"] == 3
 
 
-def test_before_there_is_a_dispatcher():
+def test_without_dispatcher():
     assert Slow()(1) == 2
     module = module_of()
     module.__dict__[PLACE] = None  # as copies and pickles begin
     assert module(1) == 2
 
 
-def test_a_shallow_copy_has_no_way_of_its_own_yet():
+def test_shallow_copy_has_no_shortcut():
     module = module_of()
     copied = copy.copy(module)
     assert copied.__dict__[PLACE] is module.__dict__[PLACE]
@@ -156,13 +156,13 @@ class AlwaysTrue(dict[Any, Any]):
         return True
 
 
-def test_hooks_of_a_kind_of_their_own_are_looked_at_by_pytorch():
+def test_unusual_hook_containers_are_left_to_pytorch():
     module = module_of()
     module._forward_hooks = AlwaysTrue()
     assert module(1) == 2
 
 
-def test_a_call_that_somebody_else_replaced_before_us_is_made():
+def test_previously_replaced_call_is_kept():
     """In a process of its own, since ours has looked at PyTorch's already."""
     script = """
 import torch
@@ -173,7 +173,7 @@ from tests.runtime.test_shortcut import Latest, module_of
 assert module_of(latest=Latest())(1) == 2
 assert len(calls) == 1
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_python(script)
 
 
 class Overriding(Slow):
@@ -222,13 +222,13 @@ def test_another_forward_of_the_class(monkeypatch: pytest.MonkeyPatch):
     assert module(1) == 10
 
 
-def test_another_way_to_call_the_instance():
+def test_replaced_call_method_wins():
     module = module_of()
     module._call_impl = lambda x: x * 10
     assert module(1) == 10
 
 
-def test_what_module_compile_sets_has_precedence_until_it_is_deleted():
+def test_compiled_call_impl_takes_precedence_until_deleted():
     module = module_of()
     module.compile(backend="eager", fullgraph=True)
     assert torch.equal(module(X), X + 1)
@@ -239,7 +239,7 @@ def test_what_module_compile_sets_has_precedence_until_it_is_deleted():
     assert torch.equal(module(X), X + 1)
 
 
-def test_deleting_what_was_not_set():
+def test_deleting_unset_attribute_raises():
     with pytest.raises(AttributeError, match="_compiled_call_impl"):
         del module_of()._compiled_call_impl
 
@@ -340,12 +340,12 @@ def test_wrong_arguments_are_refused():
         Shortcut(unchanged)  # type: ignore[call-arg]
 
 
-def test_there_is_none_that_leads_nowhere():
+def test_shortcut_requires_fget():
     with pytest.raises(TypeError, match="fget"):
         Shortcut.__new__(Shortcut)  # type: ignore[call-arg]
 
 
-def test_classes_are_no_modules():
+def test_classes_are_rejected():
     with pytest.raises(TypeError, match="a class has no dispatcher"):
         vars(Slow)["_compiled_call_impl"].__set__(int, 1)
 

@@ -3,9 +3,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import subprocess
-import sys
-import textwrap
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -18,6 +15,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 import tvmify
+from tests.processes import run_python
 from tests.threads import together
 from tests.tolerances import assert_close_to_reference
 from tvmify import SaveError, TvmifyWarning
@@ -121,12 +119,7 @@ def test_the_file_is_read_without_the_compiler(
         assert "tvm" not in sys.modules
         assert not any(name.startswith("tvmify.compiler") for name in sys.modules)
     """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(exported[0])],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(tvmify.__file__).parents[2])},
-        check=True,
-    )
+    run_python(script, exported[0], cwd=tmp_path)
 
 
 def test_weights_are_stored_once_under_their_names(tmp_path: Path, monkeypatch: Any):
@@ -197,7 +190,7 @@ def test_a_class_is_not_exported():
     assert not hasattr(Net, "__tvmify__")
 
 
-def test_what_is_not_compiled_is_not_exported(net: Net):
+def test_uncompiled_module_is_not_exported(net: Net):
     with pytest.raises(tvmify.TrainingMode):
         tvmify.export(net.train(), signature=[(4, 8)])
 
@@ -324,7 +317,7 @@ def test_results_belong_to_the_caller():
 # ------------------------------------------------------------------------------------ gradients
 
 
-def test_gradients_are_those_of_the_module(module: Any, net: Net):
+def test_gradients_match_the_module(module: Any, net: Net):
     module.first.bias.requires_grad_(False)
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
     # Weighed by what is given, not by results of their own, which are rounded differently.

@@ -6,9 +6,6 @@ import copy
 import io
 import os
 import stat
-import subprocess
-import sys
-import textwrap
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +16,7 @@ from torch import nn
 
 import tvmify
 from tests.models import minilm_folder, resnet18
+from tests.processes import run_python
 from tvmify import SaveError, TvmifyWarning
 
 
@@ -65,7 +63,7 @@ def small() -> nn.Module:
 # ------------------------------------------------------------------------------ what is computed
 
 
-def test_a_loaded_model_computes_what_the_original_does(tmp_path: Path, small: nn.Module) -> None:
+def test_loaded_model_matches_the_original(tmp_path: Path, small: nn.Module) -> None:
     loaded = saved(small, tmp_path, [image()], [image(4)])
     assert isinstance(loaded, torch.jit.ScriptModule)
     for batch in (1, 4):
@@ -358,7 +356,7 @@ def test_weights_are_saved_once(tmp_path: Path) -> None:
     assert net.head.weight.requires_grad  # the original stays as it was
 
 
-def test_a_copy_has_weights_of_its_own(tmp_path: Path, small: nn.Module) -> None:
+def test_copy_has_separate_weights(tmp_path: Path, small: nn.Module) -> None:
     loaded = saved(small, tmp_path, [image()])
     twin = copy.deepcopy(loaded)
     twin.load_state_dict(Small().state_dict())
@@ -411,7 +409,7 @@ def test_a_trace_with_two_parameters_of_one_name(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(*args), traced(*args))
 
 
-def test_saved_again_and_loaded_again(tmp_path: Path, small: nn.Module) -> None:
+def test_repeated_save_and_load(tmp_path: Path, small: nn.Module) -> None:
     loaded = saved(small, tmp_path, [image()])
     torch.jit.save(loaded, tmp_path / "again.pt")
     again = torch.jit.load(tmp_path / "again.pt")
@@ -447,9 +445,7 @@ def test_a_light_process_needs_no_compiler(tmp_path: Path, small: nn.Module) -> 
         torch.testing.assert_close(model(x), expected)
         assert not {"tvm", "tvm_ffi", "tvmify.compiler"} & set(sys.modules), sys.modules.keys()
     """
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], cwd=tmp_path, check=True
-    )
+    run_python(script, cwd=tmp_path)
 
 
 # --------------------------------------------------------------------------------- what is refused
@@ -463,13 +459,13 @@ def test_several_functions_of_one_process(tmp_path: Path) -> None:
         close(tvmify.load(tmp_path / f"{sign}.pt", strict=True)(x), x * sign + 1)
 
 
-def test_nothing_to_save_for(tmp_path: Path, small: nn.Module) -> None:
+def test_no_signatures_to_save(tmp_path: Path, small: nn.Module) -> None:
     with pytest.raises(SaveError, match="example_inputs"):
         tvmify.save(small, tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_compiled(tmp_path: Path) -> None:
+def test_uncompilable_module(tmp_path: Path) -> None:
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if bool(x.sum() > 0) else -x
@@ -501,7 +497,7 @@ def test_other_arguments_of_a_model_that_cannot_be_scripted(tmp_path: Path) -> N
         tvmify.save(net, tmp_path / "model.pt", signatures=signatures)
 
 
-def test_a_file_has_the_mode_that_the_umask_says_and_nobody_changes_that(
+def test_file_mode_follows_the_umask(
     tmp_path: Path, inference: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = tvmify.tvmify(nn.ReLU().eval(), cache=False)

@@ -1,9 +1,6 @@
 """Equal programs have equal fingerprints, in any process; different programs never do."""
 
 import itertools
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.capture import nets
+from tests.processes import run_python
 from tvmify.capture import capture
 from tvmify.capture.scripted.fingerprint import tensor_digest
 
@@ -195,7 +193,7 @@ def test_training_mode_counts() -> None:
     assert training != capture(module.eval(), (x,), {}).fingerprint
 
 
-def test_where_the_code_stands_and_what_it_is_called_does_not_count() -> None:
+def test_locations_and_names_do_not_count() -> None:
     def make() -> type[nn.Module]:
         class Net(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
@@ -252,21 +250,11 @@ print("sympy" in sys.modules, "tvm" in sys.modules, file=sys.stderr)
 """
 
 
-def _fingerprints(seed: str, argument: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", _CHILD, argument],
-        env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-
-
-def test_fingerprints_are_equal_in_all_processes() -> None:
-    fresh = _fingerprints("1", "fresh")
+def test_fingerprints_are_stable_across_processes() -> None:
+    fresh = run_python(_CHILD, "fresh", PYTHONHASHSEED="1").stdout
     assert fresh.count("torchscript\n") == 5
     assert fresh.count("export\n") == 1
-    assert fresh == _fingerprints("2", "used")
+    assert fresh == run_python(_CHILD, "used", PYTHONHASHSEED="2").stdout
 
 
 def test_scripting_loads_nothing_of_export() -> None:
@@ -276,4 +264,4 @@ def test_scripting_loads_nothing_of_export() -> None:
         "capture(torch.nn.Linear(2, 2), (torch.rand(1, 2),), {})\n"
         "assert 'sympy' not in sys.modules and 'tvm' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python(code)

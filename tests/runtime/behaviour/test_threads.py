@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +12,7 @@ from typing import TypeVar
 import pytest
 import torch
 
+from tests.processes import run_python
 from tests.runtime import programs
 from tvmify.runtime import Executor, PackedWeights
 
@@ -44,7 +42,7 @@ def test_many_threads_share_one_executor():
         assert all(pool.map(work, range(8)))
 
 
-def test_weights_are_replaced_whole_while_other_threads_run():
+def test_weight_updates_are_atomic_to_running_threads():
     executor = Executor(programs.linear())
     x = torch.ones(4, 16)
     choices = [(torch.full((8, 16), float(n)), torch.full((8,), float(n))) for n in range(3)]
@@ -129,7 +127,7 @@ def test_the_error_of_a_task_reaches_the_caller(count, thread_count, on_task):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_barrier_is_an_error_that_says_so(count, thread_count):
+def test_barrier_is_a_clear_error(count, thread_count):
     # Tasks are more than threads, so that one that waits for another may wait for ever.
     thread_count(count)
     with pytest.raises(RuntimeError, match="barrier between tasks"):
@@ -156,7 +154,7 @@ def test_a_thread_that_is_late_leaves_its_tasks_to_the_others(thread_count, on_t
     assert sorted(done) == list(range(8))
 
 
-def test_who_waits_for_longer_than_others_help_runs_alone_for_a_while(thread_count, on_task):
+def test_slow_helpers_are_suspended(thread_count, on_task):
     def changes() -> int:
         """How often loops went from two threads to the caller alone or back, of 4 at most."""
         caller = threading.get_ident()
@@ -183,7 +181,7 @@ def test_who_waits_for_longer_than_others_help_runs_alone_for_a_while(thread_cou
     assert in_a_new_thread(changes) == 4
 
 
-def test_who_runs_alone_gets_help_with_a_long_loop(thread_count, on_task):
+def test_helpers_return_for_a_long_loop(thread_count, on_task):
     def helped() -> tuple[bool, bool]:
         """Whether a loop began with the caller alone, and whether another thread came to it."""
         caller = threading.get_ident()
@@ -266,6 +264,4 @@ def test_a_forked_child_runs_compiled_code():
         sys.exit(os.waitstatus_to_exitcode(status) or not torch.equal(call((x,)), x))
     """
     # In a process of its own, with a limit: what is tested for is that nothing waits for ever.
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=120
-    )
+    run_python(script)

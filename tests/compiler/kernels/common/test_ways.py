@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 from tvm import relax
 
 from tests.compiler.kernels.kernels import NATIVE, build, check, has_parallel_loop, random
+from tests.processes import run_python
 from tvmify.compiler.kernels.common import ways
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.common.ways import Way
@@ -50,7 +47,7 @@ def asked(describe, *shapes):
 
 
 @pytest.mark.parametrize("rule", KERNELS)
-def test_every_way_is_right(rule):
+def test_every_alternative_is_right(rule):
     describe, expected, shape = KERNELS[rule]
     choices = asked(describe, shape)
     ((workload, names),) = choices.candidates.items()
@@ -67,7 +64,7 @@ def test_every_way_is_right(rule):
     assert build(describe, [random(*shape)]).kernel().script() == bodies[0]
 
 
-def test_only_ways_that_differ_are_candidates():
+def test_only_distinct_alternatives_are_candidates():
     # No row is longer than a vector; a few rows are worth no threads, many are worth some.
     choices = asked(lambda builder, x: op.sum(x, [1]), (2000, 16))
     (names,) = choices.candidates.values()
@@ -75,7 +72,7 @@ def test_only_ways_that_differ_are_candidates():
     assert not asked(lambda builder, x: op.add(x, x), (4000, 1024)).candidates
 
 
-def test_a_workload_is_the_function_whatever_its_names():
+def test_workload_ignores_names():
     def named(name):
         def describe(builder, x):
             scaled = builder.emit(op.multiply(x, relax.const(np.float32(3))), name)
@@ -88,14 +85,13 @@ def test_a_workload_is_the_function_whatever_its_names():
     assert first != list(asked(named("a"), (90, 204)).candidates)
 
 
-def test_a_workload_is_the_same_in_every_process():
+def test_workload_is_stable_across_processes():
     program = """
         from tests.compiler.kernels.common.test_ways import KERNELS, asked
         describe, _, shape = KERNELS["reduction"]
         print(*asked(describe, shape).candidates)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    there = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    there = run_python(program)
     describe, _, shape = KERNELS["reduction"]
     (here,) = asked(describe, shape).candidates
     assert here == there.stdout.strip()
@@ -124,7 +120,7 @@ def test_a_workload_is_the_same_in_every_process():
         ),
     ],
 )
-def test_what_need_not_or_cannot_be_measured_is_not_asked(describe, shapes):
+def test_trivial_or_unmeasurable_choice_is_skipped(describe, shapes):
     assert not asked(describe, *shapes).candidates
 
 
@@ -139,7 +135,7 @@ def test_functions_of_several_results_are_measured():
     assert [int(size) for size in sample.types[-1].shape] == [128, 901]
 
 
-def test_nothing_is_named_unless_somebody_measures(monkeypatch):
+def test_workloads_are_named_only_when_measuring(monkeypatch):
     named = []
     monkeypatch.setattr(ways, "_workload", lambda *about: named.append(about) or "work")
     describe, _, shape = KERNELS["reduction"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +15,7 @@ from torch import Tensor, nn
 import tvmify
 from tests.compiler.programs import check, compiled, executed, target
 from tests.compiler.tune.test_tuning import Stopwatch, tuned
+from tests.processes import run_python
 from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
@@ -148,13 +146,13 @@ def test_products_of_one_input(module, count, dtype):
         pytest.param(Experts(), [(3, 40, 64)], id="stacked"),
     ],
 )
-def test_what_stays_ours(program, shapes):
+def test_products_left_to_own_kernels(program, shapes):
     artifact = check(program, *(torch.randn(shape) for shape in shapes))
     assert not artifact.report["libraries"]
 
 
 @pytest.mark.usefixtures("_forced")
-def test_sums_of_bfloat16_that_are_not_rounded_stay_ours():
+def test_unrounded_bfloat16_sums_use_own_kernels():
     class Wide(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -182,7 +180,7 @@ class Database:
 
 @DTYPES
 @pytest.mark.usefixtures("_paired")
-def test_what_was_measured_is_obeyed(dtype):
+def test_measured_winner_is_used(dtype):
     module, x, database = mlp(dtype), torch.randn(48, 64).to(dtype), Database()
     with torch.no_grad():
         exported = torch.export.export(module, (x,))
@@ -217,7 +215,7 @@ def test_candidates_are_measured_with_a_bias_and_an_activation(dtype):
 
 
 @DTYPES
-def test_nothing_is_called_without_amx(dtype):
+def test_library_is_not_called_without_amx(dtype):
     x = torch.randn(512, 64).to(dtype)
     features = [name for name in target().features if not name.startswith("amx")]
     with torch.no_grad():
@@ -242,7 +240,7 @@ def lowered(module: nn.Module, x: Tensor, machine: Target) -> dict[str, str]:
 
 @pytest.mark.parametrize(("depth", "fewest"), [(768, 47), (4096, 41), (64, 225)], ids=str)
 @pytest.mark.parametrize("named", [False, True], ids=["features", "mcpu"])
-def test_amx_computes_bfloat16_from_so_many_rows_on(depth, fewest, named):
+def test_amx_is_used_from_a_minimum_number_of_rows(depth, fewest, named):
     amx = {"mcpu": "sapphirerapids", "mattr": []} if named else {}
     option = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64", **amx}
     features = [*_AVX512, *([] if named else ["amx-bf16"])]
@@ -283,7 +281,7 @@ def test_new_weights_and_saved_files(dtype, tmp_path: Path):
         assert torch.equal(loaded(x), fast(x))
 
 
-def test_a_forked_child_does_not_wait_for_threads_that_it_does_not_have():
+def test_forked_child_does_not_wait_for_parent_threads():
     script = """
         import os, sys
         from dataclasses import replace
@@ -304,6 +302,4 @@ def test_a_forked_child_does_not_wait_for_threads_that_it_does_not_have():
             status = os.waitpid(child, 0)[1]
         sys.exit(os.waitstatus_to_exitcode(status) or "by a library" not in str(fast.explain()))
     """
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=120
-    )
+    run_python(script)
