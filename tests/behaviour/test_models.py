@@ -14,14 +14,12 @@ from tests.tolerances import assert_close_to_reference
 from tvmify import tvmify
 
 
-def test_a_resnet_in_several_shapes(inference: None) -> None:
+def test_resnet(inference: None) -> None:
     net: Any = resnet18()
     net.blocks = net.blocks[::2]  # of every number of channels and every stride
     fast: Any = tvmify(net, strict=True)
-    for shape in ((1, 3, 224, 224), (2, 3, 64, 96)):
-        x = torch.randn(shape)
-        assert_close_to_reference(fast(x), net, (x,))
-    assert fast.cache_info().builds == 2
+    x = torch.randn(2, 3, 64, 96)
+    assert_close_to_reference(fast(x), net, (x,))
     assert "without a schedule: 0" in str(fast.explain())
 
 

@@ -46,7 +46,7 @@ class Cache:
     ],
     ids="keys sequence number dtype shape values nan constant class".split(),
 )
-def test_what_differs_is_found(result: Any) -> None:
+def test_difference_is_found(result: Any) -> None:
     eager = {"a": torch.ones(2), "b": (1, None)}
     compare(eager, eager, eager)
     with pytest.raises(Different):
@@ -59,7 +59,7 @@ def test_objects_are_compared_by_their_attributes() -> None:
         compare(Cache(torch.ones(2)), Cache(torch.zeros(2)), None)
 
 
-def test_the_last_result_of_each_architecture_counts(tmp_path: Path) -> None:
+def test_last_result_of_an_architecture_counts(tmp_path: Path) -> None:
     trials = [
         Trial("gpt2", right=True, reason="a reason"),
         Trial("bert", right=True, compiled=True),

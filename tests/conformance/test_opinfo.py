@@ -14,11 +14,11 @@ from conformance.opinfo_report import deviations, eager_reasons, totals
 from conformance.shards import Plan, run, this_module, work
 
 FAILED = Path(__file__).parents[2] / "conformance" / "failed.txt"
-#: Of the 1,145 pairs of operator and dtype, every so many.
-STEP = 23
+#: Every STEP-th of the 1,145 pairs of operator and dtype is tried.
+STEP = 46
 
 
-def test_every_so_manyth_operator_agrees_with_eager() -> None:
+def test_sampled_operators_match_eager() -> None:
     found = {}
     for number, operator in enumerate(operators()[::STEP]):
         samples = list(operator.samples())
@@ -28,7 +28,7 @@ def test_every_so_manyth_operator_agrees_with_eager() -> None:
     assert sum(result.outcome == EAGER for result in found.values()) < len(found)
 
 
-def test_what_once_failed_agrees_with_eager() -> None:
+def test_former_failures_match_eager() -> None:
     lines = [line for line in FAILED.read_text().splitlines() if not line.startswith("#")]
     cases = {Case.parse(line) for line in lines}
     names = frozenset(case.operator for case in cases)
@@ -52,13 +52,13 @@ def test_what_once_failed_agrees_with_eager() -> None:
         (RuntimeError("no"), "instead of a result"),
     ],
 )
-def test_a_difference_is_seen(arguments: object, difference: str) -> None:
+def test_difference_is_detected(arguments: object, difference: str) -> None:
     (operator,) = (op for op in operators(frozenset({"clone"})) if op.dtype == "float32")
     assert operator.difference(torch.ones(3), torch.ones(3)) == ""
     assert difference in operator.difference(arguments, torch.ones(3))
 
 
-def test_nan_equals_nan_and_memory_as_it_was_found_has_no_values() -> None:
+def test_nan_equals_nan_and_empty_has_no_values() -> None:
     clone, empty = (
         next(op for op in operators(frozenset({name})) if op.dtype == "float32")
         for name in ("clone", "empty")
@@ -70,7 +70,7 @@ def test_nan_equals_nan_and_memory_as_it_was_found_has_no_values() -> None:
     assert empty.difference(torch.ones(3), nan) != ""
 
 
-def test_a_second_run_goes_on(tmp_path: Path) -> None:
+def test_second_run_resumes(tmp_path: Path) -> None:
     plan = Plan(tmp_path, shards=1, samples=1, only=frozenset({"sgn"}), limit=60)
     said: list[Case] = []
     work(plan, 0, lambda case, _: said.append(case))
@@ -83,7 +83,7 @@ def test_a_second_run_goes_on(tmp_path: Path) -> None:
     assert said[2:] == [Case("sgn", "", "int64", 0)]
 
 
-def test_a_process_that_ends_or_hangs_is_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_crash_or_hang_is_counted_and_the_run_continues(tmp_path: Path) -> None:
     """The first process dies at a case, the second one hangs at another, the third one is fine."""
     script = """
 import os, pathlib, sys, time
@@ -102,7 +102,7 @@ if turn < 2:
     assert {result.outcome for result in records.read(tmp_path).values()} == {CRASHED}
 
 
-def test_a_process_that_never_begins_is_an_error(tmp_path: Path) -> None:
+def test_worker_that_never_starts_is_an_error(tmp_path: Path) -> None:
     plan = Plan(tmp_path, shards=1, samples=1, only=frozenset(), limit=60)
     with pytest.raises(RuntimeError, match="before its first case"):
         run(plan, 1, [*this_module([])[:1], "-c", "raise SystemExit(3)"], lambda *_: None)

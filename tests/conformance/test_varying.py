@@ -7,10 +7,10 @@ import torch
 from conformance.programs import Input, Program, Step, explore
 from conformance.varying import ANY_SIZE, MODULES, TOGETHER, Resized, check
 
-PROGRAMS = 40
+PROGRAMS = 20
 
 
-def test_random_programs_of_varying_sizes_agree_with_eager() -> None:
+def test_random_programs_of_varying_sizes_match_eager() -> None:
     counts = explore(MODULES, check, PROGRAMS // TOGETHER, seed=None)
     assert sum(counts.values()) >= PROGRAMS
     served = sum(n for (where, _), n in counts.items() if where == ANY_SIZE)
