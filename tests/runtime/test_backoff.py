@@ -52,7 +52,7 @@ def pauses(program: Path, waits: list[int]) -> list[int]:
     return [len(list(loops)) for alone, loops in groupby(result.stdout) if alone == "1"]
 
 
-def test_pauses_grow_while_nothing_but_waiting_comes_between_them(program: Path):
+def test_pauses_grow_across_consecutive_waits(program: Path):
     found = pauses(program, [5000] * 30_000)
     assert found[:8] == [min(SHORTEST * 2**i, LONGEST) for i in range(8)]
     assert found[8] == LONGEST
@@ -63,7 +63,7 @@ def test_one_wait_is_one_short_pause(program: Path):
 
 
 @pytest.mark.parametrize("calm", [200, 1000])  # loops, of 0.1 ms: less, and more, than the pause
-def test_a_wait_after_a_trouble_that_is_over_is_a_short_pause_again(program: Path, calm: int):
+def test_pauses_reset_after_recovery(program: Path, calm: int):
     trouble = [5000] * (1 + SHORTEST + 1 + 2 * SHORTEST + 1 + 4 * SHORTEST)
     found = pauses(program, [*trouble, *[10] * calm, 8000, *[10] * 1000])
     assert found == [SHORTEST, 2 * SHORTEST, 4 * SHORTEST, SHORTEST]

@@ -158,7 +158,7 @@ def test_a_call_that_makes_no_sense_cannot_be_made(arguments, error):
         Call(first, *arguments[1:])
 
 
-def test_calls_leak_nothing():
+def test_calls_do_not_leak():
     call = Executor(with_outputs([Computed(0), Argument(0), Constant("c")], (0, 0, 0))).call()
     nested = Executor(with_outputs([Computed(0)], {"a": 0})).call()
     bad = torch.randn(3)

@@ -34,7 +34,7 @@ def test_kinds_are_written_as_native_code_writes_them(dtype: torch.dtype):
     assert embedded.kinds(tensors) == " ".join(texts)
 
 
-def test_the_fake_kernel_makes_what_the_description_says():
+def test_fake_kernel_matches_the_description():
     outputs = [torch.empty(3, 2), torch.empty((), dtype=torch.int64), torch.empty(0, 4)]
     text = embedded.description({"outputs": embedded.kinds(outputs)})
     nothing = torch.empty(0, dtype=torch.uint8, device="meta")
@@ -43,7 +43,7 @@ def test_the_fake_kernel_makes_what_the_description_says():
     assert {tensor.device.type for tensor in made} == {"meta"}
 
 
-def test_descriptions_of_nothing_known_are_refused():
+def test_unknown_descriptions_are_refused():
     library = torch.zeros(8, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match=r"exported in format , and this version"):
         torch.ops.tvmify.execute(library, library, "strict True", [], [])
@@ -82,7 +82,7 @@ def test_another_version_runs_the_original(
     assert torch.equal(result, layer(X))
 
 
-def test_weights_of_another_shape_are_never_read(linear: tuple[tuple[Any, ...], nn.Linear]):
+def test_weights_of_other_shapes_are_not_read(linear: tuple[tuple[Any, ...], nn.Linear]):
     operands, _ = linear
     short = [torch.randn(2, 8), torch.randn(2)]
     with (

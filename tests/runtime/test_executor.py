@@ -63,7 +63,7 @@ def test_executors_of_one_instance_share_packed_weights():
         torch.testing.assert_close(executor.call()((x,)), reference(x, *bound))
 
 
-def test_what_the_store_has_is_not_packed_again():
+def test_stored_weights_are_not_repacked():
     asked: list[list[bool]] = []
 
     def pack(wanted: list[bool]) -> Sequence[torch.Tensor]:
@@ -117,7 +117,7 @@ def test_weights_that_are_not_wanted_are_not_kept():
         compiled.pack(given, [True, True])
 
 
-def test_packing_keeps_no_memory_for_itself():
+def test_packing_keeps_no_extra_memory():
     shapes = [(9 * MEGABYTE,)] * 3  # each more than malloc would keep
 
     def resident() -> int:

@@ -200,7 +200,7 @@ class _DispatchMode(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mode", [_Mode, _DispatchMode, lambda: torch.device("cpu")])
-def test_nothing_is_keyed_while_a_mode_watches(mode):
+def test_no_key_under_a_torch_function_mode(mode):
     with mode():
         leaves, unknown = flatten((X, [X]), {})
     assert unknown is None and leaves == (X, X)
@@ -212,7 +212,7 @@ def test_a_mode_that_is_switched_off_does_not_count():
         assert key(X) == key(X) is not None
 
 
-def test_nothing_is_keyed_under_a_function_transform_or_tracer():
+def test_no_key_under_a_transform_or_tracer():
     seen: list[bytes | None] = []
 
     def function(x):
@@ -272,7 +272,7 @@ def test_wrong_arguments_are_a_type_error(arguments):
         flatten(*arguments)
 
 
-def test_flatten_leaks_nothing():
+def test_flatten_does_not_leak():
     text, x = "a string" * 10, torch.zeros(5)
     alive = weakref.ref(x)
     arguments = ((x, [text, object()], {"k": x}), {"z": 2**70})

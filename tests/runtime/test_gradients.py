@@ -70,7 +70,7 @@ def test_results_without_gradients_have_none(results: Callable[[Tensor, Tensor],
         [y.numpy() for y in found if not y.requires_grad]  # which PyTorch refuses for others
 
 
-def test_which_results_have_gradients_is_known_after_an_error() -> None:
+def test_differentiable_results_are_known_after_an_error() -> None:
     net = Embedded().eval()
     fast: Any = tvmify(net, strict=True)
     with pytest.raises(IndexError, match="index out of range in self"):
@@ -78,7 +78,7 @@ def test_which_results_have_gradients_is_known_after_an_error() -> None:
     assert [y.requires_grad for y in fast(torch.tensor([1]))] == [True, False]
 
 
-def test_who_wants_gradients_of_a_closure_gets_them_from_eager() -> None:
+def test_gradients_of_closures_come_from_eager() -> None:
     net = nn.Linear(8, 8).eval()
     fast: Any = tvmify(lambda x: net(x).relu())
     with pytest.warns(TvmifyWarning, match="a tensor of a closure, or a global tensor, requires"):

@@ -195,7 +195,7 @@ def test_a_result_may_be_the_next_argument(device: Device):
         assert torch.equal(given, x(2 ** (number - 1))) and torch.equal(value, x(2**number))
 
 
-def test_a_result_that_was_resized_is_no_place_for_others(device: Device):
+def test_resized_result_is_not_reused(device: Device):
     call = captured()
     result = call((x(),))
     result.resize_(1000)
@@ -232,7 +232,7 @@ def test_all_tensors_of_a_dtype_are_copied_by_one_launch(
         assert torch.equal(one, 2 * tensor) and torch.equal(other, 4 * tensor)
 
 
-def test_another_stream_waits_for_who_read_the_result(device: Device):
+def test_other_stream_waits_for_readers(device: Device):
     call, mine, other = captured(), device.stream, Stream("other")
     lent = call((x(),))
     with device.use(other):
@@ -334,7 +334,7 @@ def test_a_capture_that_is_under_way_takes_the_kernels_themselves(device: Device
     assert device.captured == device.replayed == 0
 
 
-def test_what_cannot_be_captured_runs_as_it_is(device: Device):
+def test_uncapturable_program_runs_directly(device: Device):
     call: Any = Executor(programs.added()).call(Graphs())
     device.fails = True
     assert torch.equal(call((x(),)), x(2))
@@ -391,7 +391,7 @@ def of(**fields: Any) -> Artifact:
     return dataclasses.replace(programs.added(), **({"target": CUDA} | fields))
 
 
-def test_which_programs_can_be_graphs():
+def test_graph_eligibility():
     assert obstacle(of()) == ""
     assert obstacle(of(target=programs.added().target)) == "it runs on the CPU"
     assert "writes" in obstacle(of(writes=(Write(Argument(0), Computed(0)),)))
@@ -401,5 +401,5 @@ def test_which_programs_can_be_graphs():
     assert "random numbers (aten.rand_like.default)" in obstacle(of(draws=draws))
 
 
-def test_a_program_for_the_cpu_is_no_graph():
+def test_cpu_program_is_not_a_graph():
     assert isinstance(Executor(programs.added()).call(Graphs()), graphs.Call)

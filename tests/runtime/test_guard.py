@@ -171,7 +171,7 @@ CHANGES = {
     [(change, expected) for expected, changes in CHANGES.items() for change in changes],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_change_is_noticed(change, expected):
+def test_change_is_detected(change, expected):
     net = Net()
     watching = guard(net)
     assert watching.changed() == 0
@@ -180,7 +180,7 @@ def test_a_change_is_noticed(change, expected):
     assert watching.changed() == expected, "asking must not make it forget"
 
 
-def test_a_change_is_noticed_after_many_looks_and_when_it_is_undone():
+def test_repeated_and_undone_changes_are_detected():
     net = Net()
     watching = guard(net)
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_change_is_noticed_after_many_looks_and_when_it_is_undone():
     assert watching.changed() == STRUCTURE
 
 
-def test_using_a_module_changes_nothing():
+def test_calling_a_module_is_not_a_change():
     net = Net().eval()
     watching = guard(net)
     net.layer(torch.randn(3, 4)).sum().backward()
@@ -202,7 +202,7 @@ def test_using_a_module_changes_nothing():
     assert repr(net) and watching.changed() == 0
 
 
-def test_refresh_takes_tensors_as_they_are():
+def test_refresh_accepts_current_tensors():
     net = Net()
     watching = guard(net)
     _write(net)
@@ -264,7 +264,7 @@ def test_tensors_without_memory_can_be_watched(kind):
         assert watching.changed() == 0
 
 
-def test_memory_that_comes_and_goes_is_a_change():
+def test_freed_and_reallocated_memory_is_a_change():
     tensor = torch.ones(8)
     storage = tensor.untyped_storage()
     watching = Guard([], [], [tensor])
@@ -324,7 +324,7 @@ def test_wrong_arguments_are_a_type_error(arguments):
         Guard(*arguments)
 
 
-def test_each_of_many_writes_by_one_line_is_noticed() -> None:
+def test_every_write_of_a_loop_is_detected() -> None:
     # CPython writes an attribute in another way once the line has run some times.
     net = Net()
     for number in range(200):
@@ -348,7 +348,7 @@ def test_guards_of_one_module_notice_by_themselves() -> None:
     assert third.changed() == STRUCTURE
 
 
-def test_a_module_outlives_its_guard_and_can_be_watched_again() -> None:
+def test_module_can_be_guarded_again() -> None:
     net = Net()
     for _ in range(3):
         watched = guard(net)
@@ -358,7 +358,7 @@ def test_a_module_outlives_its_guard_and_can_be_watched_again() -> None:
     assert guard(net).changed() == 0
 
 
-def test_a_guard_on_its_own_module_is_collected():
+def test_guard_cycle_is_collected():
     net = Net()
     net.__dict__["guard"] = guard(net)
     alive = weakref.ref(net)
@@ -367,7 +367,7 @@ def test_a_guard_on_its_own_module_is_collected():
     assert alive() is None
 
 
-def test_guards_leak_nothing():
+def test_guards_do_not_leak():
     net = Net()
     parameter = net.layer.weight
     before = sys.getrefcount(parameter), sys.getrefcount(net.__dict__)

@@ -35,11 +35,11 @@ def latest_of(run: Run, members: dict[str, Any]) -> LatestCall:
     return latest
 
 
-def test_nothing_is_known_at_first():
+def test_initially_empty():
     assert LatestCall()((X,), {}) is NotImplemented
 
 
-def test_the_same_call_is_made_again():
+def test_same_call_is_repeated():
     run = Run("result")
     latest = latest_of(run, dict(MODULE))
     assert [latest((torch.zeros(3),), {}) for _ in range(3)] == ["result"] * 3
@@ -81,13 +81,13 @@ def test_nor_is_one_of_a_changed_module():
     assert latest((X,), {}) == "result"
 
 
-def test_a_key_that_is_not_bytes_is_that_of_no_call():
+def test_non_bytes_key_never_matches():
     latest = LatestCall()
     latest.keep(0, Guard([], [], []), None, Run("result"), (), 0)
     assert latest((object(),), {}) is NotImplemented
 
 
-def test_what_was_found_before_something_was_forgotten_is_not_kept():
+def test_stale_lookup_is_not_kept_after_forget():
     latest = latest_of(Run("result"), dict(MODULE))
     generation = latest.generation
     latest.forget()
@@ -114,7 +114,7 @@ def test_only_guards_are_kept():
         LatestCall().keep(0, 3, b"", Run("result"), (), 0)  # type: ignore[arg-type]
 
 
-def test_forgetting_frees_what_was_kept():
+def test_forget_frees_references():
     run = Run("result")
     latest = latest_of(run, dict(MODULE))
     alive = weakref.ref(run)

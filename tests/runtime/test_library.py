@@ -90,7 +90,7 @@ def test_another_process_finds_the_file_of_a_library():
 
 
 @pytest.mark.parametrize("code", [b"not a library", b"\x7fELF" + bytes(100)])
-def test_bytes_that_are_no_library_are_an_error(code):
+def test_invalid_library_bytes_raise(code):
     executor = Executor(programs.artifact(code))
     with pytest.raises(RuntimeError):
         executor.compiled.forward([torch.zeros(2)])

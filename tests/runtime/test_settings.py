@@ -53,7 +53,7 @@ def test_the_collections_in_a_collection_are_listed() -> None:
     assert [id(found) for found in settings.collections] == [id(outer), id(inner), id(members)]
 
 
-def test_what_is_not_plain_is_told_apart_by_identity() -> None:
+def test_non_plain_values_compare_by_identity() -> None:
     tensors, layers, functions = torch.ones(2, 3), (nn.ReLU(), nn.ReLU()), (torch.sin, torch.cos)
     for one, other in (tensors.unbind(), layers, functions):
         for hold in (lambda item: [item], lambda item: (1, {"a": [item]})):
@@ -62,7 +62,7 @@ def test_what_is_not_plain_is_told_apart_by_identity() -> None:
             assert first.value == same.value and first.value != second.value
 
 
-def test_other_things_are_no_settings() -> None:
+def test_invalid_settings_are_refused() -> None:
     itself: list[Any] = []
     itself.append(itself)
     others = [torch.ones(2), 1, {object(): 1}, {torch.ones(2)}, itself, list(range(1000))]

@@ -49,7 +49,7 @@ def test_native_code_and_python_agree() -> None:
     assert 0.2 * total < served < 0.9 * total
 
 
-def test_native_code_refuses_what_python_refuses() -> None:
+def test_native_and_python_refuse_alike() -> None:
     rng = random.Random(4)
     refused = 0
     for _ in range(2 * SHAPES):
@@ -99,7 +99,7 @@ def test_no_text_does_harm() -> None:
         '{"symbols": [], "leaves": [[0, [1.0]]], "guards": [], "hints": []}',
     ],
 )
-def test_what_describes_no_shapes_is_refused(text: str) -> None:
+def test_invalid_description_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         native.ShapeGuard(text)
 

@@ -88,7 +88,7 @@ def words() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 @needs_nvcc
 @pytest.mark.parametrize("make", [images, sequences, words])
-def test_programs_for_gpus_compute_what_eager_does(
+def test_gpu_programs_match_eager(
     make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]],
     environment: dict[str, str],
     tmp_path: Path,

@@ -22,7 +22,7 @@ def loaded(tmp_path_factory):
     return tvmify.load(path, strict=True)
 
 
-def test_eight_threads_get_the_answers_of_one(loaded):
+def test_eight_threads_match_one(loaded):
     inputs = serving.requests()
     with torch.inference_mode():
         accepted = [[loaded(x)] for x in inputs]
@@ -32,7 +32,7 @@ def test_eight_threads_get_the_answers_of_one(loaded):
     assert load.growth < 0.01
 
 
-def test_weights_are_replaced_whole_beside_calls(loaded):
+def test_weight_updates_are_atomic_to_calls(loaded):
     inputs, sets = serving.requests(), serving.two_sets(loaded)
     accepted = serving.answers(loaded, inputs, sets)
     assert not any(torch.allclose(*right) for right in accepted)

@@ -35,7 +35,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (5,), (3, 5), (2, 3, 4), (0, 3), (1, 1, 7)], ids=str)
-def test_every_dtype_and_shape_comes_out_bit_equal(shape, dtype):
+def test_all_dtypes_and_shapes_round_trip(shape, dtype):
     x = values(shape, dtype)
     name = str(dtype).removeprefix("torch.")
     y = run(programs.transposed(shape, name), x)
@@ -110,7 +110,7 @@ def in_memory(memory: torch.Tensor, start: int, count: int) -> torch.Tensor:
     ],
     ids=["rows", "strided", "scalar", "steps", "columns", "empty"],
 )
-def test_memory_behind_an_expanded_input_is_not_its_own(make):
+def test_inputs_inside_an_expanded_span_do_not_alias(make):
     # Another tensor lies where a contiguous one of its shape would reach to.
     memory = torch.randn(4096)
     x, y = make(in_memory(memory, 0, 32)), in_memory(memory, 64, 64).view(4, 16)
@@ -182,7 +182,7 @@ def test_a_weight_without_memory_is_not_packed():
 
 
 @pytest.mark.parametrize("x", [torch.randn(4, 15), torch.randn(4), torch.randn(4, 16).double()])
-def test_an_error_of_tvm_becomes_an_exception_and_the_executor_stays_usable(x):
+def test_executor_survives_tvm_errors(x):
     executor = Executor(programs.added())
     call = executor.call()
     with pytest.raises(RuntimeError, match="TVM's"):
@@ -220,7 +220,7 @@ def test_an_output_returned_twice_is_one_tensor():
     assert first is second
 
 
-def test_nothing_holds_an_input_after_the_call():
+def test_inputs_are_released_after_the_call():
     x = torch.randn(4, 16)
     alive = weakref.ref(x)
     call = Executor(programs.added()).call()
@@ -229,7 +229,7 @@ def test_nothing_holds_an_input_after_the_call():
     assert alive() is None
 
 
-def test_nobody_gets_hold_of_a_packed_weight():
+def test_packed_weights_are_not_exposed():
     weight = torch.randn(16)
     executor = Executor(programs.leaking())
     executor.bind([weight], PackedWeights())
@@ -243,7 +243,7 @@ def test_nobody_gets_hold_of_a_packed_weight():
 
 
 @pytest.mark.parametrize("start", [0, 16, 48])
-def test_nobody_gets_hold_of_weights_that_share_memory(start):
+def test_aliased_weights_are_not_exposed(start):
     weight = torch.randn(64)
     expected = weight.clone()
     executor = Executor(programs.overlapping())
