@@ -20,13 +20,13 @@ def fail() -> None:
     raise OSError("no network")
 
 
-def test_what_an_operation_returns_comes_back() -> None:
+def test_operation_result_is_returned() -> None:
     attempts = Attempts(10, 10)
     assert attempts.run(lambda: 3) == 3
     assert attempts.run(threading.current_thread) is not threading.current_thread()
 
 
-def test_after_a_failure_nothing_is_attempted_for_a_while() -> None:
+def test_failure_suspends_attempts() -> None:
     clock = Clock()
     attempts = Attempts(10, 60, clock)
     with pytest.raises(OSError, match="no network"):
@@ -38,7 +38,7 @@ def test_after_a_failure_nothing_is_attempted_for_a_while() -> None:
     assert attempts.run(lambda: 3) == 3
 
 
-def test_what_hangs_is_left_alone_and_nothing_joins_it() -> None:
+def test_hanging_operation_is_abandoned() -> None:
     clock, begun, ended = Clock(), threading.Event(), threading.Event()
     attempts = Attempts(0, 60, clock)
     hanging: list[threading.Thread] = []

@@ -39,7 +39,7 @@ def test_a_set_of_entries_moves(full: DiskCache, tmp_path: Path) -> None:
         assert other.load(key) == full.load(key) == artifact(key.entries["program"].encode())
 
 
-def test_importing_twice_changes_nothing(full: DiskCache, tmp_path: Path) -> None:
+def test_import_is_idempotent(full: DiskCache, tmp_path: Path) -> None:
     path, other = tmp_path / "cache.zip", DiskCache(tmp_path / "other")
     export(path, KEY.digest)
     other.store(OTHER, artifact(b"as it is"))
@@ -70,20 +70,20 @@ def test_entries_are_selected_by_their_last_use(full: DiskCache, tmp_path: Path)
     assert export(tmp_path / "cache.zip", since=begin) == [OTHER.digest]
 
 
-def test_nothing_is_no_archive(cache_directory: Path, tmp_path: Path) -> None:
+def test_empty_export_is_refused(cache_directory: Path, tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="nothing to export"):
         export(tmp_path / "cache.zip")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_damaged_is_left_out(full: DiskCache, tmp_path: Path) -> None:
+def test_damaged_entries_are_not_exported(full: DiskCache, tmp_path: Path) -> None:
     (full.directory / KEY.digest / LIBRARY).write_bytes(b"rElu")
     with pytest.warns(TvmifyWarning, match=f"{KEY.digest} is not exported"):
         written = export(tmp_path / "cache.zip")
     assert written == sorted([OTHER.digest, THIRD.digest])
 
 
-def test_an_archive_appears_whole(
+def test_archive_is_written_atomically(
     full: DiskCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cache.zip"
@@ -120,7 +120,7 @@ def bundle(path: Path, *entries: tuple[Key, bytes]) -> bytes:
     return file.getvalue()
 
 
-def test_part_of_an_archive_is_imported_and_the_rest_reported(tmp_path: Path) -> None:
+def test_partial_import_reports_rejected_entries(tmp_path: Path) -> None:
     path, cache = tmp_path / "cache.zip", DiskCache(tmp_path / "c")
     whole = bundle(path, (KEY, b"relu code"), (OTHER, b"gelu code"))
     path.write_bytes(whole.replace(b"gelu code", b"gelu cOde"))
@@ -131,7 +131,7 @@ def test_part_of_an_archive_is_imported_and_the_rest_reported(tmp_path: Path) ->
     assert [entry.digest for entry in cache.entries()] == [KEY.digest]
 
 
-def test_an_archive_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> None:
+def test_fully_unusable_archive_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "cache.zip"
     path.write_bytes(bundle(path, (KEY, b"relu code")).replace(b"relu code", b"relu cOde"))
     with pytest.raises(
@@ -142,7 +142,7 @@ def test_an_archive_of_which_nothing_can_be_used_is_an_error(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", f"{KEY.digest}/../../evil"])
-def test_nothing_is_written_by_name(tmp_path: Path, name: str) -> None:
+def test_names_in_an_archive_are_not_paths(tmp_path: Path, name: str) -> None:
     path = tmp_path / "in" / "cache.zip"
     path.parent.mkdir()
     bundle(path, (KEY, b"code"))
@@ -191,7 +191,7 @@ def test_a_directory_that_is_not_private_is_an_error(full: DiskCache, tmp_path: 
     assert list((tmp_path / "open").iterdir()) == []
 
 
-def test_what_has_no_place_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_without_room_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "cache.zip"
     bundle(path, (KEY, b"relu"), (OTHER, b"gelu"), (THIRD, b"tanh"))
     monkeypatch.setenv("TVMIFY_CACHE_SIZE", "2 entries")

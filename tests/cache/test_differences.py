@@ -92,7 +92,7 @@ def test_an_operation_more_is_one_line_though_it_renumbers_all_that_follow() -> 
     assert differences(without, KEY) == ["program: op 3 (not there) → aten::relu"]
 
 
-def test_what_has_no_name_is_not_passed_over() -> None:
+def test_unnamed_difference_is_reported() -> None:
     other = changed(program=PROGRAM + "\nweight c.bias")
     assert differences(KEY, other) == [
         "program: in a way that has no name; `tvmify show` prints both"
@@ -143,7 +143,7 @@ def test_the_key_itself_is_not_its_neighbour() -> None:
     assert nearest(KEY, [Key(dict(ENTRIES))]) is None
 
 
-def test_texts_that_nobody_wrote_are_compared_too() -> None:
+def test_random_texts_are_compared() -> None:
     generator = random.Random(0)
     letters = "%0123 =:()[]{}\"'\\\n,→\x1b\x00→yield block argument"
     for _ in range(300):

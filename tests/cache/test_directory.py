@@ -68,7 +68,7 @@ def behind_a_link_in_an_open_parent(place: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["/dev/null", "/dev/null/cache"])
-def test_nobody_is_told_to_remove_a_device(place: str) -> None:
+def test_device_file_advice_does_not_suggest_removal(place: str) -> None:
     with pytest.warns(TvmifyWarning, match="(?i)not a directory.*cache=False") as warned:
         DiskCache(Path(place)).store(key_of(0), artifact_of(0))
     assert "Remove" not in str(warned[0].message)
@@ -182,7 +182,7 @@ def test_a_parent_may_be_a_link_of_our_own(tmp_path: Path) -> None:
     assert cache.load(key_of(0)) == artifact_of(0)
 
 
-def test_parents_are_made_for_the_user_alone(tmp_path: Path) -> None:
+def test_parents_are_created_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         DiskCache(tmp_path / "a" / "b" / "cache").store(key_of(0), artifact_of(0))
@@ -193,7 +193,7 @@ def test_parents_are_made_for_the_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give directories away")
-def test_what_belongs_to_another_user_is_not_used(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path / "cache")
     cache.store(key_of(0), artifact_of(0))
     entry = tmp_path / "cache" / key_of(0).digest
@@ -230,7 +230,7 @@ for name in ("HOME", "XDG_CACHE_HOME", "TVMIFY_CACHE_DIR"): os.environ.pop(name,
     return done.stderr
 
 
-def test_a_user_without_rights_goes_on_from_memory(tmp_path: Path) -> None:
+def test_unwritable_directory_falls_back_to_memory(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     script = """
 cache = DiskCache(Path(sys.argv[1]))
@@ -243,7 +243,7 @@ with cache.building(key_of(0).digest, 1) as is_mine: assert not is_mine
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without a name")
-def test_a_user_without_a_home_goes_on_from_memory() -> None:
+def test_missing_home_falls_back_to_memory() -> None:
     said = as_nobody("""
 assert CompileOptions.of({}).cache_directory() is None
 assert CompileOptions.of({"cache": "~/cache"}).cache_directory() is None
@@ -253,7 +253,7 @@ assert CompileOptions.of({"cache": "/tmp/cache"}).cache_directory() == Path("/tm
     assert "Set TVMIFY_CACHE_DIR" in said
 
 
-def test_a_full_disk_is_one_warning_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_warns_once_and_leaves_no_files(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     cache.store(key_of(0), artifact_of(0))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -113,7 +113,7 @@ def test_a_digit_of_the_description_is_not_changed_unnoticed(tmp_path: Path) -> 
         assert cache.load(key_of(0)) is None
 
 
-def test_each_damaged_entry_is_told_of_once(tmp_path: Path) -> None:
+def test_damaged_entry_warns_once(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     for _ in range(3):
         cache.store(key_of(0), artifact_of(0))
@@ -137,7 +137,7 @@ def test_few_damaged_entries_are_kept(tmp_path: Path) -> None:
     assert cache.quarantined() == []
 
 
-def test_a_verdict_replaces_the_manifest_alone(tmp_path: Path) -> None:
+def test_verdict_rewrites_only_the_manifest(tmp_path: Path) -> None:
     cache, entry = DiskCache(tmp_path), tmp_path / key_of(0).digest
     cache.store(key_of(0), artifact_of(0))
     places = entry, entry / LIBRARY
@@ -149,7 +149,7 @@ def test_a_verdict_replaces_the_manifest_alone(tmp_path: Path) -> None:
     assert cache.load(key_of(0)) == judged
 
 
-def test_an_entry_that_is_whole_stays(tmp_path: Path) -> None:
+def test_intact_entry_is_kept(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     cache.store(KEY, artifact(b"of this process"))
     cache.store(KEY, artifact(b"of another"))
@@ -159,7 +159,7 @@ def test_an_entry_that_is_whole_stays(tmp_path: Path) -> None:
     assert cache.load(KEY) == artifact(b"of another")
 
 
-def test_a_reader_keeps_what_is_removed(tmp_path: Path) -> None:
+def test_open_reader_survives_removal(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     cache.store(key_of(0), artifact_of(0))
     with (
@@ -190,7 +190,7 @@ def kept(cache: DiskCache) -> list[int]:
     ]
 
 
-def test_a_full_cache_makes_room_for_the_next_entry_too(tmp_path: Path) -> None:
+def test_eviction_leaves_room_for_the_next_entry(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, Limits(bytes=None, entries=4))
     for number in range(5):
         cache.store(key_of(number), artifact_of(number))
@@ -207,7 +207,7 @@ def test_bytes_count_and_the_latest_stays(tmp_path: Path) -> None:
     assert kept(cache) == [0]
 
 
-def test_prune_holds_limits_and_says_what_it_removed(tmp_path: Path) -> None:
+def test_prune_enforces_limits_and_reports_removals(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     for number in range(5):
         cache.store(key_of(number), artifact_of(number))
@@ -221,7 +221,7 @@ def test_prune_holds_limits_and_says_what_it_removed(tmp_path: Path) -> None:
     assert cache.entries() == []
 
 
-def test_what_was_used_since_it_was_listed_stays(tmp_path: Path) -> None:
+def test_entry_used_after_listing_is_kept(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     cache.store(key_of(0), artifact_of(0))
     used_in_order(cache, 0)
@@ -231,7 +231,7 @@ def test_what_was_used_since_it_was_listed_stays(tmp_path: Path) -> None:
     assert cache.load(key_of(0)) is not None
 
 
-def test_what_killed_processes_left_is_swept_after_an_hour(tmp_path: Path) -> None:
+def test_leftovers_are_swept_after_an_hour(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     for name, age in ((".new-a", 4000), (".old-b", 4000), (".new-c", 3000), ("mine", 4000)):
         (tmp_path / name / "entry").mkdir(parents=True)
@@ -242,7 +242,7 @@ def test_what_killed_processes_left_is_swept_after_an_hour(tmp_path: Path) -> No
     assert names == {".new-c", "mine", key_of(0).digest}
 
 
-def test_other_things_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path, Limits(None, 0))
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "0123").mkdir()
@@ -253,7 +253,7 @@ def test_other_things_in_the_directory_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "../" + "0" * 64, "", "0" * 63, "0" * 64 + "\n", "A" * 64])
-def test_a_name_is_a_digest_or_nothing(tmp_path: Path, name: str) -> None:
+def test_only_digests_are_entry_names(tmp_path: Path, name: str) -> None:
     cache = DiskCache(tmp_path / "cache")
     cache.store(key_of(0), artifact_of(0))
     with pytest.raises(FileNotFoundError):
@@ -271,7 +271,7 @@ def test_an_entry_under_the_digest_of_another_is_damaged(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("part", ["artifact", "key"])
-def test_a_manifest_alone_cannot_say_otherwise(tmp_path: Path, part: str) -> None:
+def test_manifest_cannot_override_its_key(tmp_path: Path, part: str) -> None:
     cache = DiskCache(tmp_path)
     cache.store(key_of(0), artifact_of(0))
     entry = tmp_path / key_of(0).digest
@@ -299,7 +299,7 @@ def test_a_manifest_is_bounded_before_it_is_parsed(
         assert cache.load(key_of(0)) is None
 
 
-def test_a_manifest_that_nobody_would_read_is_not_stored(tmp_path: Path) -> None:
+def test_unreadable_manifest_is_not_stored(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     large = Key({"program": "x" * stored.LONGEST_MANIFEST})
     with pytest.warns(TvmifyWarning, match="a manifest of .* bytes is not stored"):

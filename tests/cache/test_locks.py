@@ -48,7 +48,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     assert path.exists()
 
 
-def test_keys_seldom_wait_for_one_another(tmp_path: Path) -> None:
+def test_different_keys_rarely_contend(tmp_path: Path) -> None:
     cache = DiskCache(tmp_path)
     for number in range(2000):
         with cache.building(key_of(number).digest, 0):
@@ -74,7 +74,7 @@ def test_threads_exclude_each_other_and_a_thread_itself_never(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EIO])
-def test_without_locks_nobody_waits(
+def test_no_waiting_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def fail(*_: object) -> None:
@@ -85,16 +85,14 @@ def test_without_locks_nobody_waits(
         assert not is_mine
 
 
-def test_what_the_holder_raises_reaches_the_caller(tmp_path: Path) -> None:
+def test_holder_exception_propagates(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="of the build"), locked(tmp_path / "lock", 0):
         raise OSError("of the build")
     with locked(tmp_path / "lock", 0) as is_mine:
         assert is_mine
 
 
-def test_a_disk_that_fails_at_the_end_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_on_release_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flock = fcntl.flock
 
     def fail_to_unlock(file: int, operation: int) -> None:

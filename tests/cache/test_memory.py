@@ -38,7 +38,7 @@ def test_threads_do_not_break_the_order() -> None:
     assert len(cache) == 8
 
 
-def test_a_value_that_left_is_not_found_again() -> None:
+def test_evicted_value_is_a_miss() -> None:
     cache: MemoryCache[str] = MemoryCache(1)
     cache.store("a", "A")
     assert cache.load("a") == "A"
@@ -67,7 +67,7 @@ def test_an_alias_leads_to_the_value_as_long_as_that_is_kept() -> None:
     assert cache.load("exact") is None
 
 
-def test_what_is_found_again_counts_as_used() -> None:
+def test_hit_counts_as_use() -> None:
     cache: MemoryCache[str] = MemoryCache(3)
     for key in "abc":
         cache.store(key, key.upper())

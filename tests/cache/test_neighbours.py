@@ -26,7 +26,7 @@ def test_a_program_that_is_not_on_disk_any_more(tmp_path: Path) -> None:
     assert other.digest in lines[0] and lines[1:] == ["torch: 1 → 2.13.0"]
 
 
-def test_nothing_is_near(tmp_path: Path) -> None:
+def test_no_neighbour(tmp_path: Path) -> None:
     key = add(tmp_path)
     assert Neighbours(tmp_path).lines(key) == []
     assert Neighbours(tmp_path / "none").lines(key) == []

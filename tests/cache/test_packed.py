@@ -32,7 +32,7 @@ def members() -> dict[str, bytes]:
         return {name: whole.read(name) for name in whole.namelist()}
 
 
-def test_an_entry_comes_back_equal() -> None:
+def test_entry_round_trips() -> None:
     content = packed.pack(KEY, artifact())
     assert packed.unpack(content) == (KEY, artifact())
     assert content == packed.pack(KEY, artifact())
@@ -120,7 +120,7 @@ def test_sizes_are_not_believed() -> None:
             packed.unpack(whole[:-200] + whole[-200:].replace(size, larger))
 
 
-def test_an_entry_is_that_of_its_key() -> None:
+def test_entry_must_match_its_key() -> None:
     with pytest.raises(CacheError, match="is that of"):
         packed.unpack(
             archive((n.replace(KEY.digest, OTHER.digest), c) for n, c in members().items())
@@ -148,18 +148,18 @@ def test_a_manifest_of_another_kind_is_refused(change: Callable[[dict], None]) -
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"\xff", b"", b"[]", b"1" * 10_000, b'"\\ud800"'])
-def test_what_is_no_manifest_is_refused(text: bytes) -> None:
+def test_invalid_manifest_is_refused(text: bytes) -> None:
     with pytest.raises(CacheError):
         packed.unpack(archive([(MANIFEST, text), (LIBRARY, b"code")]))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"code" * 100, b"\x1f\x8b" + bytes(100)])
-def test_what_is_no_archive_is_refused(content: bytes) -> None:
+def test_invalid_archive_is_refused(content: bytes) -> None:
     with pytest.raises(CacheError, match="not an archive"):
         packed.unpack(content)
 
 
-def test_an_archive_of_nothing_is_refused() -> None:
+def test_empty_archive_is_refused() -> None:
     with pytest.raises(CacheError, match="no entries"):
         packed.unpack(archive([]))
 

@@ -41,13 +41,13 @@ class CacheContract:
         """Return a cache of what is at a place; empty at first."""
         raise NotImplementedError
 
-    def test_a_key_that_nobody_stored_is_a_miss(self, tmp_path: Path) -> None:
+    def test_unknown_key_is_a_miss(self, tmp_path: Path) -> None:
         cache = self.make(tmp_path)
         assert cache.load(KEY) is None
         cache.store(OTHER, artifact())
         assert cache.load(KEY) is None
 
-    def test_what_was_stored_comes_back_equal(self, tmp_path: Path) -> None:
+    def test_stored_value_round_trips(self, tmp_path: Path) -> None:
         cache = self.make(tmp_path)
         cache.store(KEY, artifact())
         cache.store(OTHER, artifact(b"gelu"))
@@ -83,7 +83,7 @@ class CacheContract:
             warnings.simplefilter("ignore", TvmifyWarning)  # caches that keep files say so
             assert cache.load(Key(KEY.entries)) is None
 
-    def test_threads_get_what_belongs_to_their_keys(self, tmp_path: Path) -> None:
+    def test_threads_get_the_value_of_their_key(self, tmp_path: Path) -> None:
         cache = self.make(tmp_path)
 
         def work(seed: int) -> None:
@@ -117,14 +117,14 @@ class BoundedContract:
         for number in (0, 3, 4):
             assert cache.load(key_of(number)) is not None
 
-    def test_what_is_stored_again_is_used(self, tmp_path: Path) -> None:
+    def test_second_store_replaces_the_first(self, tmp_path: Path) -> None:
         cache = self.of_four(tmp_path)
         for number in (0, 1, 2, 3, 0, 4):
             cache.store(key_of(number), artifact())
         assert cache.load(key_of(1)) is None
         assert cache.load(key_of(0)) is not None
 
-    def test_the_latest_stays_however_many_came_before(self, tmp_path: Path) -> None:
+    def test_latest_entry_is_never_evicted(self, tmp_path: Path) -> None:
         cache = self.of_four(tmp_path)
         for number in range(10):
             cache.store(key_of(number), artifact())
