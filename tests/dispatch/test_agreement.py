@@ -45,7 +45,7 @@ def test_integers_and_bools_are_compared():
     assert not computes_the_same(mask.logical_not, lambda: mask)
 
 
-def test_both_sides_draw_the_same_and_nobody_else_is_given_it():
+def test_both_sides_share_random_state_privately():
     torch.manual_seed(1)
     assert computes_the_same(lambda: torch.rand(8), lambda: torch.rand(8))
     after = torch.rand(8)
@@ -105,7 +105,7 @@ def test_code_for_the_cpu_is_not_compared_for_that(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_a_gpu_without_room_for_both_runs_eager_and_accuses_nobody(monkeypatch: pytest.MonkeyPatch):
+def test_out_of_gpu_memory_during_comparison_runs_eager(monkeypatch: pytest.MonkeyPatch):
     def full(*_: Any) -> bool:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -115,7 +115,7 @@ def test_a_gpu_without_room_for_both_runs_eager_and_accuses_nobody(monkeypatch: 
         assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
 
 
-def test_calls_that_a_graph_captures_wait_for_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_calls_under_graph_capture_do_not_synchronize(monkeypatch: pytest.MonkeyPatch):
     net = tvmify.tvmify(nn.Linear(4, 4).eval())
     x = torch.randn(2, 4)
     monkeypatch.setattr(outcome, "is_capturing", lambda: True)

@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_it_grows_with_time_up_to_a_limit_and_may_be_overdrawn_once(clock: list[float]) -> None:
+def test_allowance_accrues_to_a_limit_and_can_be_overdrawn_once(clock: list[float]) -> None:
     allowance = Allowance(share=0.5, most=2.0)
     with allowance.spend() as may_begin:
         assert may_begin
@@ -39,7 +39,7 @@ def test_it_grows_with_time_up_to_a_limit_and_may_be_overdrawn_once(clock: list[
     assert not allowance.has_room()
 
 
-def test_one_thread_at_a_time() -> None:
+def test_only_one_thread_spends() -> None:
     allowance = Allowance()
     seen: list[bool] = []
 
@@ -61,9 +61,7 @@ class Exported(nn.Module):
         return torch.relu(x) * 2
 
 
-def test_calls_go_on_in_eager_when_it_is_spent(
-    monkeypatch: pytest.MonkeyPatch, inference: None
-) -> None:
+def test_exhausted_allowance_runs_eager(monkeypatch: pytest.MonkeyPatch, inference: None) -> None:
     spent = Allowance(share=0.0, most=0.0)
     monkeypatch.setattr(on_miss, "allowance", spent)
     fast: Any = decorate(Exported().eval(), on_miss="background", cache=False)

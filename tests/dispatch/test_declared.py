@@ -113,7 +113,7 @@ def test_sizes_of_two_names_may_differ() -> None:
     assert builds(fast) == 1
 
 
-def test_static_sizes_stay_so_and_the_rest_is_as_dynamic_says() -> None:
+def test_undeclared_sizes_follow_the_dynamic_option() -> None:
     module = Pair()
     fast = compiled(module, {"x": {0: Dim.STATIC}}, dynamic=None)
     for rows in (3, 4, 5):
@@ -181,7 +181,7 @@ def test_wrong_values_are_found_at_decoration(shapes: Any, message: str) -> None
         ({"x": {0: Dim("n", max=4)}, "y": {0: Dim("n", min=5)}}, "the same limits"),
     ],
 )
-def test_what_does_not_fit_a_call_is_an_error(shapes: Any, message: str) -> None:
+def test_dynamic_shapes_that_do_not_match_the_call_raise(shapes: Any, message: str) -> None:
     fast = compiled(Pair(), shapes)
     with pytest.raises(OptionError, match=message):
         fast(drawn(4, 8), drawn(4), 3.0)
@@ -206,7 +206,7 @@ def test_marked_sizes_are_symbols_from_the_first_call_on() -> None:
     assert builds(fast) == 2
 
 
-def test_sizes_that_are_maybe_dynamic_are_symbols_too() -> None:
+def test_maybe_mark_dynamic_makes_symbols() -> None:
     module = Linear()
     fast = compiled(module)
     x = drawn(5, 8)
@@ -246,7 +246,7 @@ def test_sizes_with_a_typical_value_have_one_program_for_all_classes() -> None:
     assert dispatcher.cache_info().builds == 2
 
 
-def test_what_cannot_vary_has_a_program_for_each_shape_and_a_reason() -> None:
+def test_invariable_size_falls_back_to_static_with_a_reason() -> None:
     module = nn.Upsample(scale_factor=2, mode="bicubic")
     fast = compiled(module, ({2: Dim("height")},))
     for height in (6, 7):

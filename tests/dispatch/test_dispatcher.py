@@ -170,7 +170,7 @@ def replace_list(m: Scaled) -> None:
 @pytest.mark.parametrize(
     "change", [set_attribute, set_attribute_of_a_submodule, replace_submodule, replace_list]
 )
-def test_structure_is_noticed_without_a_word(
+def test_structure_change_is_detected_without_refresh(
     pair: tuple[Any, Scaled], change: Callable[[Scaled], None]
 ) -> None:
     fast, _ = pair
@@ -241,7 +241,7 @@ def test_a_module_is_freed_with_its_last_reference() -> None:
         gc.enable()
 
 
-def test_going_back_costs_nothing(pair: tuple[Any, Scaled]) -> None:
+def test_restored_state_hits_again(pair: tuple[Any, Scaled]) -> None:
     fast, _ = pair
     for _ in range(3):
         fast.scale = 5.0
@@ -358,7 +358,7 @@ def test_weights_that_require_grad_still_get_gradients() -> None:
         assert torch.allclose(gradients[name], parameter.grad, atol=1e-4)
 
 
-def test_gradients_reach_a_module_that_nobody_holds() -> None:
+def test_gradients_reach_an_unreferenced_module() -> None:
     weight = nn.Parameter(torch.eye(4))
 
     def compiled() -> torch.Tensor:
@@ -439,7 +439,7 @@ class MinusTwice(nn.Module):
         return x - 2 * y
 
 
-def test_programs_that_differ_in_wiring_or_a_constant_never_share(inference: None) -> None:
+def test_different_wiring_or_constants_are_different_programs(inference: None) -> None:
     for cls in (Minus, ReversedMinus, MinusTwice):
         fast = decorate(cls().eval(), strict=True)
         assert torch.equal(fast(X, X * 3), cls()(X, X * 3))
@@ -456,7 +456,7 @@ def test_a_cpu_feature_is_part_of_the_key(inference: None) -> None:
         assert fast.cache_info().builds == int(mattr is features or smaller != features)
 
 
-def test_each_keyed_mode_has_its_own_entry(inference: None) -> None:
+def test_keyed_modes_have_separate_entries(inference: None) -> None:
     class Filled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.ones(3, 1)
@@ -490,7 +490,7 @@ def test_the_memory_cache_has_the_size_of_the_option(inference: None) -> None:
     assert fast.cache_info().misses == 4
 
 
-def test_without_a_disk_cache_nothing_is_written(cache_directory: Path, inference: None) -> None:
+def test_no_files_without_disk_cache(cache_directory: Path, inference: None) -> None:
     fast = decorate(Minus().eval(), strict=True, cache=False)
     fast(X, X)
     assert not cache_directory.exists()
@@ -545,7 +545,7 @@ def run(program: str, **environment: str) -> str:
     return result.stdout
 
 
-def test_a_second_process_compiles_nothing_and_does_not_import_tvm() -> None:
+def test_second_process_loads_from_disk_without_tvm() -> None:
     assert run(PROGRAM, PYTHONHASHSEED="1").startswith("1 0 ['tvm', 'torch._dynamo', 'sympy']")
     assert run(PROGRAM, PYTHONHASHSEED="2").startswith("0 1 []")
 
@@ -576,7 +576,7 @@ def test_nested_inputs_and_outputs_and_keywords(inference: None) -> None:
     assert fast.cache_info().builds == 2
 
 
-def test_a_registered_pytree_goes_in_and_out(inference: None) -> None:
+def test_registered_pytrees_are_supported(inference: None) -> None:
     class Swap(nn.Module):
         def forward(self, pair: Pair) -> Pair:
             return Pair(pair.right * 2, pair.left + 1)
@@ -620,7 +620,7 @@ def test_odd_tensors_are_right(name: str, inference: None) -> None:
         (lambda x: x[x > 0], "depends on the values of tensors"),
     ],
 )
-def test_what_cannot_be_compiled_says_why_and_runs_eager(
+def test_unsupported_module_runs_eager_with_a_reason(
     function: Callable[[torch.Tensor], Any], reason: str, inference: None
 ) -> None:
     fast = decorate(function)
@@ -668,7 +668,7 @@ def test_threads_that_call_first_together_build_once() -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_explain_says_what_ran_where() -> None:
+def test_explain_reports_where_calls_ran() -> None:
     fast: Any = decorate(Scaled().eval())
     with torch.no_grad():
         fast(X)

@@ -62,6 +62,6 @@ def test_warm_up_with_keywords_nesting_and_values() -> None:
     assert kwargs["n"] == 5
 
 
-def test_warm_up_refuses_what_is_no_signature() -> None:
+def test_warm_up_refuses_invalid_signatures() -> None:
     with pytest.raises(WarmUpError, match="'big'"):
         example_arguments("big", torch.float32, CPU)

@@ -32,7 +32,7 @@ def test_kernels_are_counted_by_rule_and_without_one() -> None:
         {"seconds": {"build": None}},
     ],
 )
-def test_a_report_of_another_form_ends_no_explanation(report: dict[str, Any]) -> None:
+def test_unknown_report_format_is_tolerated(report: dict[str, Any]) -> None:
     assert "cannot be read" in lines(report)[0]
 
 
@@ -48,7 +48,7 @@ def branch(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("inference")
-def test_data_and_text_say_the_same() -> None:
+def test_data_and_text_agree() -> None:
     clipped = tvmify.tvmify(clip)
     clipped(torch.randn(2))
     explanation = clipped.explain()

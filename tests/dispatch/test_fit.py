@@ -33,7 +33,7 @@ PROGRAM: Any = SimpleNamespace(weights=("layer.weight", "layer.bias", "count"))
 ARGS = (torch.zeros(2), 7, [torch.zeros(2)])
 
 
-def test_what_the_compiler_made_fits() -> None:
+def test_compiled_artifact_fits() -> None:
     assert misfit(ARTIFACT, KEY, PROGRAM, ARGS, {}) == ""
 
 
@@ -55,6 +55,6 @@ def test_what_the_compiler_made_fits() -> None:
         ({"output_structure": "null"}, "structure"),
     ],
 )
-def test_what_asks_for_more_does_not_fit(changes: dict[str, Any], problem: str) -> None:
+def test_forged_artifact_does_not_fit(changes: dict[str, Any], problem: str) -> None:
     forged = dataclasses.replace(ARTIFACT, **changes)
     assert re.search(problem, misfit(forged, KEY, PROGRAM, ARGS, {}))

@@ -100,13 +100,13 @@ def test_the_general_outcome_is_kept_under_the_general_signature() -> None:
     assert kept == Kept(general, COMPILES, alias=None)
 
 
-def test_an_exact_outcome_where_nothing_is_open() -> None:
+def test_exact_outcome_without_open_positions() -> None:
     kept = Generalizing([Labels()]).make(request(other="a"), lambda _: COMPILES)
     assert kept == Kept(request(other="a").exact, COMPILES)
 
 
 @pytest.mark.parametrize("exact", [COMPILES, Eager(Facts(), CaptureError("neither", "Nothing."))])
-def test_what_the_general_call_cannot_the_exact_one_is_asked_for(exact: Eager) -> None:
+def test_exact_call_is_the_fallback_of_the_general_one(exact: Eager) -> None:
     labels, reason = Labels(), NumberNeeded()
 
     def make(request: Request) -> Outcome:
@@ -120,7 +120,7 @@ def test_what_the_general_call_cannot_the_exact_one_is_asked_for(exact: Eager) -
     assert len(labels.refused) == (exact is COMPILES)
 
 
-def test_what_passes_decides_nothing() -> None:
+def test_transient_failure_decides_nothing() -> None:
     labels, busy = Labels(), Eager(Facts(), TracedElsewhere("busy", "Wait."))
     kept = Generalizing([labels]).make(request(label="a"), lambda _: busy)
     assert kept == Kept(request(label="a").exact, busy)
@@ -128,7 +128,7 @@ def test_what_passes_decides_nothing() -> None:
     assert not labels.refused
 
 
-def test_who_serves_a_call_already_is_asked_for_the_outcome_in_memory() -> None:
+def test_serving_outcome_is_taken_from_memory() -> None:
     labels = Labels()
     generalizing = Generalizing([labels])
     call = request(label="b")
@@ -159,7 +159,7 @@ def test_exact_signatures_share_one_program_and_are_remembered(inference: None) 
     assert fast.cache_info().builds == 1
 
 
-def test_who_would_leave_more_open_learns_that_less_is_served() -> None:
+def test_failed_generalisation_refuses_the_outermost_first() -> None:
     more, less = Labels(), Labels()
     outcomes = iter([Eager(Facts(), NumberNeeded()), COMPILES])
     Generalizing([more, less]).make(request(label="a"), lambda _: next(outcomes))

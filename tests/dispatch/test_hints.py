@@ -16,7 +16,7 @@ def test_tokens_and_their_mask_are_one_size_until_they_differ():
     assert joined(known, [equal, unequal]) == known
 
 
-def test_what_is_computed_from_another_size_is_none_of_its_own():
+def test_derived_size_is_not_independent():
     varying = Varying({0: ("n",), 1: ("more",), 2: ("same",), 3: ("fixed",)})
     leaves = {0: ("s0",), 1: (Term("+", ("s0", 1)),), 2: ("s0",), 3: (7,)}
     shapes = Shapes.canonical([Symbol("s0", 2)], leaves, hints={"s0": 48})
@@ -33,7 +33,7 @@ def test_keys_and_values_and_the_masks_for_them_have_the_length_of_a_cache():
     assert tuned(varying, sizes).hints == {"new": 48, "past": 256, "mask": 256}
 
 
-def test_a_mask_of_four_axes_is_no_image():
+def test_four_dimensional_mask_is_not_an_image():
     known = {0: (None, "new"), 1: (None, None, "new", "keys")}
     sizes = ((1, 11), (1, 1, 11, 16))
     assert cache_lengths(known, sizes) == {"keys"}

@@ -35,7 +35,7 @@ def only_entry(disk: DiskCache) -> tuple[Key, Artifact]:
     return manifest.key, manifest.artifact_of(content)
 
 
-def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
+def test_build_is_stored_under_the_lock(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path)
 
     def build() -> Artifact:
@@ -50,7 +50,7 @@ def test_what_is_built_is_stored_under_the_lock(tmp_path: Path) -> None:
     assert built.key == loaded.key
 
 
-def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
+def test_concurrent_build_of_another_process_is_loaded(tmp_path: Path) -> None:
     disk, looks = DiskCache(tmp_path), []
 
     def find_late(disk: DiskCache) -> Executor | None:
@@ -64,7 +64,7 @@ def test_what_another_process_built_meanwhile_is_loaded(tmp_path: Path) -> None:
     assert looks[0] is None
 
 
-def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_timeout_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_or_build, "_LONGEST_WAIT", 1)
     (tmp_path / "locks").mkdir(mode=0o700)
     with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
@@ -75,7 +75,7 @@ def test_who_waited_too_long_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         process.kill()
 
 
-def test_a_build_that_fails_leaves_nothing_and_no_lock(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_entry_and_no_lock(tmp_path: Path) -> None:
     def fail() -> Artifact:
         raise ValueError("of the build")
 
@@ -88,7 +88,7 @@ def test_a_build_that_fails_leaves_nothing_and_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("library", [b"", b"no library"])
-def test_code_that_cannot_be_loaded_is_built_again(
+def test_unloadable_code_is_rebuilt(
     cache_directory: Path, monkeypatch: pytest.MonkeyPatch, inference: None, library: bytes
 ) -> None:
     net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
@@ -106,7 +106,7 @@ def test_code_that_cannot_be_loaded_is_built_again(
     assert len(disk.entries()) == 1
 
 
-def test_a_full_gpu_is_no_fault_of_a_program(tmp_path: Path) -> None:
+def test_out_of_gpu_memory_does_not_reject_the_program(tmp_path: Path) -> None:
     disk, options = DiskCache(tmp_path), CompileOptions(cache=tmp_path)
     disk.store(KEY, artifact_of(0))
     full = torch.OutOfMemoryError("CUDA out of memory")
@@ -148,7 +148,7 @@ class Cholesky(nn.Module):
 
 
 @pytest.mark.parametrize(("net", "version"), [(nn.Linear(4, 4), ANY_TORCH), (Cholesky(), None)])
-def test_another_pytorch_finds_what_does_not_call_it(
+def test_other_pytorch_version_finds_independent_code(
     cache_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
     inference: None,
@@ -166,7 +166,7 @@ def test_another_pytorch_finds_what_does_not_call_it(
     assert again.cache_info().builds == (0 if version else 1)
 
 
-def test_who_finds_a_program_waits_for_no_build(inference: None) -> None:
+def test_hit_does_not_wait_for_a_build(inference: None) -> None:
     net, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     expected = tvmify(copy.deepcopy(net), target="llvm")(x)
     load_or_build._LOADED.clear()

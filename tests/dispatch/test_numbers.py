@@ -207,7 +207,7 @@ def test_other_uses_make_an_int_part_of_the_key(name: str, inference: None) -> N
     assert fast.cache_info().entries == 2
 
 
-def test_each_number_is_judged_by_itself(inference: None) -> None:
+def test_numbers_are_specialised_independently(inference: None) -> None:
     def function(x: torch.Tensor, dim: int, t: int, scale: float) -> torch.Tensor:
         return x.cumsum(dim) * t + scale
 
@@ -217,7 +217,7 @@ def test_each_number_is_judged_by_itself(inference: None) -> None:
     assert (fast.cache_info().builds, fast.cache_info().entries) == (2, 2)
 
 
-def test_what_was_learnt_of_one_shape_holds_for_others(
+def test_specialisation_applies_to_all_shapes(
     inference: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast: Any = decorate(lambda x, dim: x.cumsum(dim) + 1, strict=True)
@@ -226,7 +226,7 @@ def test_what_was_learnt_of_one_shape_holds_for_others(
     assert torch.equal(fast(X[:2], 1), X[:2].cumsum(1) + 1)
 
 
-def test_sizes_are_no_numbers(inference: None) -> None:
+def test_sizes_are_not_number_arguments(inference: None) -> None:
     fast: Any = decorate(lambda x, size: x.reshape(size) + 1, strict=True)
     assert fast(X, torch.Size([4, 3])).shape == (4, 3)
     assert fast(X, torch.Size([2, 6])).shape == (2, 6)
@@ -239,7 +239,7 @@ def test_ints_that_do_not_fit_are_part_of_the_key(inference: None) -> None:
     assert fast.cache_info().entries == 3
 
 
-def test_it_is_followed_by_everything_else() -> None:
+def test_refresh_shapes_and_modes_apply_with_numbers() -> None:
     fast: Any = decorate(Scaled().eval(), strict=True)
     with torch.no_grad():
         fast(X, 0.5)
@@ -268,7 +268,7 @@ def test_a_saved_file_has_the_value_of_the_first_call(tmp_path: Any, inference: 
         assert torch.equal(loaded(X, 0.75), X * 0.75)
 
 
-def test_a_branch_on_the_type_of_a_float_is_noticed(inference: None) -> None:
+def test_isinstance_branch_on_a_float_is_detected(inference: None) -> None:
     """While it is recorded, ``type(scale)`` is something else."""
 
     def function(x: torch.Tensor, scale: float) -> torch.Tensor:
@@ -280,7 +280,7 @@ def test_a_branch_on_the_type_of_a_float_is_noticed(inference: None) -> None:
     assert fast.cache_info().entries == 2
 
 
-def test_what_writes_has_the_values_in_its_key(inference: None) -> None:
+def test_mutating_program_is_specialised_on_numbers(inference: None) -> None:
     """It cannot be tried out."""
 
     class Mean(nn.Module):

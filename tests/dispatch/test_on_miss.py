@@ -163,7 +163,7 @@ def test_a_failed_build_is_the_reason(
     assert fast.cache_info().entries == 1
 
 
-def test_what_cannot_be_compiled_says_so(worker: OnDemand) -> None:
+def test_unsupported_module_warns(worker: OnDemand) -> None:
     class Counted(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[: int(x.sum() > 0)]
@@ -175,7 +175,7 @@ def test_what_cannot_be_compiled_says_so(worker: OnDemand) -> None:
             worker.work()
 
 
-def test_refresh_drops_what_waits(worker: OnDemand) -> None:
+def test_refresh_cancels_pending_builds(worker: OnDemand) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
     fast.refresh()
@@ -186,7 +186,7 @@ def test_refresh_drops_what_waits(worker: OnDemand) -> None:
     assert fast.cache_info().entries == 1
 
 
-def test_a_module_that_changes_meanwhile_gets_a_program_of_its_own(worker: OnDemand) -> None:
+def test_module_changed_during_build_gets_its_own_program(worker: OnDemand) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
     fast.scale = 5.0
@@ -198,7 +198,7 @@ def test_a_module_that_changes_meanwhile_gets_a_program_of_its_own(worker: OnDem
     assert fast.cache_info().builds == 2
 
 
-def test_new_weights_meanwhile_take_effect(worker: OnDemand) -> None:
+def test_weights_changed_during_build_take_effect(worker: OnDemand) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
     fast.load_state_dict(Net().state_dict())
@@ -209,7 +209,7 @@ def test_new_weights_meanwhile_take_effect(worker: OnDemand) -> None:
     assert fast(X).shape == (3, 6)
 
 
-def test_training_meanwhile_runs_eager_and_back(worker: OnDemand) -> None:
+def test_training_mode_during_build_runs_eager(worker: OnDemand) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
     fast.train()
@@ -223,7 +223,7 @@ def test_training_meanwhile_runs_eager_and_back(worker: OnDemand) -> None:
     assert fast.cache_info().entries == 1
 
 
-def test_a_module_that_is_gone_leaves_nothing(worker: OnDemand) -> None:
+def test_deleted_module_cancels_its_build(worker: OnDemand) -> None:
     net = Net().eval()
     weight = weakref.ref(net.linear.weight)
     fast: Any = decorate(net, on_miss="background")
@@ -235,7 +235,7 @@ def test_a_module_that_is_gone_leaves_nothing(worker: OnDemand) -> None:
     assert worker.work() == 0
 
 
-def test_other_modes_meanwhile_are_not_built_for(worker: OnDemand) -> None:
+def test_modes_changed_during_build_are_not_built_for(worker: OnDemand) -> None:
     class Filled(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + torch.ones(3, 1)
@@ -253,7 +253,7 @@ def test_other_modes_meanwhile_are_not_built_for(worker: OnDemand) -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_what_was_built_under_other_modes_is_not_stored(
+def test_build_under_changed_modes_is_not_stored(
     worker: OnDemand, monkeypatch: pytest.MonkeyPatch, cache_directory: Any
 ) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
@@ -290,7 +290,7 @@ def test_autocast_holds_for_the_build(worker: OnDemand) -> None:
     assert fast.cache_info().entries == 1
 
 
-def test_floats_become_arguments_all_the_same(worker: OnDemand) -> None:
+def test_background_builds_keep_floats_as_arguments(worker: OnDemand) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background", cache=False)
     for times in (2.0, 3.0):
         assert_same(fast, X, times)
@@ -300,7 +300,7 @@ def test_floats_become_arguments_all_the_same(worker: OnDemand) -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_a_float_that_decides_is_built_for_after_all(worker: OnDemand) -> None:
+def test_branching_float_is_specialised(worker: OnDemand) -> None:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor, limit: float) -> torch.Tensor:
             return x * 2 if limit > 1 else x + 3
@@ -314,7 +314,7 @@ def test_a_float_that_decides_is_built_for_after_all(worker: OnDemand) -> None:
     assert fast.cache_info().builds == 2
 
 
-def test_regions_are_built_in_the_background_too(worker: OnDemand) -> None:
+def test_regions_build_in_the_background(worker: OnDemand) -> None:
     class Flow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -334,7 +334,7 @@ def test_regions_are_built_in_the_background_too(worker: OnDemand) -> None:
     assert fast.cache_info().builds == fast.cache_info().entries == 2
 
 
-def test_buffers_that_change_meanwhile(worker: OnDemand) -> None:
+def test_buffers_changed_during_build(worker: OnDemand) -> None:
     class Counter(nn.Module):
         calls: torch.Tensor
 
@@ -354,7 +354,7 @@ def test_buffers_that_change_meanwhile(worker: OnDemand) -> None:
     assert fast.cache_info().entries == 1
 
 
-def test_a_full_queue_makes_a_call_come_back(monkeypatch: pytest.MonkeyPatch, inference) -> None:
+def test_full_queue_retries_later(monkeypatch: pytest.MonkeyPatch, inference) -> None:
     worker = OnDemand(most=1)
     monkeypatch.setattr(background, "worker", worker)
     fast: Any = decorate(Net().eval(), on_miss="background")
@@ -370,7 +370,7 @@ def test_a_full_queue_makes_a_call_come_back(monkeypatch: pytest.MonkeyPatch, in
     assert fast.cache_info().entries == 1
 
 
-def test_warm_up_waits_whatever_the_option_says(worker: OnDemand) -> None:
+def test_warm_up_always_waits(worker: OnDemand) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
     fast(X)
     fast.warmup([(3, 4)])
@@ -422,7 +422,7 @@ def run_script(text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_process_ends_in_the_middle_of_a_build(cache_directory: Any) -> None:
+def test_process_exit_during_a_build(cache_directory: Any) -> None:
     result = run_script("""
     net(x)
     assert begun.wait(60)
@@ -433,7 +433,7 @@ def test_a_process_ends_in_the_middle_of_a_build(cache_directory: Any) -> None:
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
-def test_a_forked_child_builds_for_itself(is_sent: bool) -> None:
+def test_forked_child_has_its_own_builder(is_sent: bool) -> None:
     result = run_script(f"""
     import select, signal, time
 
@@ -481,7 +481,7 @@ def test_a_warning_that_is_an_error_is_no_reason_to_run_in_eager(
     assert "nobody waits for it" in caplog.text
 
 
-def test_jobs_run_one_after_the_other_at_low_priority() -> None:
+def test_jobs_run_sequentially_at_low_priority() -> None:
     worker = Worker(most=2)
     begun, go_on = threading.Event(), threading.Event()
     seen: list[Any] = []
@@ -509,7 +509,7 @@ def test_jobs_run_one_after_the_other_at_low_priority() -> None:
 # -------------------------------------------------------------------------------- eager, error
 
 
-def test_eager_uses_what_is_on_disk_and_builds_nothing(inference: None) -> None:
+def test_on_miss_eager_loads_from_disk_but_does_not_build(inference: None) -> None:
     net = Net().eval()
     fast: Any = decorate(net, on_miss="eager")
     with pytest.warns(TvmifyWarning, match="on_miss='eager'") as said:
@@ -524,7 +524,7 @@ def test_eager_uses_what_is_on_disk_and_builds_nothing(inference: None) -> None:
     assert (info.builds, info.entries) == (0, 1)
 
 
-def test_error_raises_until_the_program_is_there(inference: None) -> None:
+def test_on_miss_error_raises_until_the_program_exists(inference: None) -> None:
     fast: Any = decorate(Net().eval(), on_miss="error")
     for _ in range(2):
         with pytest.raises(CacheMiss, match="no cache has the program of this call") as caught:
@@ -538,14 +538,14 @@ def test_error_raises_until_the_program_is_there(inference: None) -> None:
     assert fast.cache_info().builds == 0
 
 
-def test_error_names_what_differs_from_the_nearest_entry(inference: None) -> None:
+def test_on_miss_error_names_the_nearest_entry(inference: None) -> None:
     decorate(Net().eval())(X)
     fast = decorate(Net().eval(), on_miss="error", accuracy="strict")
     with pytest.raises(CacheMiss, match=r"options\.accuracy: 'strict' → 'default'"):
         fast(X)
 
 
-def test_error_is_about_misses_alone(inference: None) -> None:
+def test_on_miss_error_applies_to_misses_only(inference: None) -> None:
     fast = decorate(Net().train(), on_miss="error")
     with pytest.warns(TvmifyWarning, match="training mode"):
         fast(X)
@@ -556,6 +556,6 @@ def test_error_is_about_misses_alone(inference: None) -> None:
         assert_same(other)
 
 
-def test_a_policy_that_does_not_exist() -> None:
+def test_unknown_on_miss_policy() -> None:
     with pytest.raises(OptionError, match="'build', 'background', 'eager', 'error'"):
         decorate(Net(), on_miss="wait")

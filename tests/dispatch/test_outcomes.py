@@ -28,7 +28,7 @@ def rows(count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_an_evicted_signature_is_neither_captured_nor_built_again(
+def test_evicted_signature_is_neither_captured_nor_built_again(
     captured: list[int], inference: None, cache: bool
 ) -> None:
     net: Any = decorate(Exported().eval(), cache_size=3, cache=cache, dynamic=False)
@@ -61,7 +61,7 @@ def test_a_module_that_keeps_missing_is_left_to_eager(captured: list[int], infer
     assert captured[-1] == 5
 
 
-def test_what_is_asked_for_is_compiled_all_the_same(inference: None) -> None:
+def test_warmup_and_strict_compile_beyond_cache_size(inference: None) -> None:
     net: Any = decorate(Exported().eval(), cache_size=1, dynamic=False)
     with pytest.warns(TvmifyWarning, match="cache_size=1"):
         net.warmup(*([(count, 4)] for count in (1, 2, 3, 4)))
@@ -73,7 +73,7 @@ def test_what_is_asked_for_is_compiled_all_the_same(inference: None) -> None:
     assert (strict.cache_info().entries, strict.cache_info().eager) == (1, 0)
 
 
-def test_what_another_state_left_behind_is_no_eviction(inference: None) -> None:
+def test_outcomes_of_an_old_state_are_not_evictions(inference: None) -> None:
     class Scaled(nn.Module):
         scale = 1.0
 

@@ -70,7 +70,7 @@ def test_all_classes_of_sizes_share_a_recording(cls: type[Net], exports: list[An
 
 
 @pytest.mark.parametrize("cls", [Net, Recorded])
-def test_what_was_captured_keeps_no_weights(cls: type[Net]) -> None:
+def test_captured_program_does_not_keep_weights_alive(cls: type[Net]) -> None:
     fast = compiled(cls)
     check(fast, 5)
     check(fast, 7)
@@ -84,7 +84,7 @@ def test_what_was_captured_keeps_no_weights(cls: type[Net]) -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_what_the_compiler_made_of_a_recording_goes_with_it() -> None:
+def test_decompositions_are_freed_with_their_capture() -> None:
     gc.collect()
     before = len(compiler._DECOMPOSED)
     fast = compiled(Recorded)

@@ -48,7 +48,7 @@ def test_a_strict_call_says_each_time_where_it_failed_first(inference: None) -> 
     assert len(set(map(id, raised))) == 3
 
 
-def test_a_copy_has_what_the_error_has() -> None:
+def test_copied_error_keeps_attributes_and_cause() -> None:
     error = without_frames(_caught())
     first = error.__cause__
     assert without_frames(error).__cause__ is first

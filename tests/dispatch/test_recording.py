@@ -79,13 +79,13 @@ def back(value: Any) -> Any:
     ],
     ids=repr,
 )
-def test_every_kind_of_value_comes_back_as_it_was(value: Any) -> None:
+def test_values_round_trip(value: Any) -> None:
     result = back(value)
     assert repr(result) == repr(value)
     assert pytree.tree_structure(result) == pytree.tree_structure(value)
 
 
-def test_nan_comes_back() -> None:
+def test_nan_round_trips() -> None:
     assert repr(back(float("nan"))) == "nan"
 
 
@@ -102,7 +102,7 @@ _trees = st.recursive(
 
 
 @given(_trees)
-def test_any_tree_of_values_comes_back(value: Any) -> None:
+def test_trees_round_trip(value: Any) -> None:
     result = back(value)
     assert repr(result) == repr(value)
 
@@ -131,7 +131,7 @@ def test_tensors_come_back_as_zeros_of_their_kind(tensor: torch.Tensor) -> None:
     assert not result.any()
 
 
-def test_what_a_gpu_had_can_be_made_without_one() -> None:
+def test_gpu_tensors_are_recreated_without_a_gpu() -> None:
     recorded = Recorded.of("Net", "forward", ([torch.zeros(2, 3)],), {"x": torch.zeros(4)}, False)
     line = recorded.to_json().replace('"device": "cpu"', '"device": "cuda:1"')
     elsewhere = Recorded.from_json(line)
@@ -149,7 +149,7 @@ def test_a_gradient_that_is_asked_for_counts_where_it_can_be_had() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), 1j, b"", X.to_sparse(), {1, 2}, [X.to(torch.cfloat)]])
-def test_what_cannot_be_written_is_an_error(value: Any) -> None:
+def test_unrecordable_value_raises(value: Any) -> None:
     with pytest.raises(WarmUpError):
         recorded_of(value)
 
@@ -172,7 +172,7 @@ def test_what_cannot_be_written_is_an_error(value: Any) -> None:
         recorded_of({}).to_json().replace('"dict": []', '"dict": [1]'),
     ],
 )
-def test_what_is_no_signature_is_refused(line: str) -> None:
+def test_invalid_signature_is_refused(line: str) -> None:
     with pytest.raises(WarmUpError):
         Recorded.from_json(line)
 
@@ -214,7 +214,7 @@ def test_reading_imports_nothing() -> None:
 # ---------------------------------------------------------------------------------------- modes
 
 
-def test_modes_come_back() -> None:
+def test_modes_round_trip() -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.float16):
         torch.set_default_dtype(torch.float64)
         try:
@@ -274,7 +274,7 @@ def test_the_variable_names_a_file_for_all(
     assert second.kwargs == {"times": 3}
 
 
-def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+def test_torn_line_is_skipped(tmp_path: Path) -> None:
     file = tmp_path / "signatures.jsonl"
     line = recorded_of(X).to_json()
     file.write_text(f"\n{line[: len(line) // 2]}")
@@ -284,7 +284,7 @@ def test_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
     assert unreadable == 1
 
 
-def test_what_cannot_be_written_is_said_once(tmp_path: Path, inference: None) -> None:
+def test_unrecordable_call_warns_once(tmp_path: Path, inference: None) -> None:
     file = tmp_path / "signatures.jsonl"
     net: Any = decorate(Net().eval(), record=file, on_miss="eager")
     with pytest.warns(TvmifyWarning) as record:
@@ -296,7 +296,7 @@ def test_what_cannot_be_written_is_said_once(tmp_path: Path, inference: None) ->
     assert not file.exists()
 
 
-def test_a_file_that_cannot_be_is_one_warning(tmp_path: Path, inference: None) -> None:
+def test_unwritable_file_warns_once(tmp_path: Path, inference: None) -> None:
     net: Any = decorate(Net().eval(), record=tmp_path)
     with pytest.warns(TvmifyWarning, match="are not recorded: .* Is a directory") as record:
         assert torch.allclose(net(X), X + 1)
@@ -304,7 +304,7 @@ def test_a_file_that_cannot_be_is_one_warning(tmp_path: Path, inference: None) -
     assert len(record) == 1
 
 
-def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path, inference: None) -> None:
+def test_unread_pipe_does_not_block(tmp_path: Path, inference: None) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     net = decorate(nn.ReLU().eval(), record=pipe, cache=False)
@@ -314,7 +314,7 @@ def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path, inference: N
         recording.read(pipe)
 
 
-def test_nothing_is_written_on_a_hit(tmp_path: Path, inference: None, monkeypatch: Any) -> None:
+def test_hits_are_not_recorded(tmp_path: Path, inference: None, monkeypatch: Any) -> None:
     net: Any = decorate(Net().eval(), record=tmp_path / "signatures.jsonl")
     net(X)
     monkeypatch.setattr(recording, "record", None)

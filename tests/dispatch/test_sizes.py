@@ -155,7 +155,7 @@ LAYERS: dict[str, tuple[nn.Module, Any]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_one_program_computes_what_eager_does(name: str) -> None:
+def test_dynamic_program_matches_eager(name: str) -> None:
     torch.manual_seed(0)
     module, arguments = LAYERS[name]
     fast = compiled(module)
@@ -174,7 +174,7 @@ def test_a_position_outside_of_an_axis_of_varying_size_is_an_error(position: int
         fast(drawn(7, 5), torch.tensor([0, position]))
 
 
-def test_views_of_any_size_share_the_memory_that_they_do_in_eager() -> None:
+def test_dynamic_views_alias_as_in_eager() -> None:
     fast, module = compiled(Views()), Views()
     for rows in (3, 5, 7):
         x = drawn(rows, 8)
@@ -212,7 +212,7 @@ def test_another_shape_sees_weights_that_have_changed_since() -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_false_makes_a_program_for_each_shape() -> None:
+def test_dynamic_false_builds_per_shape() -> None:
     module = Linear()
     fast = compiled(module, dynamic=False)
     for rows in (3, 5, 6):
@@ -220,7 +220,7 @@ def test_false_makes_a_program_for_each_shape() -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_true_begins_with_symbols() -> None:
+def test_dynamic_true_starts_symbolic() -> None:
     module = Linear()
     fast = compiled(module, dynamic=True)
     for rows in (3, 5, 6):
@@ -228,7 +228,7 @@ def test_true_begins_with_symbols() -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_sizes_that_the_code_asks_for_count_for_no_class(tmp_path: Path) -> None:
+def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
     module = Linear()
     first = compiled(module, dynamic=True, cache=str(tmp_path))
     for rows, builds in ((64, 1), (9, 1), (65, 2), (40, 2), (80, 2)):
@@ -265,7 +265,7 @@ def test_sizes_that_were_equal_by_chance_may_differ_later() -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_what_has_no_rule_for_any_sizes_stays_static_with_a_reason() -> None:
+def test_operator_without_symbolic_rule_stays_static_with_a_reason() -> None:
     module = nn.Upsample(scale_factor=2, mode="bicubic")
     fast = compiled(module, dynamic=True)
     for size in (8, 9, 10):
@@ -340,7 +340,7 @@ def test_images_of_a_few_sizes_have_programs_of_their_own() -> None:
     assert fast.cache_info().builds == 5
 
 
-def test_a_size_of_which_a_part_becomes_1_decides_for_itself_alone() -> None:
+def test_degenerate_size_is_specialised_alone() -> None:
     module = Slices()
     fast = compiled(module)
     for size in (5, 2, 7, 3):  # of two the second slice is one
@@ -359,7 +359,7 @@ def test_explain_shows_symbols_and_ranges() -> None:
     assert "tuned for 48" in text
 
 
-def test_the_next_process_loads_what_serves_its_call(tmp_path: Path) -> None:
+def test_next_process_loads_the_general_program(tmp_path: Path) -> None:
     module = Parity()
     first = compiled(module, cache=str(tmp_path))
     for rows in (3, 5, 4):
@@ -406,7 +406,7 @@ def test_all_classes_of_sizes_are_made_ahead(dynamic: bool | None) -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_what_was_called_before_is_made_ahead_for_all_sizes() -> None:
+def test_warmup_generalises_earlier_shapes() -> None:
     module = Linear()
     fast = compiled(module)
     for rows in (2, 3):
@@ -439,7 +439,7 @@ def test_dims_may_stand_for_any_size_of_any_argument() -> None:
     assert pair.cache_info().builds == 2
 
 
-def test_what_cannot_be_made_for_all_sizes_is_made_for_one_with_a_warning() -> None:
+def test_ungeneralisable_dim_warns_and_builds_one_size() -> None:
     fast = compiled(nn.Upsample(scale_factor=2, mode="bicubic"))
     with pytest.warns(TvmifyWarning, match="no program for all sizes of"):
         info = fast.warmup([(1, 3, Dim("height"), 8)])
@@ -481,9 +481,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("cls", [Widths, Cases])
-def test_what_serves_one_shape_alone_is_recorded_once(
-    cls: type[Linear], recordings: list[str]
-) -> None:
+def test_static_program_is_captured_once(cls: type[Linear], recordings: list[str]) -> None:
     module = cls()
     fast = compiled(module)
     for rows, times in ((3, 1), (5, 2)):
@@ -492,7 +490,7 @@ def test_what_serves_one_shape_alone_is_recorded_once(
     assert fast.cache_info().builds == 2
 
 
-def test_what_does_not_compile_is_recorded_once_for_each_shape(recordings: list[str]) -> None:
+def test_uncompilable_program_is_captured_once_per_shape(recordings: list[str]) -> None:
     def decides(*tensors: torch.Tensor) -> torch.Tensor:
         return tensors[0].relu() if tensors[0].sum() > 0 else tensors[0] * 2
 
@@ -503,7 +501,7 @@ def test_what_does_not_compile_is_recorded_once_for_each_shape(recordings: list[
             assert len(recordings) == times
 
 
-def test_a_call_that_fails_does_not_keep_others_from_being_served() -> None:
+def test_failing_call_does_not_block_others() -> None:
     module = Linear()
     fast = compiled(module, strict=False)
     for columns in (7, 9):

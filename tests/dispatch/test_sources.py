@@ -27,7 +27,7 @@ def parsed(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "tvmify"}
 
 
-def test_no_import_is_overlooked() -> None:
+def test_all_imports_are_followed() -> None:
     for path in PACKAGE.rglob("*.py"):
         inside = ".".join(path.relative_to(PACKAGE.parent).parts[:-1])
         assert parsed(path) <= sources.imports(path.read_bytes(), inside), path
@@ -79,14 +79,14 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_what_is_reached_counts_and_nothing_else(small: Path, name: str) -> None:
+def test_only_reachable_sources_count(small: Path, name: str) -> None:
     before = sources.digest(small, ["small.compiler"])
     with (small / name).open("a") as file:
         file.write("\n#")
     assert (sources.digest(small, ["small.compiler"]) == before) == (name in APART)
 
 
-def test_what_the_package_itself_defines_is_reached_through_it(small: Path) -> None:
+def test_package_init_definitions_are_reached(small: Path) -> None:
     (small / "compiler/unused.py").write_text("from small import __version__")
     assert {"small", "small.cli", "small.own"} <= sources.reached(small, ["small.compiler"]).keys()
 

@@ -92,7 +92,7 @@ def test_ways_to_run_compiled_code_have_verdicts_of_their_own(verdicts):
     assert judge(known, str, str) == plain
 
 
-def test_a_tie_goes_to_compiled_code():
+def test_compiled_code_wins_ties():
     assert Verdict(1.0, 1.0, 2).is_for_compiled
     assert not Verdict(1.1, 1.0, 2).is_for_compiled
 
@@ -111,7 +111,7 @@ def test_the_faster_side_is_used_and_explained(verdicts):
     assert "1 ms compiled, 2 ms in eager" in str(faster.explain())
 
 
-def test_the_loser_warns_of_nothing(verdicts):
+def test_slower_side_does_not_warn(verdicts):
     verdicts.append((2, 1))
     new()(torch.randn(2, 4))  # warnings are errors
 
@@ -128,7 +128,7 @@ def test_a_verdict_is_kept_on_disk(verdicts):
     assert verdicts == []
 
 
-def test_each_number_of_threads_has_a_verdict_of_its_own(verdicts):
+def test_verdicts_are_per_thread_count(verdicts):
     x = torch.randn(2, 4)
     threads = torch.get_num_threads()
     verdicts += [(2, 1), (1, 2)]
@@ -169,7 +169,7 @@ def test_gradients_still_flow_when_eager_is_faster(verdicts):
     assert net.linear.weight.grad is not None
 
 
-def test_what_eager_warns_of_is_shown_once() -> None:
+def test_eager_warnings_appear_once() -> None:
     def eager() -> None:
         warnings.warn("of the user", stacklevel=1)
 
@@ -183,7 +183,7 @@ def test_what_eager_warns_of_is_shown_once() -> None:
     [lambda x: x.std(), lambda x: x - True, lambda x: x.lerp(x, 0.5)],
     ids=["std", "sub", "lerp"],
 )
-def test_an_error_of_eager_alone_is_raised_as_well(function):
+def test_eager_only_error_is_raised(function):
     """What torch.export records of these calls computes integers."""
     fast = tvmify(function, cache=False)
     with pytest.raises(Exception) as expected:
@@ -195,7 +195,7 @@ def test_an_error_of_eager_alone_is_raised_as_well(function):
     assert f"eager PyTorch raises {type(expected.value).__name__}" in fast.explain()
 
 
-def test_memory_that_eager_alone_lacks_does_not_keep_code_from_running(monkeypatch):
+def test_eager_out_of_memory_keeps_compiled_code(monkeypatch):
     def short_of_memory(compiled, eager):
         eager()
 
