@@ -84,9 +84,7 @@ def _arguments() -> list[Any]:
 
 
 @pytest.mark.parametrize(("callable_", "args", "kwargs"), _arguments())
-def test_a_scripted_program_computes_what_eager_does(
-    callable_: Any, args: Any, kwargs: Any
-) -> None:
+def test_scripted_program_matches_eager(callable_: Any, args: Any, kwargs: Any) -> None:
     if isinstance(callable_, nn.Module):
         callable_.eval()
     _check(callable_, args, kwargs, "torchscript")
@@ -98,7 +96,7 @@ def test_an_argument_of_two_types(x: Any) -> None:
 
 
 @pytest.mark.parametrize("table", [0, 1])
-def test_an_exported_program_computes_what_eager_does(table: int) -> None:
+def test_exported_program_matches_eager(table: int) -> None:
     module = nets.Unscriptable().eval()
     program = _check(module, (torch.rand(*X),), {"table": table}, "export")
     assert program.reason is not None and "nets.py" in program.reason
@@ -264,7 +262,7 @@ def test_an_int_stays_an_int_where_eager_keeps_it() -> None:
     _check(_scaled, (torch.arange(3), 2), {}, "export")
 
 
-def test_a_tensor_of_its_own_may_be_written() -> None:
+def test_local_tensor_may_be_written() -> None:
     _check(nets.WritesCopy(), (torch.rand(3),), {}, "torchscript")
 
 
@@ -290,7 +288,7 @@ def test_a_tensor_of_a_closure_is_reported() -> None:
 
 
 @pytest.mark.parametrize("module", [nets.Convolutions(), nets.Unscriptable()])
-def test_the_module_stays_as_it_was(module: nn.Module) -> None:
+def test_capture_does_not_change_the_module(module: nn.Module) -> None:
     module.eval()
     args = (
         torch.rand(1, 3, 10, 10) if isinstance(module, nets.Convolutions) else torch.rand(2, 4),
@@ -303,14 +301,14 @@ def test_the_module_stays_as_it_was(module: nn.Module) -> None:
     assert state == {name: (id(t), t._version) for name, t in module.named_parameters()}
 
 
-def test_nothing_is_warned_about() -> None:
+def test_capture_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for module in (nets.Tied(), nets.Unscriptable()):
             capture(module, (torch.rand(*X),), {}).export((torch.rand(*X),), {})
 
 
-def test_other_threads_may_call_the_module_meanwhile() -> None:
+def test_module_is_callable_from_other_threads_during_capture() -> None:
     module, x = nets.Unscriptable().eval(), torch.rand(*X)
     expected = module(x)["x"]
     stop = threading.Event()

@@ -98,7 +98,7 @@ def stream(net: Net, module: Callable[..., torch.Tensor], x: torch.Tensor) -> li
         (quiet, True, True),
     ],
 )
-def test_draws_are_those_of_eager(compute, compiled: bool, with_gradients: bool) -> None:
+def test_draws_match_eager(compute, compiled: bool, with_gradients: bool) -> None:
     net = Net(compute).eval()
     fast = tvmify(net, cache=False, compare=False)
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -134,7 +134,7 @@ def test_control_flow_that_draws_has_the_gradients_of_eager() -> None:
             torch.testing.assert_close(one, other)
 
 
-def test_a_draw_is_seen_in_the_program_and_in_the_code() -> None:
+def test_draws_are_detected_in_programs_and_code() -> None:
     assert may_draw(None, "%3 = aten::rand(%1)")
     assert may_draw(None, "%3 = aten.bernoulli.p(%1, 0.5)")
     assert may_draw(Net(unread_only), "")

@@ -137,7 +137,7 @@ class Overridden(Asking):
         Overridden,
     ],
 )
-def test_each_answer_is_that_of_eager(cls: type[Asking]) -> None:
+def test_answers_match_eager(cls: type[Asking]) -> None:
     torch._dynamo  # noqa: B018 its import looks at the functions that are answered
     net = cls().eval()
     fast = tvmify(net, cache=False, compare=False)
@@ -173,7 +173,7 @@ def test_each_answer_is_that_of_eager(cls: type[Asking]) -> None:
         check(x)
 
 
-def test_who_never_asks_is_compiled_once_for_all_grad_modes() -> None:
+def test_grad_mode_is_ignored_unless_queried() -> None:
     class Recorded(nn.Module):
         def __init__(self) -> None:
             super().__init__()

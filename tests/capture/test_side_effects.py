@@ -148,7 +148,7 @@ def test_logs(caplog: pytest.LogCaptureFixture) -> None:
     assert messages == ["rows 3"] * 3
 
 
-def test_logs_that_nobody_wants_are_no_effect() -> None:
+def test_disabled_logging_is_not_an_effect() -> None:
     LOG.disabled = True
     try:
         assert called(Logging()).cache_info().entries == 1
@@ -156,7 +156,7 @@ def test_logs_that_nobody_wants_are_no_effect() -> None:
         LOG.disabled = False
 
 
-def test_what_is_kept() -> None:
+def test_tensors_kept_by_forward_are_real() -> None:
     called(Keeping())
     assert [type(kept) for kept in SEEN] == [torch.Tensor] * 3
 
@@ -210,7 +210,7 @@ def test_containers_change_as_in_eager(kind: str) -> None:
     assert list(kept) == list(expected)
 
 
-def test_a_cache_that_the_first_call_fills_is_no_effect() -> None:
+def test_filling_a_cache_once_is_not_an_effect() -> None:
     def scaled(*inputs: torch.Tensor) -> torch.Tensor:
         x = inputs[0]
         if x.shape[1] not in TABLES:
@@ -224,7 +224,7 @@ def test_a_cache_that_the_first_call_fills_is_no_effect() -> None:
     assert type(TABLES[4]) is torch.Tensor
 
 
-def test_caches_of_libraries_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_caches_are_not_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(*inputs: torch.Tensor) -> torch.Tensor:
         COUNTS["calls"] += 1
         return torch.relu(inputs[0]) * 2
@@ -235,7 +235,7 @@ def test_caches_of_libraries_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> N
     assert fast.cache_info().eager == 0
 
 
-def test_prints_that_a_call_does_not_reach_are_no_effect(
+def test_unreached_print_is_not_an_effect(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def verbose(x: torch.Tensor, is_verbose: bool = False) -> torch.Tensor:

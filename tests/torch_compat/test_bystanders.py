@@ -53,7 +53,7 @@ def exporting(net: Slow) -> Iterator[nn.Module]:
         thread.join()
 
 
-def test_other_threads_run_eager_as_ever() -> None:
+def test_other_threads_see_no_patches() -> None:
     plain, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4)
     expected, weight = plain(x), plain[0].weight
     small, large = torch.tensor(1.0), torch.tensor(2.0)
@@ -71,7 +71,7 @@ def test_other_threads_run_eager_as_ever() -> None:
         assert not _symbolic_trace.is_fx_symbolic_tracing()
 
 
-def test_the_thread_that_exports_sees_what_torch_replaces() -> None:
+def test_exporting_thread_sees_the_patches() -> None:
     net, x = Slow(), torch.randn(3, 4)
     with exporting(net) as compiled:
         pass
@@ -80,7 +80,7 @@ def test_the_thread_that_exports_sees_what_torch_replaces() -> None:
     assert compiled.cache_info().builds == 1
 
 
-def test_nothing_stays_replaced() -> None:
+def test_patches_are_removed() -> None:
     asked = (torch.compiler.is_compiling, _symbolic_trace.is_fx_tracing)
     places = (max, min, math.pow, nn.Module.__call__, nn.Module.__getattr__)
     before = [function.__code__ for function in asked]
@@ -92,7 +92,7 @@ def test_nothing_stays_replaced() -> None:
     assert _symbolic_trace._Patcher.patch_method is patch_method
 
 
-def test_a_thread_that_traces_itself_is_no_bystander(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_thread_is_not_a_bystander(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     class Asking(nn.Module):

@@ -69,12 +69,12 @@ def decorated(module: nn.Module, **options: Any) -> Any:
         lambda: torch.randn(4).to_sparse(),
     ],
 )
-def test_these_have_all_the_memory_that_their_sizes_need(make: Callable[[], torch.Tensor]):
+def test_backed_tensors(make: Callable[[], torch.Tensor]):
     assert has_memory(make())
 
 
 @pytest.mark.parametrize("make", [KINDS[kind] for kind in KINDS if "asked" not in kind])
-def test_these_have_none(make: Callable[[torch.Tensor], torch.Tensor]):
+def test_unbacked_tensors(make: Callable[[torch.Tensor], torch.Tensor]):
     assert not has_memory(make(torch.randn(8)))
 
 
@@ -117,14 +117,14 @@ def test_elements_that_are_elsewhere_are_read_by_eager(kind: str, held_as: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore::tvmify.TvmifyWarning")
-def test_the_shape_of_such_a_tensor_can_be_read(kind: str):
+def test_shape_of_an_unbacked_tensor_is_readable(kind: str):
     module = Holder(KINDS[kind](torch.randn(8)), "buffer", "shape")
     fast, x = decorated(module), torch.randn(4, 8)
     torch.testing.assert_close(fast(x), module(x), rtol=0, atol=0)  # eager's own, in eager
 
 
 @pytest.mark.filterwarnings("ignore::tvmify.TvmifyWarning")
-def test_a_weight_that_a_wrapper_replaces_and_the_other_way():
+def test_weight_swapped_with_a_wrapper():
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     fast, x = decorated(module), torch.randn(4, 8)
     plain = module[0].weight
@@ -153,7 +153,7 @@ def test_a_weight_that_is_freed_and_filled_between_calls():
     assert fast.cache_info().entries == 1
 
 
-def test_a_constant_of_a_closure_without_memory_is_no_constant():
+def test_unbacked_closure_tensor_is_not_a_constant():
     held = fake(torch.randn(8))
     fast = tvmify.tvmify(lambda x: x + held, cache=False, strict=True, progress=False)
     with pytest.raises(NotCompiled):
@@ -164,7 +164,7 @@ def test_a_constant_of_a_closure_without_memory_is_no_constant():
 @pytest.mark.parametrize(
     ("kind", "held_as"), [("wrapper", "parameter"), ("freed view", "buffer"), ("fake", "buffer")]
 )
-def test_files_cannot_hold_such_a_tensor(kind: str, held_as: str, tmp_path: Path):
+def test_unbacked_tensors_cannot_be_saved(kind: str, held_as: str, tmp_path: Path):
     fast = decorated(Holder(KINDS[kind](torch.randn(8)), held_as))
     for save, name in ((tvmify.save, "net.pt"), (tvmify.export, "net.pt2")):
         with pytest.raises(SaveError, match="'held' has no memory"):

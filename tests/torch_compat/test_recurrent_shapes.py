@@ -42,7 +42,7 @@ def test_shapes_and_strides_are_those_of_torch(kind: Any, options: dict[str, Any
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-def test_projected_states_and_wrong_shapes_are_torchs_own():
+def test_projections_and_wrong_shapes_are_left_to_torch():
     layer = nn.LSTM(6, 8, proj_size=4).eval()
     usual = _of_fakes(layer, 5, 3, 6)
     with recurrent_shapes():
@@ -51,7 +51,7 @@ def test_projected_states_and_wrong_shapes_are_torchs_own():
             _of_fakes(layer, 5, 3, 7)
 
 
-def test_what_is_real_is_computed():
+def test_real_tensors_are_computed():
     layer, x = nn.LSTM(6, 8).eval(), torch.randn(5, 3, 6)
     with torch.no_grad():
         expected = layer(x)[0]
@@ -61,7 +61,7 @@ def test_what_is_real_is_computed():
                 assert layer(torch.empty(5, 3, 6))[0].shape == expected.shape
 
 
-def test_other_threads_break_layers_up_meanwhile():
+def test_other_threads_still_decompose_layers():
     layer = nn.GRU(6, 8).eval()
     found: list[int] = []
 

@@ -19,7 +19,7 @@ def test_hooks_do_not_see_what_is_saved() -> None:
     torch.testing.assert_close(x.grad, x.detach().exp())
 
 
-def test_without_hooks_there_are_none_either() -> None:
+def test_no_hooks_by_default() -> None:
     top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
     with without_saved_tensors_hooks():
         assert top(False) is None

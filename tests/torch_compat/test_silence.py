@@ -8,7 +8,7 @@ import pytest
 from tvmify.torch_compat.silence import silenced
 
 
-def test_only_the_thread_itself_is_silent() -> None:
+def test_silence_is_per_thread() -> None:
     before = list(warnings.filters)  # type: ignore[attr-defined]
     inside, go_on = threading.Event(), threading.Event()
 
@@ -28,7 +28,7 @@ def test_only_the_thread_itself_is_silent() -> None:
     assert warnings.filters == before  # type: ignore[attr-defined]
 
 
-def test_a_filter_that_is_left_behind_does_nothing() -> None:
+def test_leftover_filter_is_inert() -> None:
     context = silenced()
     context.__enter__()
     with warnings.catch_warnings():  # as another thread would

@@ -87,7 +87,7 @@ def test_threads_that_compile_different_modules_all_do() -> None:
 
 
 @torch.inference_mode()
-def test_threads_that_share_modules_run_compiled_once_all_is_built_in_the_background() -> None:
+def test_threads_sharing_modules_run_compiled_after_background_builds() -> None:
     options = {"dynamic": False, "strict": False, "on_miss": "background"}
     nets: list[Any] = [compiled(kind(), **options) for kind in (Exported, Scripted)]
     sizes = (1, 2)
@@ -112,7 +112,7 @@ def test_threads_that_share_modules_run_compiled_once_all_is_built_in_the_backgr
 
 
 @torch.inference_mode()
-def test_a_miss_beside_an_export_of_the_user_runs_in_eager_until_that_is_done() -> None:
+def test_miss_during_user_export_runs_eager() -> None:
     net = compiled(Exported(), strict=False)
     x = torch.ones(3, 4)
     with exporting():
@@ -127,7 +127,7 @@ def test_a_miss_beside_an_export_of_the_user_runs_in_eager_until_that_is_done() 
 
 
 @torch.inference_mode()
-def test_a_hit_beside_an_export_of_the_user_runs_compiled() -> None:
+def test_hit_during_user_export_runs_compiled() -> None:
     net = compiled(Scripted())
     x = torch.ones(3, 4)
     net(x)
@@ -139,7 +139,7 @@ def test_a_hit_beside_an_export_of_the_user_runs_compiled() -> None:
 
 
 @torch.inference_mode()
-def test_an_export_of_the_user_that_began_during_ours_leaves_nothing_behind() -> None:
+def test_overlapping_user_export_leaves_no_patches() -> None:
     net = compiled(Scripted())
     x = torch.ones(3, 4)
     with contextlib.ExitStack() as users:
@@ -156,7 +156,7 @@ def test_an_export_of_the_user_that_began_during_ours_leaves_nothing_behind() ->
 
 
 @torch.inference_mode()
-def test_a_flag_that_nobody_who_compiles_has_set_is_named_and_nothing_runs_in_eager() -> None:
+def test_stale_compiling_flag_warns_and_is_ignored() -> None:
     net = compiled(Scripted())
     torch.compiler._is_compiling_flag = True
     with pytest.warns(TvmifyWarning, match="no thread compiles"):
@@ -166,7 +166,7 @@ def test_a_flag_that_nobody_who_compiles_has_set_is_named_and_nothing_runs_in_ea
     assert (info.hits, info.misses, info.builds) == (1, 1, 1)
 
 
-def test_an_error_that_another_tracer_may_have_caused_is_not_for_good() -> None:
+def test_error_during_foreign_tracing_is_not_permanent() -> None:
     users = contextlib.ExitStack()
     with users, pytest.raises(TracedElsewhere) as raised, tracing.tracing():
         users.enter_context(exporting())
@@ -174,7 +174,7 @@ def test_an_error_that_another_tracer_may_have_caused_is_not_for_good() -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_tracing_lets_in_its_own_thread_again() -> None:
+def test_tracing_is_reentrant() -> None:
     with tracing.tracing(), tracing.tracing():
         assert tracing.tracer_elsewhere() is None
     with exporting(), pytest.raises(NotCompiled), tracing.tracing():
@@ -183,7 +183,7 @@ def test_tracing_lets_in_its_own_thread_again() -> None:
         pass
 
 
-def test_seeding_is_no_annotation_of_the_graph_of_another_thread() -> None:
+def test_seeding_does_not_annotate_other_threads_graphs() -> None:
     net = compiled(Exported())
     done, errors = threading.Event(), []
 
@@ -208,7 +208,7 @@ def test_seeding_is_no_annotation_of_the_graph_of_another_thread() -> None:
 
 
 @pytest.mark.parametrize("kind", [Exported, Scripted])
-def test_torch_may_swap_the_weights_of_what_was_compiled(kind: type[nn.Module]) -> None:
+def test_swapped_parameters_are_followed(kind: type[nn.Module]) -> None:
     net = compiled(kind())
     with torch.inference_mode():
         net(torch.ones(2, 4))

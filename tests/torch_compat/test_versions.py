@@ -24,7 +24,7 @@ def test_supported_versions_pass(row: versions.Supported):
 
 
 @pytest.mark.parametrize("installed", ["2.9.1+cpu", "2.1.0", "2.99.0", "3.0.0"])
-def test_another_version_is_one_sentence_with_the_range_and_the_command(installed: str):
+def test_unsupported_version_names_range_and_command(installed: str):
     text = versions.complaint(installed)
     assert installed in text and versions.supported_torch() in text
     assert text.endswith(f"pip install '{versions.torch_requirement()}'") and "\n" not in text
@@ -34,7 +34,7 @@ def test_a_missing_pytorch_is_named():
     assert "none is installed" in versions.complaint(None)
 
 
-def test_an_import_with_another_pytorch_ends_with_that_sentence(tmp_path: Path):
+def test_import_with_unsupported_pytorch_fails_clearly(tmp_path: Path):
     # It is refused before it is imported: this one has nothing that could be missing.
     (tmp_path / "torch-2.9.1.dist-info").mkdir()
     (tmp_path / "torch-2.9.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.9.1\n")
@@ -60,7 +60,7 @@ def test_the_table_has_no_gaps():
         assert {row.tests for row in table} <= {"all", "smoke", "some", "none"}
 
 
-def test_the_page_with_results_says_the_same():
+def test_docs_match_the_table():
     page = (ROOT / "docs" / "versions.md").read_text()
     cells = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     said = {line[1]: line[4] for line in cells if len(line) == 10}

@@ -39,7 +39,7 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Scripted, Recorded])
-def test_each_pattern_of_equal_arguments_has_its_own_answer(make: type[nn.Module]) -> None:
+def test_each_aliasing_pattern_is_specialised(make: type[nn.Module]) -> None:
     plain = make().eval()
     net = tvmify(plain, cache=False, compare=False, strict=True)
     x, y = torch.randn(3), torch.randn(3)
@@ -66,7 +66,7 @@ def test_self_attention_takes_the_path_of_eager(wrap: Callable[[nn.Module], nn.M
             torch.testing.assert_close(got, want, equal_nan=True, atol=1e-5, rtol=1e-5)
 
 
-def test_who_never_asks_is_built_once() -> None:
+def test_identity_is_ignored_unless_queried() -> None:
     net = tvmify(Never().eval(), cache=False, compare=False, strict=True)
     x, y = torch.randn(3), torch.randn(3)
     with torch.inference_mode():

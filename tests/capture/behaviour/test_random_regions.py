@@ -123,7 +123,7 @@ class _InPyTorch:
 
 
 @pytest.mark.usefixtures("inference")
-def test_the_parts_are_put_together_as_they_were(tmp_path: Path) -> None:
+def test_random_programs_match_after_region_splitting(tmp_path: Path) -> None:
     calls = 0
     numbers = itertools.count(10**6).__next__
     for seed in range(60):

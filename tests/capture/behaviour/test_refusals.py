@@ -69,7 +69,7 @@ def test_a_forward_that_seeds_is_refused() -> None:
     torch.manual_seed(1)  # here it may
 
 
-def test_a_list_that_was_given_is_not_written() -> None:
+def test_argument_list_is_not_mutated() -> None:
     def grow(items: list[Tensor]) -> Tensor:
         items.append(items[0])
         return items[0] + 1
@@ -93,13 +93,13 @@ def test_results_of_unknown_types_are_refused() -> None:
         capture(lambda x: (x, x.device), (torch.rand(3),), {})
 
 
-def test_what_the_module_raises_is_named() -> None:
+def test_error_of_the_module_is_named() -> None:
     program = capture(nets.Raises(), (torch.rand(2, 2),), {})
     with pytest.raises(CaptureError, match="two dimensions, please"):
         program.export((torch.rand(2),), {})
 
 
-def test_what_asks_whether_it_is_scripted_is_not() -> None:
+def test_module_that_checks_is_scripting_is_not_scripted() -> None:
     class Different(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if torch.jit.is_scripting():
@@ -112,13 +112,13 @@ def test_what_asks_whether_it_is_scripted_is_not() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_tensor_that_forward_makes_of_a_number_is_no_write(mode: Any) -> None:
+def test_tensor_made_from_a_number_is_not_a_write(mode: Any) -> None:
     with mode():
         program = capture(lambda *x: x[0] + torch.tensor(0.5), (torch.ones(2),), {})
     assert program.method == "export"
 
 
-def test_nothing_is_printed_about_what_cannot_be_exported(
+def test_failed_export_prints_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """torch prints the whole graph up to there."""
@@ -131,7 +131,7 @@ def test_nothing_is_printed_about_what_cannot_be_exported(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_is_logged_about_a_call_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+def test_raising_call_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """torch logs the traceback of an operator that fails without elements."""
     net = tvmify(nn.Linear(4, 2).eval())
     with (
@@ -143,7 +143,7 @@ def test_nothing_is_logged_about_a_call_that_raises(caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
-def test_no_line_of_our_own_is_named() -> None:
+def test_reason_names_user_code_only() -> None:
     with pytest.raises(CaptureError, match=r"depends on the values of tensors \(no source known\)"):
         capture(lambda x, mask: x[mask], (torch.rand(4), torch.ones(4, dtype=torch.bool)), {})
 

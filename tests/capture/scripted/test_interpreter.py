@@ -85,7 +85,7 @@ torch.nn.functional.interpolate(x[None, None], scale_factor=[2.0, 2.0], mode='bi
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_an_expression_is_what_torchscript_makes_of_it(expression: str) -> None:
+def test_expressions_match_torchscript(expression: str) -> None:
     unit = torch.jit.CompilationUnit(f"def f(x, n: int, f: float):\n    return ({expression})\n")
     function: Any = unit.f
     arguments = (torch.arange(12.0).view(3, 4), 7, 1.25)
@@ -164,7 +164,7 @@ STATEMENTS = {
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_statements_do_what_torchscript_makes_of_them(name: str) -> None:
+def test_statements_match_torchscript(name: str) -> None:
     source = "def f(x, n: int, f: float):\n" + STATEMENTS[name].strip("\n").rstrip() + "\n"
     function: Any = torch.jit.CompilationUnit(source).f
     arguments = (torch.arange(12.0).view(3, 4), 7, 1.25)

@@ -82,7 +82,7 @@ def _shapes_by_values(x: Tensor) -> Tensor:
         (_shapes_by_values, ["cos exp sin", "cos exp sin"]),
     ],
 )
-def test_what_stays_outside(function: Any, expected: list[str]) -> None:
+def test_statements_that_end_a_region(function: Any, expected: list[str]) -> None:
     assert regions(function) == expected
 
 

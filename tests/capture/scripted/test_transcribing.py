@@ -104,7 +104,7 @@ def _outcome(run: Any, call: tuple[Tensor, ...]) -> str:
 
 
 @pytest.mark.parametrize("code", _each(_OF_INTEGERS + _OF_FLOATS + _OF_STRINGS))
-def test_every_value_is_pythons(tmp_path: Path, code: str) -> None:
+def test_values_match_python(tmp_path: Path, code: str) -> None:
     function = _program(tmp_path, code)
     calls: dict[int, Any] = {}
     numbers = itertools.count().__next__
@@ -133,7 +133,7 @@ def _dies_early(x: Tensor) -> Tensor:
     return x
 
 
-def test_tensors_are_let_go_of_when_they_are_read_last() -> None:
+def test_tensors_are_freed_after_last_use() -> None:
     alive: list[int] = []
     references: list[weakref.ref[Tensor]] = []
     calls: dict[int, Any] = {}
@@ -165,7 +165,7 @@ def _tells_a_dtype(x: Tensor) -> tuple[Tensor, str]:
 
 
 @pytest.mark.parametrize("function", [_grows, _tells_a_dtype])
-def test_what_torchscript_tells_in_another_way_is_refused(function: Any) -> None:
+def test_inexpressible_torchscript_is_refused(function: Any) -> None:
     with pytest.raises(CaptureError, match=r"iterated over|converted to text"):
         drive(function, itertools.count().__next__, lambda *_: [])
 
