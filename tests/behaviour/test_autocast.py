@@ -132,7 +132,7 @@ def test_the_setting_is_part_of_the_key() -> None:
     assert "float32[3, 4] cpu) autocast cpu bfloat16\n" in str(fast.explain())
 
 
-def test_capturing_leaves_nothing_in_the_cache_of_autocast() -> None:
+def test_capture_leaves_the_autocast_cache_empty() -> None:
     # Autocast keeps the casts of weights that require gradients, by the address of the weight.
     net = Mixed().eval()
     for wrap in (lambda module: module, Starred):
@@ -195,7 +195,7 @@ def test_a_torchscript_module_is_left_to_pytorch() -> None:
         assert torch.equal(fast(X), script(X))
 
 
-def test_gradients_are_those_of_the_call() -> None:
+def test_gradients_use_the_autocast_of_the_call() -> None:
     net = Mixed().eval()
     fast: Any = decorate(net, strict=True)
     for enabled in (True, False):
@@ -211,7 +211,7 @@ def test_gradients_are_those_of_the_call() -> None:
             torch.testing.assert_close(ours, eager)
 
 
-def test_nothing_is_saved_under_autocast(tmp_path: Path) -> None:
+def test_save_under_autocast_is_refused(tmp_path: Path) -> None:
     with torch.autocast("cpu"):
         for write in (tvmify.save, tvmify.export):
             with pytest.raises(SaveError, match="autocast"):

@@ -226,7 +226,7 @@ def check(fast: Any, plain: Any, *args: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_noticed(change: Callable[[Any], Any]) -> None:
+def test_change_is_detected(change: Callable[[Any], Any]) -> None:
     plain = nn.Sequential(Net()).eval()
     fast = decorate(plain)
     before = check(fast, plain, X)
@@ -261,7 +261,7 @@ def test_a_hook_for_all_modules_runs_for_each_and_only_while_it_is_there() -> No
     assert fast.cache_info().hits == hits + 2
 
 
-def test_hooks_for_all_modules_are_refused_by_functions_too() -> None:
+def test_global_hooks_are_refused_by_functions() -> None:
     layer = nn.Linear(4, 4).eval()
     fast = decorate(lambda x: layer(x) + 0.5, strict=True)
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
@@ -273,7 +273,7 @@ def test_hooks_for_all_modules_are_refused_by_functions_too() -> None:
     torch.testing.assert_close(fast(X), layer(X) + 0.5)
 
 
-def test_what_does_not_change_a_module_costs_nothing() -> None:
+def test_non_changes_do_not_rebuild() -> None:
     fast = decorate(Net().eval(), strict=True)
     fast(X)
     Layer.made = 3  # type: ignore[attr-defined]
@@ -287,7 +287,7 @@ def test_what_does_not_change_a_module_costs_nothing() -> None:
     del Layer.made  # type: ignore[attr-defined]
 
 
-def test_a_state_after_one_that_came_back_is_told_from_those_before() -> None:
+def test_state_after_a_restored_one_is_distinguished() -> None:
     plain: Any = nn.Sequential(Net()).eval()
     fast = decorate(plain, strict=True)
     ways = {"a": lambda x: x * 2, "b": lambda x: x * 3, "c": lambda x: x * 4}
@@ -340,7 +340,7 @@ class Collections(nn.Module):
         lambda net: net.layers.append(nn.Tanh()),
     ],
 )
-def test_what_a_collection_holds_is_replaced(change: Callable[[Any], Any]) -> None:
+def test_replaced_collection_items_are_detected(change: Callable[[Any], Any]) -> None:
     plain = Collections().eval()
     fast = decorate(plain, strict=True)
     check(fast, plain, X)
@@ -432,7 +432,7 @@ def test_changes_of_a_module_that_is_not_registered_are_noticed(how: str) -> Non
         before = after
 
 
-def test_the_module_that_holds_this_one_is_no_part_of_it() -> None:
+def test_parent_module_is_not_watched() -> None:
     class Child(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -497,7 +497,7 @@ def test_gradients_reach_the_weights_of_a_functional_call(leaves: bool) -> None:
     check(fast, plain, X)
 
 
-def test_a_backward_is_that_of_the_weights_and_the_mode_of_its_call() -> None:
+def test_backward_uses_weights_and_mode_of_its_call() -> None:
     plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.Linear(4, 2)).eval()
     fast = decorate(plain)
     found = []

@@ -150,7 +150,7 @@ def test_changed_weights_are_seen_by_every_region() -> None:
     assert net.cache_info().builds == 2
 
 
-def test_gradients_are_those_of_eager() -> None:
+def test_gradients_match_eager() -> None:
     net = decorated(Branch)
     x = torch.randn(2, 8)
     net(x).sum().backward()
@@ -173,7 +173,7 @@ class Raises(nn.Module):
 
 
 @pytest.mark.usefixtures("inference")
-def test_an_exception_in_a_loop_is_that_of_eager() -> None:
+def test_exception_in_a_loop_matches_eager() -> None:
     net = decorated(Raises)
     assert_close(net(-torch.ones(4)), eager(net, -torch.ones(4)))
     with pytest.raises(ValueError, match="too large after 1"):
@@ -328,7 +328,7 @@ def test_shapes_without_end_run_in_eager_from_some_number_on() -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_random_numbers_are_those_of_eager() -> None:
+def test_random_numbers_match_eager() -> None:
     @tvmify
     def noisy(x: Tensor) -> Tensor:
         y = torch.exp(x) * 2 + 1
@@ -345,7 +345,7 @@ def test_random_numbers_are_those_of_eager() -> None:
     assert noisy.cache_info().entries > 0
 
 
-def test_strict_refuses_what_has_no_region() -> None:
+def test_strict_refuses_functions_without_regions() -> None:
     @tvmify(strict=True)
     def small(x: Tensor) -> Tensor:
         return x + 1 if bool(x.sum() > 0) else x - 1

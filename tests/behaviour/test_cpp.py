@@ -133,9 +133,7 @@ def numbers(text: str) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def test_a_program_for_many_shapes_serves_one_that_was_never_called(
-    tmp_path: Path, build: Path
-) -> None:
+def test_dynamic_program_serves_an_unseen_shape(tmp_path: Path, build: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3)).eval()
     subject = tvmify.tvmify(model, cache=False, strict=True, dynamic=None)
     for rows in (3, 5):
@@ -170,9 +168,7 @@ def test_a_saved_model_runs_without_python(
 
 
 @torch.inference_mode()
-def test_what_there_is_no_code_for_runs_in_pytorch(
-    small: Saved, build: Path, tmp_path: Path
-) -> None:
+def test_unknown_shape_runs_in_pytorch(small: Saved, build: Path, tmp_path: Path) -> None:
     finished = run(build / "run", small.path, "2,4", cwd=tmp_path)
     assert finished.returncode == 0
     assert finished.stderr.count("Warning: ") == 1  # in 21 calls
@@ -182,7 +178,7 @@ def test_what_there_is_no_code_for_runs_in_pytorch(
     torch.testing.assert_close(numbers(finished.stdout.split(":")[1]), expected)
 
 
-def test_with_strict_that_is_an_error(saved: Saved, build: Path) -> None:
+def test_strict_refuses_unknown_shapes(saved: Saved, build: Path) -> None:
     finished = run(build / "run", saved.path, "3,3", cwd=saved.path.parent)
     assert finished.returncode == 1
     assert "does not run compiled with (float32[3, 3])" in finished.stderr
@@ -207,7 +203,7 @@ def test_a_file_that_cannot_be_loaded_is_named(
         assert finished.stderr.startswith(f"{name}: ") and message in finished.stderr
 
 
-def test_half_a_file_is_an_error(small: Saved, build: Path, tmp_path: Path) -> None:
+def test_truncated_file_is_an_error(small: Saved, build: Path, tmp_path: Path) -> None:
     whole = small.path.read_bytes()
     (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
     finished = run(build / "run", "half.pt", "1,4", cwd=tmp_path)
@@ -237,7 +233,7 @@ def test_programs_need_neither_python_nor_the_compiler(bundle: Path) -> None:
 
 
 @torch.inference_mode()
-def test_a_photograph_has_the_class_that_python_found(
+def test_predicted_class_matches_python(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES.parent)
@@ -268,7 +264,7 @@ def test_a_photograph_has_the_class_that_python_found(
         (b"P6\n2 2\n255\n....", "ends too early"),
     ],
 )
-def test_what_is_no_photograph_is_an_error(
+def test_invalid_image_is_an_error(
     content: bytes, message: str, small: Saved, build: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "image.ppm").write_bytes(content)
@@ -320,7 +316,7 @@ def words(tensor: torch.Tensor) -> str:
 
 
 @torch.inference_mode()
-def test_a_server_answers_several_clients_at_once(saved: Saved, bundle: Path) -> None:
+def test_server_answers_concurrent_clients(saved: Saved, bundle: Path) -> None:
     inputs = [torch.randn(saved.shape) for _ in range(100)]
     expected = [saved.model(x).flatten() for x in inputs]
     with serving(bundle / "bin", saved) as (process, port), ThreadPoolExecutor(8) as clients:
@@ -337,9 +333,7 @@ def test_a_server_answers_several_clients_at_once(saved: Saved, bundle: Path) ->
     assert "/memfd:tvmify" in mapped  # the compiled code
 
 
-def test_a_wrong_request_gets_an_error_and_the_next_one_is_served(
-    small: Saved, build: Path
-) -> None:
+def test_server_survives_invalid_requests(small: Saved, build: Path) -> None:
     with serving(build, small) as (_, port):
         status, text = post(port, "1 2 3")
         assert (status, text) == (400, "shape '[1, 4]' is invalid for input of size 3\n")
@@ -350,7 +344,7 @@ def test_a_wrong_request_gets_an_error_and_the_next_one_is_served(
         assert post(port, "1 2 3 4")[0] == 200
 
 
-def test_a_request_that_lies_about_its_length_is_refused(small: Saved, build: Path) -> None:
+def test_oversized_content_length_is_refused(small: Saved, build: Path) -> None:
     with serving(build, small) as (_, port), connection_to(port) as connection:
         connection.putrequest("POST", "/")
         connection.putheader("Content-Length", str(10**15))
@@ -367,7 +361,7 @@ class Root(nn.Module):
         return x.sqrt()
 
 
-def test_a_model_that_fails_is_an_error_of_the_request(build: Path, tmp_path: Path) -> None:
+def test_model_error_is_a_request_error(build: Path, tmp_path: Path) -> None:
     torch.jit.script(Root()).save(tmp_path / "model.pt")
     with serving(build, Saved(Root(), (1, 2), tmp_path / "model.pt")) as (_, port):
         status, text = post(port, "4 -9")
@@ -375,7 +369,7 @@ def test_a_model_that_fails_is_an_error_of_the_request(build: Path, tmp_path: Pa
         assert post(port, "4 9") == (200, "2 3 \n")
 
 
-def test_what_was_accepted_is_answered_before_the_end(small: Saved, build: Path) -> None:
+def test_accepted_requests_are_answered_before_shutdown(small: Saved, build: Path) -> None:
     with serving(build, small) as (process, port), connection_to(port) as connection:
         connection.putrequest("POST", "/")
         connection.putheader("Content-Length", "7")
@@ -411,7 +405,7 @@ def find_package(directory: Path, wanted: str, *options: str) -> subprocess.Comp
     ("wanted", "found"),
     [("", True), ("0.1", True), ("0.1.0", True), ("0.2", False), ("0.1.99", False), ("1", False)],
 )
-def test_cmake_finds_the_versions_that_fit(wanted: str, found: bool, tmp_path: Path) -> None:
+def test_cmake_finds_compatible_versions(wanted: str, found: bool, tmp_path: Path) -> None:
     prefix = f"-DCMAKE_PREFIX_PATH={tvmify.cmake_prefix_path}"
     configured = find_package(tmp_path, wanted, prefix)
     assert (configured.returncode == 0) == found
@@ -419,7 +413,7 @@ def test_cmake_finds_the_versions_that_fit(wanted: str, found: bool, tmp_path: P
 
 
 @pytest.mark.parametrize("with_torch", [False, True])
-def test_no_linker_drops_a_library_that_seems_unused(with_torch: bool, tmp_path: Path) -> None:
+def test_library_survives_as_needed_linking(with_torch: bool, tmp_path: Path) -> None:
     if with_torch and torch.version.cuda is not None:
         pytest.skip("find_package(Torch) would ask for the CUDA toolkit")
     (tmp_path / "main.cpp").write_text("int main() {}\n")
@@ -453,7 +447,7 @@ def test_cmake_refuses_another_pytorch(tmp_path: Path) -> None:
     assert re.search(r"this tvmify is built for PyTorch 2\.\d+, and \S+ is PyTorch 2\.99", message)
 
 
-def test_cmake_takes_the_library_for_the_pytorch_that_is_there(tmp_path: Path) -> None:
+def test_cmake_selects_the_library_of_the_installed_pytorch(tmp_path: Path) -> None:
     package = tmp_path / "tvmify"
     shutil.copytree(CONFIG, package / "share" / "cmake" / "tvmify")
     own = versions.minor(torch.__version__)
@@ -473,7 +467,7 @@ def test_cmake_takes_the_library_for_the_pytorch_that_is_there(tmp_path: Path) -
     assert re.search(rf"built for PyTorch 2\.1, and \S+ is PyTorch {own}", message)
 
 
-def test_cmake_says_what_is_missing(tmp_path: Path) -> None:
+def test_cmake_names_missing_files(tmp_path: Path) -> None:
     shutil.copytree(CONFIG, tmp_path / "tvmify" / "share" / "cmake" / "tvmify")
     prefix = f"-DCMAKE_PREFIX_PATH={tmp_path}/tvmify/share/cmake"
     configured = find_package(tmp_path, "", prefix)

@@ -61,7 +61,7 @@ def test_a_cache_that_was_filled_without_a_gpu_serves(machine: Machine, cache_di
     assert len(DiskCache(cache_directory).entries()) == 1
 
 
-def test_each_driver_has_verdicts_of_its_own(machine: Machine, cache_directory: Path):
+def test_verdicts_are_per_driver(machine: Machine, cache_directory: Path):
     machine.call(None, compare=False)
     assert machine.call("12.8", (2, 1)).entries == 0  # eager was faster
     assert machine.call("12.8").entries == 0
@@ -75,14 +75,14 @@ def test_each_driver_has_verdicts_of_its_own(machine: Machine, cache_directory: 
     assert known == {"any": [], "12.8": [(2, 1)], "13.0": [(1, 2)]}
 
 
-def test_what_was_built_with_a_gpu_is_for_its_driver(machine: Machine):
+def test_gpu_build_is_tied_to_its_driver(machine: Machine):
     assert machine.call("12.8", compare=False).builds == 1
     assert machine.call("13.0", compare=False).builds == 1
     assert machine.call(None, compare=False).builds == 1
     assert machine.call("12.8", compare=False).disk_hits == 1
 
 
-def test_what_does_not_run_here_is_built_for_this_driver(
+def test_unrunnable_code_is_rebuilt_for_this_driver(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("TVMIFY_CACHE_URL", (tmp_path / "shared").as_uri())

@@ -84,7 +84,7 @@ def test_a_minute_of_audio_gives_the_probabilities_of_eager() -> None:
     assert torch.equal(ours._state, theirs._state)
 
 
-def test_it_raises_what_eager_raises() -> None:
+def test_errors_match_eager() -> None:
     ours, theirs = tvmify(silero()), silero()
     for wrong in (torch.zeros(100), torch.zeros(1, 1, 512), torch.zeros(700)):
         with pytest.raises(torch.jit.Error) as expected:

@@ -226,7 +226,7 @@ def test_strided_arguments_are_written_where_they_are(no_grad: None):
     torch.testing.assert_close([x._base for x in ours], [x._base for x in theirs])
 
 
-def test_the_written_argument_comes_back_itself(no_grad: None):
+def test_mutated_argument_is_returned_as_itself(no_grad: None):
     fast = decorate(twice_written, strict=True)
     (x,) = given(twice_written)
     assert fast(x) is x
@@ -243,7 +243,7 @@ def test_arguments_that_share_memory_are_for_eager(view: Callable[..., Any], no_
     torch.testing.assert_close(ours, theirs)
 
 
-def test_what_eager_refuses_to_write_to_is_refused(no_grad: None):
+def test_unwritable_argument_is_refused_as_in_eager(no_grad: None):
     fast = decorate(twice_written)
     fast(*given(twice_written))
     with pytest.raises(RuntimeError):
@@ -356,7 +356,7 @@ def test_views_of_strided_arguments_are_for_eager(no_grad: None):
         assert part(x)[1].data_ptr() == x[1:].data_ptr()
 
 
-def test_what_else_is_in_the_memory_of_an_argument_is_read_by_eager(no_grad: None):
+def test_as_strided_of_a_non_contiguous_argument_runs_eager(no_grad: None):
     fast = decorate(lambda x: x.as_strided((2,), (1,)) + 1)
     x = torch.arange(8.0)
     assert torch.equal(fast(x[:4]), x[:2] + 1)
@@ -367,7 +367,7 @@ def test_what_else_is_in_the_memory_of_an_argument_is_read_by_eager(no_grad: Non
 # -------------------------------------------------------------------------------- around a call
 
 
-def test_who_wants_gradients_gets_them_from_eager():
+def test_gradients_come_from_eager():
     plain = Counter().eval()
     fast = decorate(plain)
     with pytest.warns(TvmifyWarning, match=r"writes to 'calls'.*no_grad"):
@@ -426,7 +426,7 @@ def test_a_buffer_that_shares_memory_is_for_eager(no_grad: None):
             assert torch.allclose(fast(X[0]), X[0] * (i + 1))
 
 
-def test_a_call_that_fails_leaves_what_eager_leaves(no_grad: None):
+def test_failing_call_leaves_the_state_of_eager(no_grad: None):
     class Indexed(Stateful):
         def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
             self.calls += 1
@@ -441,7 +441,7 @@ def test_a_call_that_fails_leaves_what_eager_leaves(no_grad: None):
     assert fast.calls == 3
 
 
-def test_warm_up_and_capture_change_nothing(no_grad: None):
+def test_warm_up_and_capture_do_not_mutate(no_grad: None):
     for cls, calls in PROGRAMS:
         fast = decorate(cls().eval(), strict=True)
         before = copy.deepcopy(tensors_of(fast))

@@ -48,7 +48,7 @@ def target_of(row: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_program_for_a_row_computes_what_eager_does(row: str) -> None:
+def test_each_target_matches_eager(row: str) -> None:
     torch.manual_seed(0)
     net = Net().eval()
     fast = tvmify.tvmify(net, target=target_of(row), strict=True)

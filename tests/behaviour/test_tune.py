@@ -42,14 +42,14 @@ def run(module: nn.Module, **options) -> str:
     return str(fast.explain())
 
 
-def test_a_second_model_with_the_same_workloads_measures_nothing(measured):
+def test_known_workloads_are_not_measured_again(measured):
     assert "tuned: 1 workloads, 1 measured, 0 known before" in run(net())
     assert len(measured) == 1
     assert "tuned: 1 workloads, 0 measured, 1 known before" in run(net(nn.ReLU()))
     assert len(measured) == 1
 
 
-def test_another_number_of_threads_is_measured_by_itself(measured):
+def test_measurements_are_per_thread_count(measured):
     run(net())
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if threads > 1 else 2)
@@ -60,7 +60,7 @@ def test_another_number_of_threads_is_measured_by_itself(measured):
     assert len(measured) == 2
 
 
-def test_without_the_option_nothing_is_measured(measured):
+def test_no_measurements_without_tune(measured):
     fast = tvmify(strict=True)(net())
     with torch.no_grad():
         fast(torch.randn(16, 64))
@@ -69,7 +69,7 @@ def test_without_the_option_nothing_is_measured(measured):
 
 
 @pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
-def test_what_is_built_for_a_gpu_elsewhere_is_not_measured(measured, monkeypatch, tmp_path: Path):
+def test_cross_compiled_gpu_code_is_not_measured(measured, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(load_or_build, "measure_on", pytest.fail)
     fast = tvmify(tune="quick", strict=True)(nn.Linear(160, 128).eval())
     x = torch.randn(1, 160)
@@ -77,7 +77,7 @@ def test_what_is_built_for_a_gpu_elsewhere_is_not_measured(measured, monkeypatch
     assert not measured
 
 
-def test_on_a_gpu_its_own_time_is_measured():
+def test_gpu_candidates_are_timed_on_the_device():
     on_gpu = load_or_build._stopwatch(Target("cuda"), (), {})
     assert (on_gpu.func, on_gpu.args) == (measure_on, (torch.device("cuda"),))
     assert load_or_build._stopwatch(Target("llvm"), (torch.zeros(2),), {}) is load_or_build.measure

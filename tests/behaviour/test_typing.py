@@ -15,7 +15,7 @@ from tvmify.options import CompileOptions, Options
 ROOT = Path(__file__).parents[2]
 
 
-def test_pyright_and_mypy_check_an_ordinary_user() -> None:
+def test_user_code_passes_pyright_and_mypy() -> None:
     pytest.importorskip("mypy", reason="the extra 'dev' installs it")
     script = str(ROOT / ".ci" / "check_types.py")
     command = [sys.executable, script, sys.executable, str(ROOT)]
@@ -24,7 +24,7 @@ def test_pyright_and_mypy_check_an_ordinary_user() -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_what_they_check_is_true() -> None:
+def test_typed_example_runs() -> None:
     net, coder, plain = ordinary_user.Net(3), ordinary_user.Coder(), ordinary_user.Plain()
     ordinary_user.use(net.eval(), coder.eval(), plain.eval())
 

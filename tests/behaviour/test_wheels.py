@@ -45,7 +45,7 @@ def merge(folder: Path, *wheels: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_build_without_a_compiler_says_so(tmp_path: Path) -> None:
+def test_build_without_a_compiler_names_the_problem(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(tmp_path)],
         cwd=ROOT,
