@@ -37,7 +37,7 @@ def prompts(length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "attention_mask": mask}
 
 
-def test_generation_runs_compiled_and_gives_the_tokens_of_eager(transformers: Any) -> None:
+def test_compiled_generation_matches_eager(transformers: Any) -> None:
     network = small(transformers)
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
     for length in (7, 9, 20, 8):
@@ -61,7 +61,7 @@ def tiny(transformers: Any, name: str) -> Any:
     return network
 
 
-def test_one_program_for_static_caches_of_any_size(transformers: Any) -> None:
+def test_static_caches_of_any_size_share_a_program(transformers: Any) -> None:
     network = tiny(transformers, "Qwen3")
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
     for length, more in ((7, 4), (9, 5), (20, 3)):
@@ -73,7 +73,7 @@ def test_one_program_for_static_caches_of_any_size(transformers: Any) -> None:
     assert fast.cache_info().eager == 0
 
 
-def test_a_static_cache_is_written_where_it_is(transformers: Any) -> None:
+def test_static_cache_is_written_in_place(transformers: Any) -> None:
     network = tiny(transformers, "Llama")
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
     layers, tokens = [], torch.tensor([[5, 6, 7]])
@@ -94,7 +94,7 @@ def test_a_static_cache_is_written_where_it_is(transformers: Any) -> None:
     torch.testing.assert_close(layers[1].values, layers[0].values)
 
 
-def test_a_look_at_the_counts_changes_nothing_of_the_module(transformers: Any) -> None:
+def test_cache_info_does_not_change_the_module(transformers: Any) -> None:
     fast = decorate(small(transformers), cache=False, compare=False, dynamic=False)
     with torch.no_grad():
         fast(**prompts(5), past_key_values=transformers.DynamicCache())
@@ -103,7 +103,7 @@ def test_a_look_at_the_counts_changes_nothing_of_the_module(transformers: Any) -
     assert set(vars(fast)) == before
 
 
-def test_a_call_leaves_in_the_cache_what_eager_does(transformers: Any) -> None:
+def test_cache_contents_match_eager(transformers: Any) -> None:
     network = small(transformers)
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
     given = prompts(5)
@@ -141,7 +141,7 @@ def test_generation_with_a_sliding_window(transformers: Any) -> None:
     assert fast.cache_info().eager == 0
 
 
-def test_numbers_of_tokens_are_counted_on(transformers: Any) -> None:
+def test_token_counts_advance(transformers: Any) -> None:
     layers = transformers.cache_utils
     cache = layers.DynamicCache()
     cache.layers.append(layers.DynamicSlidingWindowLayer(sliding_window=4))
@@ -154,7 +154,7 @@ def test_numbers_of_tokens_are_counted_on(transformers: Any) -> None:
         assert cache.get_seq_length() == length
 
 
-def test_what_cannot_be_taken_apart_is_left_alone(transformers: Any) -> None:
+def test_unsupported_caches_are_left_alone(transformers: Any) -> None:
     layers = transformers.cache_utils
     plain = layers.DynamicCache()
     module = torch.nn.Identity()
@@ -164,7 +164,7 @@ def test_what_cannot_be_taken_apart_is_left_alone(transformers: Any) -> None:
     assert take_apart(plain) is None
 
 
-def test_a_description_is_equal_for_caches_that_differ_in_tensors_alone(transformers: Any) -> None:
+def test_description_ignores_tensor_values(transformers: Any) -> None:
     def cache(length: int) -> Any:
         states = torch.randn(1, 4, length, 8)
         return transformers.DynamicCache([(states, states + 1)])

@@ -44,7 +44,7 @@ def test_the_methods_need_the_decorator() -> None:
         Undecorated().explain()
 
 
-def test_what_is_decorated() -> None:
+def test_is_decorated() -> None:
     script = torch.jit.script(nn.ReLU())
     decorated = [Typed(), decorate(nn.ReLU()), decorate(script), decorate(lambda x: x)]
     assert all(map(tvmify.is_decorated, decorated))
@@ -76,7 +76,7 @@ def test_the_file_of_an_exported_program_in_place_of_a_module() -> None:
 
 
 @pytest.mark.parametrize("name", ["llvm", "cpu", "cuda"])
-def test_an_option_that_is_no_keyword(name: Any) -> None:
+def test_non_keyword_option(name: Any) -> None:
     with pytest.raises(OptionError, match=f"write tvmify\\(target={name!r}\\)"):
         decorate(name)
 

@@ -145,7 +145,7 @@ def test_deepcopy_is_independent(inference: None) -> None:
     assert twin.cache_info().builds == 0  # the same program: shared with the first
 
 
-def test_shallow_copy_has_its_own_attributes(inference: None) -> None:
+def test_shallow_copy_has_separate_attributes(inference: None) -> None:
     net = Bare().eval()
     before = net(X)
     twin = copy.copy(net)
@@ -221,7 +221,7 @@ def test_deepcopy_of_a_decorated_instance(inference: None) -> None:
     assert twin.linear is not fast.linear
 
 
-def test_a_copy_of_a_decorated_instance_forgets_what_module_compile_set(inference: None) -> None:
+def test_copy_drops_the_state_of_module_compile(inference: None) -> None:
     fast = decorate(Plain().eval())
     fast.compile(backend="eager")
     twin = copy.deepcopy(fast)
@@ -279,7 +279,7 @@ def test_a_callable_object(called: Any, inference: None) -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_a_method_by_itself_is_refused_where_it_is_decorated() -> None:
+def test_decorating_a_single_method_is_refused() -> None:
     # a TypeError, in which Python 3.11 wraps what __set_name__ raises
     with pytest.raises((RuntimeError, TypeError)) as caught:
 
@@ -342,7 +342,7 @@ def test_names_of_the_user_are_kept() -> None:
 
 
 @pytest.mark.parametrize("subject", [3, int, "llvm", torch.jit.ScriptModule])
-def test_what_cannot_be_decorated_is_named(subject: object) -> None:
+def test_undecoratable_object_is_named(subject: object) -> None:
     with pytest.raises((TypeError, OptionError)):
         decorate(subject)
 
@@ -388,7 +388,7 @@ def test_disabled_by_environment(monkeypatch: pytest.MonkeyPatch, inference: Non
     assert net.cache_info().builds == 0
 
 
-def test_target_of_another_device_runs_eager_and_says_so(inference: None) -> None:
+def test_mismatched_target_runs_eager_with_a_warning(inference: None) -> None:
     fast = decorate(Plain().eval(), target="cuda")
     with pytest.warns(TvmifyWarning, match="inputs are on 'cpu', but the target is 'cuda'"):
         assert torch.equal(fast(X), Plain.forward(fast, X))

@@ -83,7 +83,7 @@ def coder() -> Any:
     return Coder().eval()
 
 
-def test_each_method_has_signatures_of_its_own(coder: Any, inference: None) -> None:
+def test_methods_have_separate_signatures(coder: Any, inference: None) -> None:
     plain = plain_of(coder)
     code = coder.encode(X)
     torch.testing.assert_close(code, plain.encode(X))
@@ -163,7 +163,7 @@ def test_an_undecorated_subclass_calls_the_compiled_methods_of_its_base(inferenc
     assert builds(heir) == 1
 
 
-def test_a_decorated_subclass_compiles_what_it_names(inference: None) -> None:
+def test_decorated_subclass_compiles_its_named_methods(inference: None) -> None:
     net = WholeCoder().eval()
     torch.testing.assert_close(net(X), plain_of(net)(X) * 2)
     assert builds(net) == 1
@@ -198,7 +198,7 @@ def test_explain_and_refresh_are_about_all_methods(coder: Any, inference: None) 
     assert coder.cache_info().entries == 0
 
 
-def test_files_hold_forward_alone(tmp_path: Path, coder: Any, inference: None) -> None:
+def test_saved_file_contains_only_forward(tmp_path: Path, coder: Any, inference: None) -> None:
     path = tmp_path / "net.pt"
     for write in (tvmify.save, tvmify.export):
         with pytest.raises(SaveError, match="forward is not decorated"):
@@ -237,7 +237,7 @@ def test_lists_that_name_no_methods(methods: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing", "still", "size", "parts", "__call__", "training"])
-def test_what_is_no_method_is_refused(name: str) -> None:
+def test_non_method_is_refused(name: str) -> None:
     with pytest.raises(OptionError, match=name):
         decorate(Odd(), methods=[name])
 
@@ -246,7 +246,7 @@ def test_what_is_no_method_is_refused(name: str) -> None:
     ("name", "kind"),
     [("still", "static"), ("parts", "generator"), ("__call__", "special")],
 )
-def test_the_refusal_says_what_it_is_instead(name: str, kind: str) -> None:
+def test_refusal_names_the_kind_of_object(name: str, kind: str) -> None:
     with pytest.raises(OptionError, match=f"since it is a {kind}"):
         decorate(Odd(), methods=[name])
 

@@ -51,7 +51,7 @@ class Talk:
         return self.caches[1].layers[0].keys
 
 
-def test_steps_copy_no_rows_but_their_own(networks: Any) -> None:
+def test_steps_copy_only_new_rows(networks: Any) -> None:
     talk = Talk(networks)
     talk.step()
     places = {talk.keys.data_ptr()}
@@ -73,7 +73,7 @@ def test_a_full_room_is_left_for_a_larger_one(
     assert len(places) == 3
 
 
-def test_a_tensor_that_is_kept_is_memory_of_its_own(networks: Any) -> None:
+def test_kept_tensor_has_its_own_memory(networks: Any) -> None:
     talk = Talk(networks)
     talk.step()
     kept = [cache.layers[0].keys for cache in talk.caches]

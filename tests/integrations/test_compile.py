@@ -111,7 +111,7 @@ def test_several_shapes_and_several_inputs(net: nn.Module) -> None:
 
 
 @torch.inference_mode()
-def test_other_shapes_run_as_before(net: nn.Module) -> None:
+def test_other_shapes_run_in_eager(net: nn.Module) -> None:
     compiled = tvmify.compile(net, {"input_infos": INFOS})
     x = torch.randn(3, 8)
     with pytest.warns(UserWarning, match="holds no code"):
@@ -119,7 +119,7 @@ def test_other_shapes_run_as_before(net: nn.Module) -> None:
 
 
 @torch.inference_mode()
-def test_names_that_are_no_parameters_go_by_the_order(net: nn.Module) -> None:
+def test_unknown_input_names_are_positional(net: nn.Module) -> None:
     compiled = strict(tvmify.compile(net, {"input_infos": [("input0", (1, 8)), ("input1", (4,))]}))
     x, scale = torch.randn(1, 8), torch.randn(4)
     check(compiled, net, x, scale)
@@ -127,7 +127,7 @@ def test_names_that_are_no_parameters_go_by_the_order(net: nn.Module) -> None:
 
 @pytest.mark.parametrize("info", [("ids", (2, 3), "int64"), ("ids", ((2, 3), torch.int64))])
 @torch.inference_mode()
-def test_an_input_may_have_a_dtype_of_its_own(info: Any) -> None:
+def test_inputs_may_have_their_own_dtype(info: Any) -> None:
     net = nn.Embedding(10, 4).eval()
     compiled = strict(tvmify.compile(net, {"input_infos": [info]}))
     ids = torch.randint(0, 10, (2, 3))
@@ -175,16 +175,14 @@ def test_an_exported_program_of_any_batch_stays_one(net: nn.Module, tmp_path: Pa
             check(strict(compiled), net, torch.randn(batch, 8))
 
 
-def test_what_an_exported_program_has_recorded_cannot_be_changed(net: nn.Module) -> None:
+def test_options_fixed_by_an_exported_program_cannot_change(net: nn.Module) -> None:
     exported = torch.export.export(net, (torch.randn(2, 8),))
     with pytest.raises(OptionError, match=r"'default_dtype' is torch.float16: .* torch.float32"):
         tvmify.compile(exported, {"default_dtype": "float16"})
 
 
 @torch.inference_mode()
-def test_what_export_wrote_is_loaded_by_torch_and_compiled_again(
-    net: nn.Module, tmp_path: Path
-) -> None:
+def test_exported_file_is_loaded_and_recompiled(net: nn.Module, tmp_path: Path) -> None:
     x = torch.randn(2, 8)
     tvmify.export(torch.export.export(net, (x,)), tmp_path / "net.pt2")
     loaded = torch.export.load(tmp_path / "net.pt2")
@@ -217,7 +215,7 @@ def test_a_pipeline_is_scripted_saved_and_served_without_the_compiler(
 # ---------------------------------------------------------------------------------------- options
 
 
-def test_export_dir_keeps_what_is_returned(net: nn.Module, tmp_path: Path) -> None:
+def test_export_dir_holds_the_returned_module(net: nn.Module, tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     compiled = tvmify.compile(net, {"input_infos": INFOS, "export_dir": folder})
     assert [path.name for path in folder.iterdir()] == ["model.pt"]
@@ -246,7 +244,7 @@ def test_options_of_a_decorated_model_hold(net: nn.Module, tmp_path: Path) -> No
 
 
 @torch.inference_mode()
-def test_a_decorated_model_is_compiled_for_what_it_was_called_with(net: nn.Module) -> None:
+def test_decorated_model_defaults_to_its_signatures(net: nn.Module) -> None:
     decorated, x = tvmify.tvmify(net), torch.randn(3, 8)
     decorated(x)
     check(strict(tvmify.compile(decorated)), net, x)
@@ -296,6 +294,6 @@ def test_wrong_options_are_named(option: Any, message: str, net: nn.Module) -> N
 
 
 @pytest.mark.parametrize("model", [Net, "net.pt", Path("net.pt")])
-def test_what_is_no_model_is_named(model: Any) -> None:
+def test_invalid_model_is_named(model: Any) -> None:
     with pytest.raises(TypeError, match="give an instance of a class, or what"):
         tvmify.compile(model, {"input_infos": INFOS})

@@ -31,7 +31,7 @@ def recorded(model: Callable[..., Any], *calls: tuple[Any, ...]) -> tuple[Dynamo
     return found[0], found[1]
 
 
-def test_weights_are_attributes_and_the_rest_arguments() -> None:
+def test_weights_are_attributes_and_inputs_arguments() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
     graph, args = recorded(net, (torch.randn(2, 4),))
     weights = {id(x) for x in (*net.parameters(), *net.buffers())} - {

@@ -94,7 +94,7 @@ def test_methods_and_modules_of_one_class_are_told_apart(net: Any, made: list[An
 
 
 @pytest.mark.usefixtures("inference")
-def test_off_means_the_jit_alone(net: nn.Module, made: list[Any]) -> None:
+def test_disabled_runs_plain_jit(net: nn.Module, made: list[Any]) -> None:
     module, x = torch.jit.script(net), rows(2)
     with tvmify.enable():
         for _ in range(3):
@@ -173,7 +173,7 @@ def test_errors_are_those_of_torchscript(made: list[Any]) -> None:
     assert made
 
 
-def test_gradients_are_those_of_the_jit(net: nn.Module) -> None:
+def test_gradients_match_the_jit(net: nn.Module) -> None:
     module, x = torch.jit.script(net), rows(2)
     with torch.no_grad(), tvmify.enable():
         for _ in range(3):
@@ -202,7 +202,7 @@ def test_threads(net: nn.Module) -> None:
             tvmify.enable()
 
 
-def test_wrong_options_change_nothing(net: nn.Module, made: list[Any]) -> None:
+def test_invalid_options_leave_it_disabled(net: nn.Module, made: list[Any]) -> None:
     with pytest.raises(OptionError, match=r"unknown option 'tagret'.* did you mean 'target'"):
         tvmify.enable(tagret="llvm")
     module = torch.jit.script(net)

@@ -39,7 +39,7 @@ def gpt2(transformers: Any) -> Any:
 
 @pytest.mark.parametrize(("make", "keywords"), [(bert, {}), (llama, {"use_cache": False})])
 @torch.no_grad()
-def test_one_program_serves_all_lengths_but_the_first(make: Any, keywords: dict[str, Any]) -> None:
+def test_second_program_serves_all_later_lengths(make: Any, keywords: dict[str, Any]) -> None:
     model = make(pytest.importorskip("transformers")).eval()
     fast = torch.compile(model, backend="tvmify", options={"strict": True})
     for length in (12, 9, 14, 11):
@@ -52,7 +52,7 @@ def test_one_program_serves_all_lengths_but_the_first(make: Any, keywords: dict[
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
 @pytest.mark.parametrize(("make", "cache"), [(gpt2, None), (llama, "static")])
-def test_two_programs_for_prompts_and_two_for_steps(make: Any, cache: str | None) -> None:
+def test_generate_builds_two_prompt_and_two_step_programs(make: Any, cache: str | None) -> None:
     torch.manual_seed(0)
     model = make(pytest.importorskip("transformers")).eval()
     for weight in model.parameters():  # so that every token follows from all before it
