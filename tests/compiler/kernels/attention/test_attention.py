@@ -163,7 +163,7 @@ def test_alternatives(about: Attention, target: tvm.target.Target):
         check(about, arrays, target, plan)
 
 
-def test_which_alternatives_there_are():
+def test_candidate_set():
     machine = Microarchitecture.of(AVX2)
     assert candidates(describe(1, 65, 64), machine) == [Rows()]
     few = candidates(describe(2, 65, 64), machine)
@@ -193,7 +193,7 @@ def test_masks(queries: int, shape: tuple[int, ...], dtype: str):
     ("queries", "empty", "keys"),
     pairs([19, 2], [0.0, np.nan], [700, 2100]),  # 2,100 keys do not stay in L2
 )
-def test_queries_that_see_nothing(queries: int, empty: float, keys: int):
+def test_fully_masked_queries(queries: int, empty: float, keys: int):
     mask = np.zeros((1, 1, queries, keys), np.float32)
     mask[..., 1, :] = -np.inf
     mask[..., 0, :600] = -np.inf  # whole blocks of keys
@@ -254,7 +254,7 @@ def test_no_scores_of_all_queries_against_all_keys():
 @pytest.mark.parametrize(
     ("places", "keys", "queries"), [(480, 4000, 48), (480, 100, 16), (64, 4000, 32)]
 )
-def test_many_queries_share_what_is_read_of_distant_keys(places: int, keys: int, queries: int):
+def test_many_queries_share_loads_of_distant_keys(places: int, keys: int, queries: int):
     script = kernel(describe(places, keys, 64), AVX2).script()
     (tasks,) = re.findall(r"T\.parallel\((\d+)\)", script)
     assert int(tasks) == 2 * 4 * places // queries

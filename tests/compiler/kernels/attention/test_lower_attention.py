@@ -70,7 +70,7 @@ def test_batch_queries_and_keys(plain: Symbolic, queries: int, keys: int):
     check(plain, arrays, expected(*arrays))
 
 
-def test_what_is_not_there_spoils_nothing(plain: Symbolic):
+def test_padding_of_tiles_does_not_leak_into_results(plain: Symbolic):
     q, k, v = (random(2, HEADS, n, SIZE, seed=i) for i, n in enumerate((9, 17, 17)))
     # The last of each stands for those that are not there.
     q[0, 0, -1], k[0, 1, -1, 3], v[1, 2, -1, 5] = np.nan, np.nan, np.inf
@@ -165,7 +165,7 @@ def test_few_queries_that_share_heads():
 
 
 @pytest.mark.parametrize("repeated", [("key", "value"), ("key",)])
-def test_heads_that_a_model_repeats_are_read_where_they_lie(repeated: tuple[str, ...]):
+def test_repeated_heads_are_not_copied(repeated: tuple[str, ...]):
     """As `repeat_kv` of transformers does; if it is done to the keys alone, as it says."""
 
     def repeat(builder: Any, x: Expr) -> Expr:

@@ -42,18 +42,18 @@ def test_axes_are_found_by_name():
     assert "block" not in axes
 
 
-def test_an_error_tells_which_names_there_are():
+def test_error_lists_the_axis_names():
     with pytest.raises(AxisError, match="'sums' has no axis 'block', but: row, lane, k"):
         _axes(_sums("row", "lane", "k")).extent("block")
 
 
 @pytest.mark.parametrize("names", [(), ("row", "lane"), ("row", "row", "k"), tuple("abcd")])
-def test_an_axis_without_a_name_of_its_own_is_an_error(names: tuple[str, ...]):
+def test_unnamed_axis_is_an_error(names: tuple[str, ...]):
     with pytest.raises(AxisError, match="'sums' has 3 axes"):
         _axes(_sums(*names))
 
 
-def test_names_are_forgotten_and_nothing_else():
+def test_only_names_are_removed():
     plain, with_names = _sums(), _sums("row", "lane", "k")
     assert not tvm_ffi.structural_equal(with_names, plain)
     tvm.ir.assert_structural_equal(forget_axes(with_names), plain)
@@ -84,7 +84,7 @@ def test_loops_are_found_in_any_order():
 
 
 @pytest.mark.parametrize("last", ["same", "reshaped"])
-def test_an_epilogue_keeps_the_names_of_what_it_is_fused_into(last: str):
+def test_fused_epilogue_keeps_axis_names(last: str):
     x = te.placeholder((3, 5, 7), name="x")
     k = te.reduce_axis((0, 7), "k")
     total = te.compute((3, 5), lambda i, j: te.sum(x[i, j, k], k), name="sums")

@@ -16,13 +16,13 @@ B, S = tirx.Var("s0", "int64"), tirx.Var("s1", "int64")
     [3, B, B * S, B + 1, 2 * B - S, (B + 1) // 2, B % 8 * S, tirx.min(B, S - 3), tirx.max(B, 1)],
     ids=str,
 )
-def test_what_is_written_down_is_read_as_it_was(size):
+def test_bounds_round_trip(size):
     x = te.placeholder((B, S), name="x")
     function = te.create_prim_func([x, te.compute((B, S), lambda i, j: x[i, j], name="y")])
     assert sizes.same(size_of(written(size), function), size)
     assert isinstance(written(size), (int, str))
 
 
-def test_what_is_no_size_is_not_written_down():
+def test_invalid_size_is_not_recorded():
     with pytest.raises(ValueError, match="no sum, product or quotient"):
         written(tirx.Select(B > 1, B, S))

@@ -21,12 +21,12 @@ def test_a_measured_winner_is_chosen():
         assert choose("other work", [3, 1, 2]) == 3
 
 
-def test_a_winner_that_is_no_candidate_any_more_is_ignored():
+def test_stale_winner_is_ignored():
     with choosing(Choices(measured={"work": "9"})):
         assert choose("work", [3, 1, 2]) == 3
 
 
-def test_choices_note_what_they_were_asked():
+def test_choices_record_their_workloads():
     with choosing(Choices()) as choices:
         choose("work", [3, 1])
     assert choices.candidates == {"work": ["3", "1"]}
@@ -39,7 +39,7 @@ def test_accuracy_holds_inside_only(accuracy):
     assert not is_strict()
 
 
-def test_whoever_takes_time_to_name_a_workload_knows_whether_it_is_in_vain():
+def test_is_asking_and_is_measured():
     assert not is_collecting()
     assert not is_measured()
     with choosing(Choices(is_collecting=True)):

@@ -47,14 +47,14 @@ def test_a_chain_of_declarations_may_be_longer_than_the_stack(chain: tirx.PrimFu
     assert after == [-value if value % 2 else value for value in before]
 
 
-def test_nothing_to_replace_returns_the_same_function(chain: tirx.PrimFunc) -> None:
+def test_no_match_returns_the_same_function(chain: tirx.PrimFunc) -> None:
     assert rewrite_body(chain, lambda _: None).same_as(chain)
     either = tirx.IfThenElse(tirx.Var("x", "int32") > 0, chain.body, tirx.Evaluate(2))
     guarded = tirx.PrimFunc([], either)
     assert rewrite_body(guarded, lambda _: None).same_as(guarded)
 
 
-def test_what_replaces_a_statement_is_not_looked_into() -> None:
+def test_replacement_is_not_rewritten_again() -> None:
     def twice(stmt: tirx.Stmt) -> tirx.Stmt | None:
         if not isinstance(stmt, tirx.Evaluate):
             return None

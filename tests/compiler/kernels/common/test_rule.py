@@ -77,7 +77,7 @@ def test_a_rule_that_fails_is_a_warning_for_users(
 
 
 @pytest.mark.usefixtures("lenient")
-def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
+def test_next_rule_takes_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
     x = random(6, 40)
     plain = build(doubled, [x])
     use_rules(monkeypatch, Failing(), Noting(), Elementwise())
@@ -87,7 +87,7 @@ def test_the_next_rule_has_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(built.run([x]), x + x)
 
 
-def test_the_next_rule_sees_nothing_of_what_one_did_that_took_nothing(
+def test_declining_rule_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ):
     x = random(6, 40)
@@ -115,7 +115,7 @@ def test_a_function_is_analysed_once_for_all_rules_that_only_look(
 
 
 @pytest.mark.usefixtures("lenient")
-def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.MonkeyPatch):
+def test_all_failed_rules_are_named(monkeypatch: pytest.MonkeyPatch):
     use_rules(monkeypatch, Failing("one"), Noting(), Failing("two"))
     built = build(doubled, [random(6, 40)])
     assert built.rules == {
@@ -125,18 +125,18 @@ def test_where_none_is_left_all_that_failed_are_named(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("lenient")
-def test_what_only_its_own_rule_ends_in_time_is_for_no_other(monkeypatch: pytest.MonkeyPatch):
+def test_slow_function_is_reserved_for_its_rule(monkeypatch: pytest.MonkeyPatch):
     """The last block of such a sum is shorter, which its description does not say."""
     use_rules(monkeypatch, Failing(), Elementwise())
     with pytest.raises(RuleFailure, match="failing failed"):
         build(lambda _, x, y: relax.op.matmul(x, y), [random(8, 1103), random(1103, 16)])
 
 
-def test_what_is_scheduled_says_so():
+def test_scheduled_function_is_marked():
     assert build(doubled, [random(6, 40)]).kernel().attrs["tirx.is_scheduled"]
 
 
-def test_a_rule_is_asked_about_functions_with_its_anchors_alone(monkeypatch: pytest.MonkeyPatch):
+def test_rule_sees_only_functions_with_its_anchors(monkeypatch: pytest.MonkeyPatch):
     plain = build(doubled, [random(6, 40)]).kernel()
     (block,) = names_of(plain.body.block.body)
     anchored, other = Noting(), Noting()

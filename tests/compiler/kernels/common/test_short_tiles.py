@@ -55,7 +55,7 @@ def test_any_part_of_a_tile_is_computed(depth, rows):
 
 
 @pytest.mark.parametrize("rows", [*range(2, 12), 31])
-def test_so_it_is_of_joined_products(rows):
+def test_any_part_of_a_joined_tile_is_computed(rows):
     program, weights = _gated()
     assert "joined matmul" in program.rules
     check(program, _silu_times, [random(rows, 64, seed=3)], weights)
@@ -78,6 +78,6 @@ def _versions(monkeypatch, hint) -> int:
     return sum(name == "matmul_tile_update" for name in names)
 
 
-def test_products_of_few_rows_have_two_versions_and_those_of_many_have_one(monkeypatch):
+def test_only_products_of_few_rows_have_two_versions(monkeypatch):
     assert _versions(monkeypatch, 32) == 2
     assert _versions(monkeypatch, 500) == 1

@@ -24,7 +24,7 @@ def test_cuts():
     assert {cut.rows for cut in others if cut.pixels == own.pixels} == {16, 4}
 
 
-def test_without_a_border_there_are_no_bands():
+def test_no_bands_without_padding():
     assert {cut.rows for cut in cuts(40, 112, 8, bordered=False)} == {0}
 
 

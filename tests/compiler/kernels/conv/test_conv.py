@@ -210,7 +210,7 @@ def test_a_window_leaves_a_register(target, registers):
         assert each.tile.pixels * vectors + vectors + 1 < registers
 
 
-def test_without_a_border_nothing_is_copied():
+def test_no_copy_without_padding():
     describe, _ = _convolution((2, 2), (0, 0), (1, 1), 1)
     weights = [random(64, 2, 2, 32, seed=1), random(64, seed=2)]
     text = build(describe, [random(1, 14, 14, 32)], weights).kernel().script()
@@ -294,7 +294,7 @@ def test_neon_multiplies_and_adds_vectors(groups, rule):
     assert re.search(r"fmla\tv\d+\.4s", built.assembly())
 
 
-def test_images_of_any_size_whose_rows_are_padded_to_whole_tiles():
+def test_images_of_any_size_with_padded_rows():
     """With 128 channels, TVM could not simplify where in a padded row an element lies."""
     weights = [random(128, 4, 3, 3, seed=1), random(128, 128, 3, 3, seed=2) / 16]
 

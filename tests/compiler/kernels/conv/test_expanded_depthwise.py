@@ -121,7 +121,7 @@ def test_two_convolutions_are_one_kernel(image, channels, size, stride, padding,
     check(network)
 
 
-def test_however_the_second_is_cut_by_itself():
+def test_every_cut_of_the_second_convolution():
     shape = (1, 16, 24, 24), 96
     asked = Network(*shape).choices.candidates
     (workload,) = (name for name in asked if name.startswith("depthwise"))

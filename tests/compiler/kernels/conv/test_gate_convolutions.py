@@ -66,6 +66,6 @@ def test_a_gate_that_is_not_finite():
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_a_number_is_no_gate(kernel: int):
+def test_scalar_is_not_a_gate(kernel: int):
     after = nn.Conv2d(32, 16, kernel)
     check(nn.Sequential(nn.Conv2d(3, 32, 1), Doubled(), after), torch.randn(1, 3, 9, 9))

@@ -39,13 +39,13 @@ def _turned(artifact: Artifact) -> int:
     ],
     ids=str,
 )
-def test_they_are_not_turned(shape: tuple[int, ...], layer: nn.Conv2d):
+def test_planar_images_are_not_transposed(shape: tuple[int, ...], layer: nn.Conv2d):
     artifact = check(_Means(layer), torch.randn(shape))
     assert "conv2d" in artifact.report["kernels"].values(), artifact.report
     assert _turned(artifact) == 0, artifact.report
 
 
-def test_what_is_not_finite():
+def test_non_finite_values():
     x = torch.randn(1, 3, 32, 32)
     x[0, 0, 0, 0], x[0, 2, 31, 7], x[0, 1, 9, 31] = float("nan"), float("inf"), -float("inf")
     check(nn.Conv2d(3, 16, 3, padding=1), x)
@@ -62,7 +62,7 @@ def test_what_is_not_finite():
     ],
     ids=str,
 )
-def test_other_images_are(layer: nn.Conv2d):
+def test_other_images_are_transposed(layer: nn.Conv2d):
     artifact = check(_Means(layer), torch.randn(1, layer.in_channels, 40, 40))
     assert _turned(artifact) == 1, artifact.report
 

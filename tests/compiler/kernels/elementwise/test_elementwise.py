@@ -139,7 +139,7 @@ def _one_after_the_other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float3
             b[i] = a[i] + 1.0
 
 
-def test_what_no_rule_can_do_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch):
+def test_unscheduled_function_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(STRICT)
     claims = _one_after_the_other.with_attr("tirx.is_scheduled", True)
     before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims})
@@ -168,7 +168,7 @@ def test_diagonals(size):
 THREE_AXES, TWELVE_AXES = (2, 3, 40), (2, *[1] * 9, 3, 40)
 
 
-def test_parts_side_by_side_are_loops_of_their_own_however_many_axes():
+def test_concatenated_parts_are_separate_loops():
     def kernel(*shape):
         return check(
             lambda builder, x, y: op.concat([x, y], -1),
@@ -180,7 +180,7 @@ def test_parts_side_by_side_are_loops_of_their_own_however_many_axes():
     assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
 
 
-def test_what_turns_back_is_one_pass_however_many_axes():
+def test_inverse_permutation_is_one_pass():
     def kernel(*shape):
         *others, a, b = range(len(shape))
 

@@ -89,7 +89,7 @@ def gated(y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         ),
     ],
 )
-def test_what_follows_is_computed_where_results_are_stored(
+def test_epilogue_is_fused_into_the_store(
     program: Callable[..., Any], arguments: list[torch.Tensor], rule: str
 ):
     check(program, *arguments)
@@ -140,14 +140,14 @@ class Gated(nn.Module):
         pytest.param(Gated(), [torch.randn(7, 5, 32), torch.randn(7, 5, 20)], "gru", id="gru"),
     ],
 )
-def test_what_follows_may_read_what_was_computed_before(
+def test_epilogue_may_read_earlier_values(
     program: Callable[..., Any], arguments: list[torch.Tensor], rule: str
 ):
     artifact = check(program, *arguments)
     assert rule in artifact.report["kernels"].values()
 
 
-def test_running_sums_along_memory_are_left_alone():
+def test_contiguous_running_sums_are_not_fused():
     artifact = check(lambda x: torch.tanh(x.cumsum(1)), torch.randn(9, 70))
     assert sorted(artifact.report["kernels"].values()) == ["cumsum", "elementwise"]
 
@@ -172,13 +172,13 @@ def test_running_sums_along_memory_are_left_alone():
         ),
     ],
 )
-def test_what_cannot_be_is_computed_by_itself(
+def test_unfusable_epilogue_is_a_separate_kernel(
     program: Callable[..., Any], arguments: list[torch.Tensor]
 ):
     check(program, *arguments)
 
 
-def test_a_kernel_that_stores_twice_says_so_whatever_follows_it():
+def test_double_store_is_marked_with_and_without_epilogue():
     for finish in (activated, as_they_are):
         program = Followed(nn.GRU, finish)
         ir_mod, rules = scheduled(program, torch.randn(7, 5, 20), torch.randn(7, 5, 32))

@@ -33,7 +33,7 @@ def _rules(function: Function, *args: Tensor) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_nothing_is_written_to_be_added_up(name: str):
+def test_summands_are_not_materialised(name: str):
     x = torch.randn(3, 200, 70)
     check(SUMS[name], x)
     rules = _rules(SUMS[name], x)
@@ -61,7 +61,7 @@ def test_group_norms_write_no_squares(shape: tuple[int, ...]):
         pytest.param(lambda x: x.exp().cumsum(-1), id="in order"),
     ],
 )
-def test_what_is_needed_more_than_once_is_computed_once(function: Function):
+def test_shared_operand_is_computed_once(function: Function):
     x = torch.randn(3, 20, 70)
     check(function, x)
     assert "elementwise" in _rules(function, x).values()

@@ -101,7 +101,7 @@ def test_feedforward_of_half_types(dtype: torch.dtype, rows: int, width: int, in
         (lambda a, b, c, d: (a + b) * (c - d), 4),
     ],
 )
-def test_whatever_makes_one_value_of_them(combine: Combine, count: int):
+def test_any_elementwise_combination(combine: Combine, count: int):
     layers = [nn.Linear(48, 80, bias=i % 2 == 0) for i in range(count)]
     module = Gated(combine, *layers).eval()
     artifact = check(module, torch.randn(2, 9, 48))
@@ -111,7 +111,7 @@ def test_whatever_makes_one_value_of_them(combine: Combine, count: int):
 
 @pytest.mark.parametrize("shape", [(34, 48), (2, 17, 48)], ids=str)
 @pytest.mark.parametrize("ones", [0, 1, 2])
-def test_what_is_broadcast_to_them_is_computed_before(shape: tuple[int, ...], ones: int):
+def test_broadcast_operand_is_computed_first(shape: tuple[int, ...], ones: int):
     class Scaled(nn.Module):
         """As an expert of a mixture."""
 
@@ -130,9 +130,7 @@ def test_what_is_broadcast_to_them_is_computed_before(shape: tuple[int, ...], on
 
 @pytest.mark.parametrize("number", range(choice.Choices().most))
 @pytest.mark.parametrize("shape", [(2, 17, 64), (4, 16, 3)], ids=str)
-def test_whichever_way_they_are_cut(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], number: int
-):
+def test_every_tiling(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], number: int):
     # Tiles of rows go across leading axes, and rows and columns beyond the last are computed, too.
     monkeypatch.setattr(choice, "settled", lambda _, found: found[min(number, len(found) - 1)])
     module = Gated(_swiglu, nn.Linear(shape[-1], 17), nn.Linear(shape[-1], 17)).eval()

@@ -281,7 +281,7 @@ def test_few_rows_read_blocks_that_the_first_cache_holds_twice():
     assert block_bytes(64) >= machine.l1_bytes
 
 
-def test_a_lone_tile_waits_for_memory_alone():
+def test_single_tile_takes_more_rows():
     def rows(depth, columns):
         work = plans.Workload(1, 4, columns, depth, "float32", True)
         return plans.choose(work, Microarchitecture.of(AVX2), 32).rows
@@ -316,7 +316,7 @@ def test_two_activations_in_blocks(left, right):
         check(lambda builder, a, b: op.matmul(a, b), np.matmul, inputs, rule="matmul")
 
 
-def test_the_end_of_a_last_block_is_no_zero_times_infinity():
+def test_partial_last_block_ignores_infinities():
     def product(builder, x, weight):
         return op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0])))
 

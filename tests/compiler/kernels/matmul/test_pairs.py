@@ -169,7 +169,7 @@ def test_rows_that_were_reshaped():
 
 @needs_pairs
 @pytest.mark.parametrize("which", ["weights", "rows"])
-def test_what_is_cast_on_the_way_is_rounded(which):
+def test_intermediate_casts_round(which):
     # TVM drops a cast to bfloat16 and back within a function; to cut digits off is no rounding.
     numbers = random(35, 35, seed=3)
     specials = np.array([0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 0x7F800000], dtype=np.uint32)
@@ -198,7 +198,7 @@ def test_what_is_cast_on_the_way_is_rounded(which):
         assert np.isnan(actual[0]).all()
 
 
-def test_only_what_is_bfloat16():
+def test_bfloat16_only():
     def of(rows, weights):
         def product(builder, x, weight):
             wide = [

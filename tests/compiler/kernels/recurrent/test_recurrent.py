@@ -110,7 +110,7 @@ def test_sums_fit_into_registers(
 @pytest.mark.parametrize("target", MACHINES)
 @pytest.mark.parametrize("kind", GATES)
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_which_alternatives_there_are(kind: str, batch: int, target: tvm.target.Target):
+def test_candidate_set(kind: str, batch: int, target: tvm.target.Target):
     own, *others = candidates(plan(kind, batch, 256, target), Microarchitecture.of(target))[
         : Choices().most
     ]
@@ -144,7 +144,7 @@ def test_tiles(
     assert (own.rows, own.vectors) == (rows, vectors)
 
 
-def test_what_decides_and_what_is_chosen_have_names():
+def test_workloads_and_plans_have_names():
     own = plan("lstm", 16, 256, AVX512)
     assert own.workload == "lstm 3x16x256 float32"
     assert str(own) == "4 rows 1 vectors shared"

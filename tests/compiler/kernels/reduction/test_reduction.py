@@ -43,7 +43,7 @@ def test_softmax_of_rows(target, shape):
 
 @pytest.mark.parametrize("length", [1, 16, 17, 33, 34, 100, 130, 200, 403, 1000])
 @pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.sum, op.max])
-def test_a_row_alone_is_scheduled_as_a_row(describe, length):
+def test_single_row_is_scheduled_as_a_row(describe, length):
     """TVM reorders the loops of partial sums with a tail only when there is a loop around them."""
 
     def vectors(*shape):
@@ -145,7 +145,7 @@ def test_argmax_takes_the_first():
     np.testing.assert_array_equal(built.run([x]), x.argmax(1))
 
 
-def test_one_number_of_what_is_read_again_and_again():
+def test_scalar_reduction_of_a_repeated_operand():
     """It has no columns that could be lanes instead."""
     check(
         lambda builder, x: op.sum(builder.emit(op.broadcast_to(x, (7, 33, 65)))),
@@ -164,7 +164,7 @@ def test_a_scalar_is_read_for_each_element(shape):
     np.testing.assert_allclose(built.run([x]), np.full(shape[:-1], 7.5))
 
 
-def test_a_product_of_constants_reads_nothing():
+def test_product_of_constants_reads_no_memory():
     two, three = (relax.const(value, "float32") for value in (2.0, 3.0))
 
     def describe(builder, x):
@@ -186,7 +186,7 @@ def test_parallel_only_when_worth_it():
 
 
 @pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
-def test_a_strict_mean_divides_by_how_many_elements_there_are(axes):
+def test_strict_mean_divides_by_the_element_count(axes):
     """Not by how many there are in the calls that the program is tuned for."""
     with choice.choosing(choice.Choices("strict")):
         program = build_for_any(lambda _, x: op.mean(x, axes), [(("s0", "s1"), "float32")])
@@ -208,7 +208,7 @@ def test_layer_norm_of_any_length():
         check_any(program, reference, inputs, tolerance=2e-5)
 
 
-def test_a_long_sum_may_have_an_axis_that_is_likely_one_element():
+def test_long_sum_with_a_likely_singleton_axis():
     """Sums of sums are then along the other: along this one they would become no fewer."""
 
     def describe(builder, x):

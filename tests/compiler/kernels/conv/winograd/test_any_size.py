@@ -44,7 +44,7 @@ def test_one_program_serves_all_sizes(side: int, monkeypatch: pytest.MonkeyPatch
     assert "winograd results" in str(fast.explain())
 
 
-def test_what_is_not_a_number_spoils_the_pixels_that_see_it(
+def test_nan_affects_only_its_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)

@@ -117,7 +117,7 @@ def test_matrices_correlate_exactly(results, taps):
     ("results", "taps", "stride"),
     [(2, 3, 1), (4, 3, 1), (2, 3, 2), (4, 3, 2), (4, 5, 2), (4, 7, 2), (2, 3, 3), (4, 11, 4)],
 )
-def test_expressions_compute_what_a_filter_does(results, taps, stride):
+def test_expressions_match_a_filter(results, taps, stride):
     """Each is chosen among all by an index that is a number once the loop has been unrolled."""
     filtering = Filtering(results, taps, stride)
     assert filtering.saves == (taps > stride)
@@ -231,7 +231,7 @@ def test_values_of_tiles_of_one_row(image, target, algorithm):
 
 
 @pytest.mark.parametrize("channels", [64, 128, 512])
-def test_accuracy_holds_whatever_is_chosen(channels):
+def test_every_candidate_is_accurate(channels):
     size = {64: 28, 128: 28, 512: 14}[channels]
     for stride, algorithms in {1: ("F4", "F2", "F1x2"), 2: ("F2",)}.items():
         for algorithm in algorithms:
@@ -248,7 +248,7 @@ def test_accuracy_holds_whatever_is_chosen(channels):
         ("winograd F1x4", Case((1, 40, 40, 3), 32, 7, 2, (3, 3), planar=True)),
     ],
 )
-def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm, case):
+def test_non_finite_values_spread_as_in_eager(algorithm, case):
     (image, residual), weights = case.arrays()
     image[0, 0, 0, 1], image[0, 5, 6, 0], image[0, 11, 4, -1] = np.nan, np.inf, -np.inf
     # The rectifier between would hide a -inf; eager's and TVM's maximum differ in NaN.
@@ -261,7 +261,7 @@ def test_what_is_not_finite_spreads_no_further_than_in_eager(algorithm, case):
 
 
 @pytest.mark.parametrize("spoilt", [False, True])
-def test_conditions_of_what_follows_are_not_taken_for_the_choice_of_a_tile(spoilt):
+def test_epilogue_conditions_do_not_select_the_tile(spoilt):
     def rectify(total):
         return op.where(op.less(total, relax.const(0.0)), relax.const(0.0), total)
 
@@ -351,7 +351,7 @@ def test_planes_are_for_filters_that_save_enough():
         {"window": Window((3, 1), (1, 1), (1, 1), (1, 0, 1, 0))},
     ],
 )
-def test_what_winograd_is_not_for(options):
+def test_unsupported_convolutions(options):
     assert all(name.startswith("direct") for name in _names(28, 64, **options))
 
 
