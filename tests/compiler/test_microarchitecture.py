@@ -100,7 +100,7 @@ def test_caches_and_units_of_aarch64(named, l1, l2, units):
     ("mcpu", "l1", "l2"),
     [("haswell", 32, 256), ("znver3", 32, 512), ("sapphirerapids", 48, 2048), ("x86-64", 32, 256)],
 )
-def test_caches_are_those_of_a_processor_that_is_named(mcpu: str, l1: int, l2: int):
+def test_named_processor_defines_the_caches(mcpu: str, l1: int, l2: int):
     machine = Microarchitecture.of(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
     assert (machine.l1_bytes, machine.l2_bytes) == (l1 << 10, l2 << 10)
 

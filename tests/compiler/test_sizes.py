@@ -33,7 +33,7 @@ def test_sizes_are_the_same_only_if_they_always_are() -> None:
     assert sizes.same_shape([1, B], [tirx.const(1, "int64"), tirx.Var("s0", "int64")])
 
 
-def test_a_new_symbol_has_the_range_of_what_it_stands_for() -> None:
+def test_new_symbol_inherits_the_range() -> None:
     rows = sizes.symbol_for(B * S, "rows")
     assert sizes.hint(rows) == 192
     assert sizes.bounds(rows) == (4, 64 * 512)
@@ -60,7 +60,7 @@ def test_arguments_of_a_function_have_plain_variables() -> None:
     assert sizes.bounds(first) == (3, 513)
 
 
-def test_in_no_trial_but_the_first_are_symbols_alike_by_chance() -> None:
+def test_later_trials_use_distinct_symbol_values() -> None:
     with sizes.symbols({"s0": Range(8, 2, 64), "s1": Range(8, 2, 64)}):
         assert [trial(B) == trial(S) for trial in sizes.trials()] == [True, False, False]
         assert len({trial(B) < trial(S) for trial in sizes.trials()[1:]}) == 2

@@ -61,7 +61,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("operator", PROGRAMS)
-def test_pytorch_computes_what_has_no_converter(operator: str):
+def test_pytorch_computes_unsupported_operators(operator: str):
     program, args = PROGRAMS[operator]
     artifact = compiled(program, *args)
     assert operator in artifact.report["bridged"]
@@ -85,7 +85,7 @@ def test_results_that_a_converter_leaves_out_come_from_pytorch():
     torch.testing.assert_close(executed(artifact, program, x), program(x))
 
 
-def test_a_result_that_nothing_reads_need_not_have_the_declared_shape():
+def test_unused_result_may_have_another_shape():
     def program(indices: torch.Tensor, weight: torch.Tensor, offsets: torch.Tensor) -> Any:
         return F.embedding_bag(indices, weight, offsets, mode="max", include_last_offset=True)
 
@@ -95,7 +95,7 @@ def test_a_result_that_nothing_reads_need_not_have_the_declared_shape():
     torch.testing.assert_close(executed(artifact, program, *args), program(*args))
 
 
-def test_a_result_is_never_the_memory_of_an_argument():
+def test_results_never_alias_arguments():
     def program(x: torch.Tensor) -> Any:
         y = x + 1
         return torch.view_as_real(torch.view_as_complex(y)) * 1, y.exp(), x.exp() + 2
@@ -110,7 +110,7 @@ def test_complex_results_are_refused():
         compiled(torch.fft.fft, torch.randn(8))
 
 
-def test_what_depends_on_weights_only_is_computed_once():
+def test_weight_only_computation_runs_once():
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -144,7 +144,7 @@ def drawn(program: Callable[..., Any], *args: Any) -> list[Any]:
         lambda x: torch.multinomial(x.sigmoid(), 2) + torch.randperm(2),
     ],
 )
-def test_random_numbers_are_those_of_eager(program: Any):
+def test_random_numbers_match_eager(program: Any):
     x = torch.randn(4, 5)
     artifact = compiled(program, x)
     assert artifact.draws
@@ -168,7 +168,7 @@ def test_random_numbers_of_weights_are_drawn_at_each_call():
         torch.testing.assert_close(drawn(net, x), drawn(Noisy.forward, net, x))
 
 
-def test_the_first_call_draws_what_eager_would():
+def test_first_call_draws_match_eager():
     def program(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand(5)
 

@@ -55,7 +55,7 @@ def test_results_of_every_kind():
         check(Holder(), *args, **kwargs)
 
 
-def test_results_do_not_share_memory_with_what_the_program_keeps():
+def test_results_do_not_alias_program_memory():
     args, kwargs = call()
     module = Holder()
     artifact = compiled(module, *args, **kwargs)
@@ -116,7 +116,7 @@ class Counter(nn.Module):
         return x + self.calls
 
 
-def test_what_a_program_writes_to_is_said():
+def test_writes_are_reported():
     artifact = compiled(Counter(), torch.randn(3))
     assert (artifact.state, artifact.writes) == (("calls",), (Write(StateTensor(0), Computed(1)),))
     artifact = compiled(lambda x: x.add_(1), torch.randn(3))
@@ -127,7 +127,7 @@ def test_what_a_program_writes_to_is_said():
     assert not artifact.needs_contiguous
 
 
-def test_what_the_program_holds_by_value_is_neither_written_nor_returned():
+def test_constants_are_neither_written_nor_returned():
     held = torch.ones(3)
     for program in (lambda x: x + held.add_(1), lambda x: (x + 1, held)):
         with pytest.raises(UnsupportedOperator, match="closure"):
@@ -144,7 +144,7 @@ def test_a_program_without_work_is_refused():
         compiled(lambda x: x, torch.randn(3))
 
 
-def test_a_failure_of_tvm_says_where_and_why():
+def test_tvm_failure_names_stage_and_cause():
     exported = torch.export.export(nn.ReLU(), (torch.randn(3),))
     with pytest.raises(BuildError, match="stage 'import'") as failure:
         compile(exported, Target("no such kind"))

@@ -38,14 +38,14 @@ def _built(parts: list[nn.Module], *shape: int) -> tuple[list[str], Counter[str]
     return sorted(functions), Counter(rules.values())
 
 
-def test_eight_equal_layers_are_one_kernel_and_one_that_packs():
+def test_equal_layers_share_one_kernel_and_one_packing():
     parts = [part for _ in range(8) for part in _linear(nn.ReLU())]
     functions, rules = _built(parts, 64, 256)
     assert len(functions) == 2
     assert rules == {"matmul": 1, "elementwise": 1}
 
 
-def test_another_epilogue_is_one_kernel_more():
+def test_different_epilogue_adds_one_kernel():
     parts = [part for _ in range(4) for part in _linear(nn.ReLU())]
     functions, rules = _built([*parts, *_linear(nn.Sigmoid()), *_linear(nn.ReLU())], 64, 256)
     assert len(functions) == 3
@@ -60,7 +60,7 @@ def test_another_epilogue_is_one_kernel_more():
         (_transformer, (1, 64, 64), "attention"),
     ],
 )
-def test_more_blocks_are_no_more_kernels(
+def test_more_blocks_add_no_kernels(
     block: Callable[[], list[nn.Module]], shape: tuple[int, ...], rule: str
 ):
     two, five = (

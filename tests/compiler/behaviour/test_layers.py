@@ -101,7 +101,7 @@ class ChannelsLastNorm(nn.Module):
         return self.second(y.permute(0, 3, 1, 2))
 
 
-def test_transposes_that_undo_each_other_disappear():
+def test_inverse_transposes_cancel():
     artifact = check(ChannelsLastNorm(), torch.randn(1, 8, 9, 9))
     # What is left: one of the input and one of the result.
     names = [name for name in artifact.report["kernels"] if name.startswith("transpose")]

@@ -50,14 +50,14 @@ def test_a_transpose_sinks_below_element_wise_operators_only():
     assert not any("unscheduled" in rule for rule in artifact.report["kernels"].values())
 
 
-def test_operands_of_fewer_axes_keep_their_places():
+def test_lower_rank_operands_keep_their_axes():
     def program(x, scale, row):
         return (x * scale + row).permute(0, 2, 3, 1) / scale.reshape(3)
 
     check(program, torch.randn(2, 3, 4, 5), torch.rand(3, 1, 1) + 1, torch.randn(5))
 
 
-def test_operands_of_more_axes_keep_their_places():
+def test_higher_rank_operands_keep_their_axes():
     for shape in ((2, 1, 1, 1, 1), (2, 1, 9, 8, 10), (2, 2, 1, 1, 1)):
         check(lambda x, y: x.transpose(1, 2) + y, torch.randn(1, 8, 9, 10), torch.randn(shape))
 

@@ -30,7 +30,7 @@ TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int6
         [9, 7, 5, 3],
     ],
 )
-def test_a_formula_says_what_its_table_said(positions: list[int]):
+def test_formula_equals_its_table(positions: list[int]):
     found = places.formula(positions)
     assert found is not None
     from_formula = [
@@ -39,7 +39,7 @@ def test_a_formula_says_what_its_table_said(positions: list[int]):
     assert from_formula == positions
 
 
-def test_a_table_without_an_order_stays_one():
+def test_irregular_table_stays_a_table():
     assert places.formula([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]) is None
     assert places.formula_of(torch.tensor([0, 10]), 10) is None
 
@@ -119,7 +119,7 @@ def test_groups_side_by_side(channels: int, out: int, groups: int):
     check(nn.Conv2d(channels, out, (3, 1), stride=2, groups=groups), torch.randn(1, channels, 9, 7))
 
 
-def test_groups_side_by_side_do_not_see_each_other():
+def test_adjacent_groups_are_independent():
     net = nn.Conv2d(32, 32, 3, padding=1, groups=8).eval()
     x = torch.randn(1, 32, 6, 20)
     x[0, 5] = float("nan")

@@ -43,7 +43,7 @@ def errors(function: Callable[..., Any], x: torch.Tensor) -> list[tuple[float, f
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_offsets_cost_no_more_digits_than_in_eager(name: str):
+def test_offsets_lose_no_more_precision_than_eager(name: str):
     torch.manual_seed(0)
     function, shape, offset = CASES[name]
     times, share = POLICY["default"]

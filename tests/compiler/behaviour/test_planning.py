@@ -33,7 +33,7 @@ def storages(module: nn.Module, x: torch.Tensor) -> list[int]:
     ]
 
 
-def test_layers_after_one_another_take_turns_in_two_pieces_of_memory():
+def test_consecutive_layers_alternate_between_two_buffers():
     layers = [part for _ in range(8) for part in (nn.Linear(512, 512), nn.ReLU())]
     x = torch.randn(256, 512)
     own = x.nbytes  # of the result, which outlives the call

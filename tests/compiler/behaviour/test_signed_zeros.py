@@ -89,7 +89,7 @@ def test_functions_of_two_arguments(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_of_two_zeros_the_first_is_the_larger_and_the_smaller(dtype: torch.dtype):
+def test_extrema_of_signed_zeros_return_the_first(dtype: torch.dtype):
     """As eager's scalar code has it; its vectors have the second."""
     functions: dict[str, Function] = {
         "clamp_max": lambda x, y: torch.clamp(x, max=y),

@@ -150,13 +150,13 @@ def test_shapes_of_input_share_a_copy():
     assert len(names) == 1
 
 
-def test_the_program_itself_packs_nothing():
+def test_main_function_does_not_pack():
     ir_mod, _ = scheduled(Weighted(8, 64, 96), torch.randn(8, 16, 64))
     assert "pack_matmul" in ir_mod["pack"].script()
     assert "pack" not in ir_mod["main"].script().split(":", 1)[1].replace("packed", "")
 
 
-def test_activations_are_no_weights():
+def test_activations_are_not_packed():
     """A product of both, and weights that depend on an input."""
     module = Weighted(3, 32, 40, operation=lambda x, w: x @ (w * x.mean()))
     artifact = compiled(module, torch.randn(3, 5, 32))

@@ -348,7 +348,7 @@ def test_a_nan_stays_in_its_row(rows):
     check(program, lambda x, w: x @ w.T, [x], _WEIGHTS[:1])
 
 
-def test_a_long_mean_is_a_mean_of_the_present_length():
+def test_long_mean_divides_by_the_current_length():
     program = build(lambda _, x: op.mean(x, 1), [((2, "s0", 24), _FLOAT)], hint=300)
     for rows in (2, 127, 129, 301):
         check(program, lambda x: x.mean(1), [random(2, rows, 24)])

@@ -50,7 +50,7 @@ def _built(shape: tuple[int | str, ...]) -> Symbolic:
 
 @pytest.mark.parametrize("rows", EDGES)
 @pytest.mark.parametrize("lead", [(), (1,)])
-def test_a_block_of_a_transformer_at_the_edges_of_tiles(lead, rows):
+def test_transformer_block_at_tile_edges(lead, rows):
     program = _built((*lead, "s0", _WIDE))
     assert program.rules == {"matmul", "reduction"}, program.report
     check(program, _reference, [random(*lead, rows, _WIDE, seed=9)], _WEIGHTS)

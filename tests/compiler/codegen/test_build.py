@@ -62,9 +62,7 @@ def refuse(*_: Any) -> bytes:
     raise elf.CannotLink("a relocation of type 99 to f is not known")
 
 
-def test_no_program_is_needed_to_compile_store_and_load(
-    cache_directory: Path, no_programs: None
-) -> None:
+def test_no_external_program_is_needed(cache_directory: Path, no_programs: None) -> None:
     said = []
     for _ in range(2):
         done = subprocess.run(
@@ -84,7 +82,7 @@ def test_the_kernels_of_a_stored_library_have_names(cache_directory: Path, infer
 
 
 @pytest.mark.parametrize("how", ["ours", "asked for", "needed"])
-def test_which_linker(
+def test_linker_selection(
     how: str, started: list[list[str]], monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:
     if how == "asked for":
@@ -97,7 +95,7 @@ def test_which_linker(
     assert len(started) == (how != "ours")
 
 
-def test_what_neither_links_runs_in_eager_and_both_reasons_are_given(
+def test_failure_of_both_linkers_runs_eager_with_both_reasons(
     cache_directory: Path, no_programs: None, monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:
     monkeypatch.setattr(elf, "link", refuse)

@@ -35,9 +35,7 @@ def scheduled() -> tvm.IRModule:
     return tvm.IRModule(functions)
 
 
-def test_does_to_each_function_what_tvm_does_to_all(
-    scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
-):
+def test_matches_lowering_of_tvm(scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch):
     # TVM moves conditions out of branches, too.
     monkeypatch.setattr(hoist_conditions, "_decides_in_branch", lambda body: False)
     with NATIVE:
@@ -49,9 +47,7 @@ def test_does_to_each_function_what_tvm_does_to_all(
     tvm.ir.assert_structural_equal(lowered(scheduled, NATIVE), expected)
 
 
-def test_warnings_of_its_threads_stay_its_own(
-    scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch
-):
+def test_thread_warnings_are_contained(scheduled: tvm.IRModule, monkeypatch: pytest.MonkeyPatch):
     said = []
 
     @tvm.transform.module_pass(opt_level=0)

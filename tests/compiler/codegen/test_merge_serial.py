@@ -46,7 +46,7 @@ def test_positions_are_still_checked():
         executed(artifact, gathers, *ARGS[:2], torch.tensor([[0, 1, 2, 10]]))
 
 
-def test_what_stores_twice_does_not_take_the_memory_of_an_operand():
+def test_double_store_does_not_reuse_operand_memory():
     module = Residual().eval()
     x = torch.randn(1, 64, 4, 64)
     x[0, 3, 1, 5] = float("inf")

@@ -48,13 +48,13 @@ def test_without_files_in_memory(module: Any, monkeypatch: pytest.MonkeyPatch) -
     assert objects.emit(module) == expected
 
 
-def test_the_bound_holds(module: Any) -> None:
+def test_size_bound_holds(module: Any) -> None:
     size = len(objects.emit(module))
     assert size <= objects._largest_size(str(module.inspect_source("asm")))
     assert objects._largest_size("\t.zero\t1000000\n") > 1000000
 
 
-def test_what_may_be_larger_than_a_file_may_be_is_not_emitted(
+def test_output_above_the_file_size_limit_is_not_emitted(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4096, 4096))
@@ -62,7 +62,7 @@ def test_what_may_be_larger_than_a_file_may_be_is_not_emitted(
         objects.emit(module)
 
 
-def test_a_part_of_a_library_is_none(tmp_path: Path) -> None:
+def test_truncated_library_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "x.so"
     command = ["g++", "-shared", "-s", "-x", "assembler", os.devnull, "-o", str(path)]
     subprocess.run(command, check=True)
@@ -99,9 +99,7 @@ def test_a_directory_without_room_is_passed_over(
     assert not any(full.iterdir()) and not any(empty.iterdir())
 
 
-def test_a_quota_is_noticed_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quota_is_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:

@@ -62,7 +62,7 @@ def test_tasks_have_as_many_iterations_each(count: int):
     assert abs(sum(sizes[:8]) - sum(sizes[8:])) <= (1 if count < 1000 else share)
 
 
-def test_a_symbol_of_iterations_is_shared_too():
+def test_symbolic_iterations_are_shared():
     symbol, i = tirx.Var("n", "int64"), tirx.Var("i", "int64")
     zero = tirx.const(0, "int64")
     body = tirx.Evaluate(tirx.call_extern("int32", "work", i))
@@ -87,6 +87,6 @@ def test_a_symbol_of_iterations_is_shared_too():
 
 
 @pytest.mark.parametrize("rows", [7, 50, 331])
-def test_nothing_is_lost(rows: int):
+def test_all_iterations_run(rows: int):
     x, y = torch.randn(rows, 33, 65), torch.randn(rows, 65, 40)
     check(lambda x, y: (x @ y).softmax(-1).sum(1), x, y)

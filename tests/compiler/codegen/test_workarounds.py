@@ -29,7 +29,7 @@ FLIPS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("function", FLIPS.values(), ids=FLIPS)
-def test_quotients_of_what_counts_down(function: Callable[[Tensor], Tensor]):
+def test_quotients_of_a_decreasing_index(function: Callable[[Tensor], Tensor]):
     check(function, torch.randn(4, 32))
 
 

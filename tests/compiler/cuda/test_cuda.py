@@ -50,7 +50,7 @@ def test_a_transformer(arch: str, dtype: torch.dtype):
 
 
 @needs_nvcc
-def test_what_is_no_loop_for_a_gpu_is_pytorch_s():
+def test_unsupported_loops_are_left_to_pytorch():
     artifact = cross_built(Bags().eval(), torch.randint(20, (3, 5)))
     assert artifact.report["bridged"] == {"aten.embedding.default": 1}
 
@@ -79,12 +79,12 @@ def test_half_numbers_in_a_program_of_float32():
 
 
 @needs_nvcc
-def test_what_nvcc_refuses_is_an_error():
+def test_nvcc_failure_is_an_error():
     with pytest.raises(BuildError, match="nvcc for sm_10"):
         compile(exported(torch.relu, torch.zeros(4)), gpu("sm_10"))
 
 
-def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_missing_compiler_names_the_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nvcc, "find", lambda: None)
     monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BuildError, match="nvcc on PATH, or `pip install cuda-bindings nvidia-"):
@@ -93,7 +93,7 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 @needs_nvrtc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_nvrtc_compiles_where_there_is_no_nvcc(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+def test_nvrtc_is_the_fallback_of_nvcc(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nvcc, "find", lambda: None)
     cross_built(Residual().eval().to(dtype), torch.randn(2, 3, 16, 16).to(dtype))
     cross_built(lambda x: [x.tanh() / x.sin(), x > 0, x.amax(-1)], torch.rand(4, 32).to(dtype))

@@ -144,7 +144,7 @@ def test_pools_read_neighbours_at_once(check: Check, channels: int, dtype: torch
     assert list(rules.values()).count("window") == 2, rules
 
 
-def test_windows_of_what_is_computed(check: Check):
+def test_windows_of_computed_values(check: Check):
     def several(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [F.gelu(x).amax(1), (x.float() * 2).amin(1), (x * y).amax(1), x[:, :, 1:9].amax(1)]
 
@@ -193,7 +193,7 @@ def test_norms_of_groups(check: Check):
     check(nn.RMSNorm(130), torch.randn(5, 130))
 
 
-def test_nan_stays(check: Check):
+def test_nan_propagates(check: Check):
     x = torch.randn(5, 70)
     x[1, 3], x[2, 5], x[3, 69] = float("nan"), float("inf"), -float("inf")
     check(lambda x: [x.amax(-1), x.amin(0), F.relu(x), x.sum(0), x.maximum(x.flip(0))], x)
@@ -244,9 +244,7 @@ def test_rows_times_weights(check: Check, shape: tuple[int, ...], dtype: torch.d
     ],
     ids=str,
 )
-def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(
-    check: Check, rows: int, dtype: torch.dtype
-):
+def test_threads_divide_weight_rows_evenly(check: Check, rows: int, dtype: torch.dtype):
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -262,9 +260,7 @@ def test_rows_of_a_weight_are_shared_by_threads_as_they_divide(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_decoding_step_copies_nothing_and_adds_where_it_multiplies(
-    check: Check, dtype: torch.dtype
-):
+def test_decoding_step_fuses_adds_and_does_not_copy(check: Check, dtype: torch.dtype):
     class Step(nn.Module):
         """One layer of a decoder that keeps keys and values, spelt as GPT-2's."""
 

@@ -63,7 +63,7 @@ def forms(artifact: Artifact) -> tuple[int, int]:
 @needs_nvcc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_kernels_compile_and_take_in_what_follows(arch: str, dtype: torch.dtype):
+def test_kernels_compile_with_epilogues(arch: str, dtype: torch.dtype):
     program = exported(mlp(dtype), torch.randn(1, 256).to(dtype))
     artifact = compile(program, gpu(arch), tuning=ALWAYS_A_KERNEL)
     assert {generation for _, generation in code_of(artifact.library)} == {int(arch.strip("sm_a"))}
@@ -103,14 +103,14 @@ def test_without_a_measurement_rows_that_threads_cannot_share_are_the_library_s(
 
 @needs_nvcc
 @pytest.mark.parametrize("given", [{"rows": 2}, {"dtype": torch.float64}], ids=str)
-def test_where_a_library_wins_anyway_nothing_is_measured(given: dict[str, Any]):
+def test_obvious_library_win_is_not_measured(given: dict[str, Any]):
     artifact = built(**given, tuning=Tuning(Clock(), Measurements(None, "gpu")))
     assert forms(artifact) == (0, 2)
     assert artifact.report["tuning"]["workloads"] == 0
 
 
 @needs_nvcc
-def test_of_short_rows_nothing_is_measured():
+def test_short_rows_are_not_measured():
     program = exported(nn.Linear(8, 4096).eval(), torch.randn(1, 8))
     artifact = compile(program, gpu(), tuning=Tuning(Clock(), Measurements(None, "gpu")))
     assert forms(artifact) == (0, 1)

@@ -65,7 +65,7 @@ def tables() -> dict[str, Callable[[torch.Tensor], Any]]:
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_numbers_over_no_elements_are_those_of_eager(
+def test_reductions_of_no_elements_match_eager(
     shape: tuple[int, ...], tables: dict[str, Callable[[torch.Tensor], Any]]
 ):
     x = torch.zeros(shape)
@@ -82,7 +82,7 @@ def test_numbers_over_no_elements_are_those_of_eager(
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.filterwarnings("ignore::tvmify.TvmifyWarning")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_errors_over_no_elements_are_those_of_eager(
+def test_errors_over_no_elements_match_eager(
     shape: tuple[int, ...], tables: dict[str, Callable[[torch.Tensor], Any]]
 ):
     x = torch.zeros(shape)

@@ -122,7 +122,7 @@ def test_decoder():
     assert is_fused(checked(nn.TransformerDecoder(layer, 2), x, torch.randn(3, 7, WIDTH), mask))
 
 
-def test_a_program_for_a_causal_mask_computes_others_as_well():
+def test_program_for_a_causal_mask_accepts_other_masks():
     module = Encoder(2).eval()
     encoder = tvmify(module, cache=False)
     x = torch.randn(3, 10, WIDTH)
@@ -142,7 +142,7 @@ def operands(hidden: Tensor | None, mask_type: int | None) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("mask_type", "shape"), [(0, (10, 10)), (1, (3, 10)), (2, (3, HEADS, 10, 10))]
 )
-def test_what_a_mask_hides_is_what_pytorch_hides(mask_type: int, shape: tuple[int, ...]):
+def test_masks_hide_the_same_positions_as_pytorch(mask_type: int, shape: tuple[int, ...]):
     hidden = torch.rand(shape) > 0.6
     hidden[0] = True  # of a query that sees nothing, PyTorch makes NaN
     args = operands(hidden, mask_type)

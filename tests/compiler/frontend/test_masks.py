@@ -75,7 +75,7 @@ def kernels_without_mask(*sizes: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mask", CAUSAL)
-def test_causal_masks_are_no_tensors(mask: str):
+def test_causal_masks_are_not_materialised(mask: str):
     artifact = check(partial(masked, CAUSAL[mask]), *operands(1200))
     assert artifact.report["kernels"] == kernels_without_mask(1200)
 
@@ -95,7 +95,7 @@ def test_spelt_attention_with_causal_masks_has_no_scores(mask: str, length: int)
 
 
 @pytest.mark.parametrize("mask", [ones, torch.zeros], ids=["true", "zero"])
-def test_large_masks_that_hide_nothing_cost_nothing(mask: Callable[..., torch.Tensor]):
+def test_all_true_masks_are_removed(mask: Callable[..., torch.Tensor]):
     qkv = operands(1100, 1300)
     artifact = compiled(lambda q, k, v: attention(q, k, v, mask(1100, 1300)), *qkv)
     assert artifact.report["kernels"] == kernels_without_mask(1100, 1300)
@@ -180,7 +180,7 @@ def test_scores_that_are_filled_twice(fill: float, causal_first: bool):
     assert is_fused(artifact) == (fill == float("-inf"))
 
 
-def test_a_fill_for_each_head_is_no_mask():
+def test_fill_per_head_is_not_a_mask():
     def program(q: Any, k: Any, v: Any, hidden: Any) -> torch.Tensor:
         fill = torch.tensor([-1.0, -2.0]).reshape(2, 1, 1)
         return spelt(lambda x: torch.where(hidden, fill, x), q, k, v)
@@ -189,7 +189,7 @@ def test_a_fill_for_each_head_is_no_mask():
 
 
 @pytest.mark.parametrize("value", [-1e4, float("-inf")])
-def test_fills_that_weigh_something_and_factors_after_fills(value: float):
+def test_finite_fills_and_scales_after_fills(value: float):
     def program(q: Any, k: Any, v: Any) -> torch.Tensor:
         return spelt(lambda x: x.masked_fill(~compared(q, k), value) * 1e-4, q, k, v)
 
@@ -225,7 +225,7 @@ def computed(function: Callable[..., torch.Tensor], *args: Any) -> tuple[Exporte
 
 
 @pytest.mark.parametrize("mask", CAUSAL)
-def test_long_masks_are_never_all_in_memory(mask: str):
+def test_long_masks_are_not_materialised(mask: str):
     q = torch.empty(1, 1, 4096, 1)
     program, node = computed(CAUSAL[mask], q, q)
     with Largest() as largest:
@@ -248,7 +248,7 @@ class Largest(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
-def test_what_depends_on_arguments_is_not_known():
+def test_masks_of_arguments_are_not_constant():
     x = torch.ones(6, 6)
     for function in (
         lambda x: x.tril() == 1,
@@ -260,7 +260,7 @@ def test_what_depends_on_arguments_is_not_known():
         assert not masks.is_neutral(program, node)
 
 
-def test_a_bool_mask_may_say_what_is_hidden():
+def test_bool_mask_may_select_hidden_positions():
     program, node = computed(lambda x: ~compared(x, x), torch.ones(6, 6))
     assert masks.is_causal(program, node, 6, 6, hides=True)
     assert not masks.is_causal(program, node, 6, 6)

@@ -310,7 +310,7 @@ UNLIKE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", UNLIKE)
-def test_what_is_no_attention_stays(name: str):
+def test_similar_patterns_are_not_attention(name: str):
     qkv = [torch.randn(2, 6, 8) for _ in range(3)]
     artifact = check(lambda *qkv: products(UNLIKE[name], *qkv), *qkv)
     assert not is_fused(artifact)
@@ -329,7 +329,7 @@ def test_what_is_no_attention_stays(name: str):
         lambda x: x[..., 4:],
     ],
 )
-def test_operands_are_found_wherever_they_lie(taken: Callable[[Tensor], Tensor]):
+def test_operands_are_found_through_views(taken: Callable[[Tensor], Tensor]):
     def program(x: Tensor) -> Tensor:
         q, k, v = (x.view(3, 10, 3, 4, 8).permute(2, 0, 3, 1, 4)).unbind(0)
         return F.scaled_dot_product_attention(taken(q), taken(k), taken(v))
@@ -433,7 +433,7 @@ def test_numbers_that_hide_by_a_sum(program: Callable[..., Tensor], queries: int
 
 @pytest.mark.parametrize("queries", [1, PLACES])
 @pytest.mark.parametrize("fill", [-math.inf, LEAST])
-def test_what_is_hidden_may_be_anything(fill: float, queries: int):
+def test_hidden_scores_may_be_anything(fill: float, queries: int):
     """As in a cache of keys and values that nobody has written to yet."""
     query, key, value = qkv()
     query, program = query[:, :, :queries], Program(attend(filled(fill)))
@@ -500,7 +500,7 @@ def test_views_of_no_scores(batch: int, queries: int, keys: int):
     check(Program(program), *(torch.randn(size) for size in sizes))
 
 
-def test_a_causal_mask_before_a_view_is_none_in_memory():
+def test_causal_mask_behind_a_view_is_not_materialised():
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = torch.full((PLACES, PLACES), -math.inf).triu(1)
         scores = (q @ k.transpose(1, 2) + mask).view(BATCH, HEADS, PLACES, PLACES)

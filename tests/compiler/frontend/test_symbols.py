@@ -131,11 +131,11 @@ def test_a_causal_mask_is_known_by_its_formula() -> None:
     assert masks_of(imported(Causal(), *QK, axes=HEADS)) == [(True, 0)]
 
 
-def test_of_a_window_the_other_bound_stays_a_mask() -> None:
+def test_sliding_window_keeps_one_bound_as_a_mask() -> None:
     assert masks_of(imported(Window(), *QK, axes=HEADS)) == [(True, 1)]
 
 
-def test_what_has_no_translation_is_refused() -> None:
+def test_untranslatable_expression_is_refused() -> None:
     class Rounded(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * round(x.size(1) / 3)

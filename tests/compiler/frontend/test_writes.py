@@ -77,9 +77,7 @@ def arguments(length: int = 6, at: tuple[int, ...] = (4, 1, 4)) -> tuple[Tensor,
         (elsewhere, 0),
     ],
 )
-def test_rows_are_written_in_place_if_nothing_reads_the_old_ones(
-    forward: Forward, count: int
-) -> None:
+def test_rows_without_other_readers_are_written_in_place(forward: Forward, count: int) -> None:
     net = Net(forward).eval()
     program = decompose(torch.export.export(net, arguments())).program
     assert len(writes_in_place(written_bases(program).values(), ())) == count
@@ -98,7 +96,7 @@ def test_rows_are_written_in_place_if_nothing_reads_the_old_ones(
         torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
 
 
-def test_what_a_result_owns_is_not_written_in_place() -> None:
+def test_memory_of_a_result_is_not_written_in_place() -> None:
     net = Net(copied).eval()
     program = decompose(torch.export.export(net, arguments())).program
     written = written_bases(program).values()
@@ -117,7 +115,7 @@ def test_rows_of_a_tensor_that_kernels_cannot_read_as_it_lies() -> None:
         assert mine._version > version  # autograd is told
 
 
-def test_a_lazy_clone_is_written_to_in_memory_of_its_own() -> None:
+def test_lazy_clone_is_copied_before_a_write() -> None:
     net = Net(assigned).eval()
     fast = decorate(net, cache=False, compare=False, strict=True)
     rows, at, new = arguments()
@@ -128,7 +126,7 @@ def test_a_lazy_clone_is_written_to_in_memory_of_its_own() -> None:
     torch.testing.assert_close(rows, unchanged, rtol=0, atol=0)
 
 
-def test_a_call_that_fails_before_it_writes_leaves_everything() -> None:
+def test_failed_call_leaves_arguments_unwritten() -> None:
     def check_first(rows: Tensor, at: Tensor, new: Tensor) -> Any:
         found = nn.functional.embedding(at, new[0])
         rows.index_copy_(1, at, new)
@@ -159,9 +157,7 @@ def test_a_call_that_fails_raises_as_eager_does_and_leaves_the_same() -> None:
 
 
 @pytest.mark.parametrize(("forward", "count"), [(copied, 0), (read_before, 1)])
-def test_a_program_allocates_nothing_as_large_as_what_it_writes_in_place(
-    forward: Forward, count: int
-) -> None:
+def test_in_place_write_does_not_copy_its_target(forward: Forward, count: int) -> None:
     rows, at, new = arguments(1000, at=(4,))
     planned, _ = scheduled(Net(forward).eval(), rows, at, new)
     sizes = re.findall(r"alloc_storage\(R.shape\(\[(\d+)\]\)", planned["main"].script())

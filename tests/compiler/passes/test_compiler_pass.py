@@ -52,7 +52,7 @@ def operators(ir_mod: tvm.IRModule, name: str) -> set[str]:
     return {value.op.name for value in values if isinstance(value, relax.Call)}
 
 
-def test_a_mutator_rewrites_main_and_pack_and_nothing_else() -> None:
+def test_mutator_rewrites_only_main_and_pack() -> None:
     before = program()
     after = SquareRoots()(before)
     assert operators(after, "main") == {"relax.abs", "relax.call_tir"}
@@ -60,11 +60,11 @@ def test_a_mutator_rewrites_main_and_pack_and_nothing_else() -> None:
     tvm.ir.assert_structural_equal(after["relu"], before["relu"])
 
 
-def test_a_module_is_rewritten_whole() -> None:
+def test_whole_module_is_rewritten() -> None:
     assert [v.name_hint for v in OnlyMain()(program()).functions] == ["main"]
 
 
-def test_each_kernel_is_rewritten_by_itself() -> None:
+def test_mutator_marks_matching_kernels_only() -> None:
     after = MarkKernels()(program())
     marked = [v.name_hint for v, f in after.functions_items() if "marked" in (f.attrs or {})]
     assert marked == ["relu"]

@@ -116,7 +116,7 @@ def test_a_weight_that_is_also_used_without_the_scale():
     assert not any("multiply" in kernel for kernel in kernels)
 
 
-def test_weights_that_changed_are_scaled_again():
+def test_changed_weights_are_rescaled():
     layer, norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
     module, x = trained(nn.Sequential(layer, norm)), torch.randn(4, 8)
     artifact = compiled(module, x)

@@ -17,7 +17,7 @@ def _without_two(builder, x):
 
 
 @pytest.mark.parametrize("hint", [2, 48])
-def test_two_results_share_no_memory_whatever_is_likely(hint):
+def test_results_never_share_memory(hint):
     """With two rows there are no elements to share: of other numbers, there are."""
 
     def describe(builder, x):

@@ -56,7 +56,7 @@ def _states(count: int) -> tuple[Tensor, ...]:
     return torch.randn(7, 2, 3), torch.randn(count, 2, 1), torch.randn(count, 2, 1)
 
 
-def test_states_of_many_kernels_become_one_value():
+def test_many_states_are_merged_in_order():
     # So many that a hash table of them grows, which turns their order around.
     artifact = check(Repeated(20).eval(), *_states(1))
     assert sum("multiply" in name for name in artifact.report["kernels"]) == 1

@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return result.transpose(1, 2).flatten(2)
 
 
-def test_winners_are_obeyed():
+def test_winners_are_used():
     stopwatch = Stopwatch()
     module, database = mlp(), Measurements(None, "cpu")
     artifact = tuned(module, database, stopwatch)
@@ -104,7 +104,7 @@ def test_winners_are_obeyed():
     assert artifact.library == tuned(module, database, stopwatch).library
 
 
-def test_one_thread_lowers_what_several_build(monkeypatch):
+def test_lowering_stays_in_one_thread(monkeypatch):
     lowering: set[int] = set()
     lower = pipeline.lower
 
@@ -117,14 +117,14 @@ def test_one_thread_lowers_what_several_build(monkeypatch):
     assert lowering == {threading.get_ident()}
 
 
-def test_candidates_are_measured_on_the_shapes_of_the_program_the_largest_work_first():
+def test_candidates_use_program_shapes_largest_first():
     stopwatch = Stopwatch()
     tuned(mlp(), Measurements(None, "cpu"), stopwatch)
     assert stopwatch.shapes == [[(24, 96), (96, 160)], [(24, 160), (160, 40)]]
     assert all(len(artifacts) > 1 for artifacts in stopwatch.measured)
 
 
-def test_what_is_known_is_not_measured_again():
+def test_known_workloads_are_not_measured_again():
     database = Measurements(None, "cpu")
     tuned(mlp(), database, Stopwatch())
     stopwatch = Stopwatch()
@@ -157,7 +157,7 @@ def test_products_of_bfloat16_are_measured_as_such(monkeypatch, module, shape, c
         assert len({artifact.library for artifact in artifacts}) > 1
 
 
-def test_an_interrupt_keeps_what_is_done():
+def test_interrupt_keeps_finished_measurements():
     database, stopwatch = Measurements(None, "cpu"), Stopwatch(breaks_after=1)
     with pytest.raises(KeyboardInterrupt):
         tuned(mlp(), database, stopwatch)
@@ -174,7 +174,7 @@ def test_time_is_bounded():
 
 
 @pytest.mark.parametrize(("cores", "measured"), [(2, 1), (64, 2)])
-def test_time_is_bounded_from_the_first_workload_on(monkeypatch, cores, measured):
+def test_time_limit_applies_from_the_first_workload(monkeypatch, cores, measured):
     now = 0.0
     monkeypatch.setattr("tvmify.compiler.tune.tuning.time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr("os.cpu_count", lambda: cores)
@@ -191,7 +191,7 @@ def test_time_is_bounded_from_the_first_workload_on(monkeypatch, cores, measured
     assert (report["measured"], report["left"]) == (measured, 4 - measured)
 
 
-def test_progress_is_told():
+def test_progress_is_reported():
     told = []
     tuned(
         mlp(),
@@ -203,7 +203,7 @@ def test_progress_is_told():
     assert told == sorted(told)
 
 
-def test_what_cannot_be_measured_is_as_the_rules_have_it():
+def test_unmeasurable_workload_follows_the_rules():
     def fails(*_):
         raise RuntimeError("out of memory\nand so on")
 
@@ -260,7 +260,7 @@ def test_windows():
     ]
 
 
-def test_whole_kernels():
+def test_kernels_that_decide_on_the_whole_function():
     stopwatch, module, args = Stopwatch(), Whole(), (torch.randn(300, 203),)
     artifact = tuned(module, Measurements(None, "cpu"), stopwatch, args)
     report = artifact.report["tuning"]
@@ -280,7 +280,7 @@ def test_whole_kernels():
     assert artifact.library != by_rule.library
 
 
-def test_equal_kernels_of_all_models_are_measured_once():
+def test_equal_kernels_are_measured_once_across_models():
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -296,7 +296,7 @@ def test_equal_kernels_of_all_models_are_measured_once():
     assert (report["workloads"], report["measured"]) == (3, 2)
 
 
-def test_the_packing_of_weights_is_not_measured():
+def test_packing_is_not_measured():
     args = (torch.randn(1, 512),)
     report = tuned(nn.Linear(512, 640), Measurements(None, "cpu"), Stopwatch(), args).report
     assert report["tuning"]["workloads"] == 1
@@ -339,7 +339,7 @@ def test_recurrent_layers(kind, states):
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_each_way_to_cut_a_recurrent_layer(kind):
+def test_each_recurrent_plan_is_right(kind):
     torch.manual_seed(0)
     machine = Microarchitecture.of(tvm_target(target()))
     gates = {nn.LSTM: 4, nn.GRU: 3}[kind]

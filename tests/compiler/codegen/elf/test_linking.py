@@ -94,7 +94,7 @@ def read(program: str, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_calls_and_data_reach_what_they_name(objects: list[bytes], tmp_path: Path) -> None:
+def test_calls_and_data_resolve(objects: list[bytes], tmp_path: Path) -> None:
     library = loaded(tmp_path, link(objects, alias))
     # 1000 + x, the alias's 4 x, 2 x of the strong one, 3 x + 5, and a number of the table.
     assert [library.calls(x) for x in range(4)] == [1005 + 10 * x + 10 * (x + 1) for x in range(4)]
@@ -109,7 +109,7 @@ def test_the_order_of_files_plays_no_part(objects: list[bytes], tmp_path: Path) 
         assert loaded(tmp_path, link(several, alias)).calls(3) == 1005 + 30 + 40
 
 
-def test_without_versions_too(objects: list[bytes], tmp_path: Path) -> None:
+def test_symbols_without_versions(objects: list[bytes], tmp_path: Path) -> None:
     library = loaded(tmp_path, link(objects, alias, {}))
     assert library.computes(1.5) == pytest.approx(math.exp(1.5) + math.sin(1.5) + 2, rel=1e-6)
 
@@ -118,7 +118,7 @@ def test_the_same_files_make_the_same_library(objects: list[bytes]) -> None:
     assert link(objects, alias) == link(objects, alias)
 
 
-def test_versions_are_those_that_a_compiler_takes(objects: list[bytes], tmp_path: Path) -> None:
+def test_symbol_versions_match_the_compilers(objects: list[bytes], tmp_path: Path) -> None:
     reference = tmp_path / "reference.so"
     files = [saved(tmp_path, content) for content in objects]
     shared = ["-shared", "-Wl,--defsym,renamed=other_name"]
@@ -164,7 +164,7 @@ def _maps(path: Path, folder: Path) -> list[str]:
     return [line.split()[1] for line in lines if line.endswith(str(path))]
 
 
-def test_what_unwinds_the_stack_passes_through(tmp_path: Path) -> None:
+def test_exceptions_unwind_through_linked_code(tmp_path: Path) -> None:
     source = """
         #include <execinfo.h>
         static int __attribute__((noinline)) inner(void** found) { return backtrace(found, 64); }
@@ -200,7 +200,9 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_known_is_refused(case: str, objects: list[bytes], tmp_path: Path) -> None:
+def test_unsupported_object_content_is_refused(
+    case: str, objects: list[bytes], tmp_path: Path
+) -> None:
     source, reason = REFUSED[case]
     with pytest.raises(elf.CannotLink, match=reason):
         link([*objects, compiled(tmp_path, source)], alias)
@@ -216,7 +218,7 @@ def test_what_is_not_known_is_refused(case: str, objects: list[bytes], tmp_path:
     ],
     ids=["a common symbol", "an address in code", "a group of sections", "handlers of exceptions"],
 )
-def test_what_other_compilers_make_is_refused(
+def test_objects_of_other_compilers_are_refused(
     source: str, options: list[str], language: str, tmp_path: Path
 ) -> None:
     with pytest.raises(elf.CannotLink):
@@ -241,7 +243,7 @@ def test_junk_is_refused(content: bytes, objects: list[bytes]) -> None:
         link([*objects, content], alias)
 
 
-def test_a_library_is_no_object_file(objects: list[bytes]) -> None:
+def test_shared_library_is_refused(objects: list[bytes]) -> None:
     with pytest.raises(elf.CannotLink, match="not an object file"):
         link([link(objects, alias)], alias)
 
@@ -265,7 +267,7 @@ def damages(content: bytes) -> list[Callable[[random.Random], bytes]]:
     return [cut, change, change_headers]
 
 
-def test_damage_ends_in_a_refusal_or_in_a_whole_library(objects: list[bytes]) -> None:
+def test_damaged_object_is_refused_or_links(objects: list[bytes]) -> None:
     source, refused = random.Random(0), 0
     for damage in damages(objects[0]) * 300:
         try:

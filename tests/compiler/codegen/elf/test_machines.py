@@ -48,7 +48,7 @@ def test_instructions(number: int, before: int, value: int, place: int, after: i
         (261, 1 << 31),
     ],
 )
-def test_what_has_no_room_is_an_error(number: int, value: int) -> None:
+def test_relocation_overflow_is_an_error(number: int, value: int) -> None:
     with pytest.raises((ValueError, struct.error)):
         machine_of(records.AARCH64).forms[number].patch(bytearray(8), 0, value, 0)
 

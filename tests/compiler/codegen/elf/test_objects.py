@@ -11,7 +11,7 @@ from tvmify.compiler.codegen.elf import CannotLink, undefined, with_data
 from tvmify.compiler.codegen.elf.objects import read
 
 
-def test_undefined_symbols_are_those_without_a_definition(tmp_path: Path) -> None:
+def test_undefined_symbols(tmp_path: Path) -> None:
     source, made = tmp_path / "x.s", tmp_path / "x.o"
     source.write_text(".globl here\nhere: .quad elsewhere, here, matmul.7\nlocal: .quad local\n")
     subprocess.run(["g++", "-c", source, "-o", made], check=True)
@@ -28,7 +28,7 @@ def test_data_is_one_symbol_that_a_system_linker_takes(tmp_path: Path) -> None:
     assert b"0123456789" in library.read_bytes()
 
 
-def test_a_part_of_an_object_file_is_none(tmp_path: Path) -> None:
+def test_truncated_object_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.o"
     subprocess.run(["g++", "-c", "-x", "c", "/dev/null", "-o", empty], check=True)
     whole = with_data("x", bytes(100), empty.read_bytes())

@@ -164,7 +164,7 @@ def test_relu_follows_a_product_of_patches_and_a_residual_does():
     assert forms(artifact) == (0, 1, 1)
 
 
-def test_products_one_after_the_other_copy_nothing():
+def test_consecutive_products_do_not_copy():
     layers = nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.ReLU()
     artifact = check(nn.Sequential(*layers).eval().half(), torch.randn(1, 8, 4, 4).half())
     assert forms(artifact) == (0, 0, 2)

@@ -24,7 +24,7 @@ class Kernels(dict[str, str]):
 attention = F.scaled_dot_product_attention
 
 
-def test_convolutions_with_what_is_around_them():
+def test_convolutions_with_epilogues():
     artifact = check(Residual().eval(), torch.randn(2, 3, 16, 16))
     assert artifact.library.count(b"aten::convolution") == 2
 
@@ -58,7 +58,7 @@ def test_a_transformer(shared: bool):
     assert b"aten::matmul" not in artifact.library
 
 
-def test_half_types_are_multiplied_as_they_are():
+def test_half_types_are_not_widened():
     x = torch.randn(2, 6, 32).half()
     artifact = check(Block().eval().half(), x, torch.zeros(2, 1, 6, 6).half())
     assert b"Half(2, 6, 64" in artifact.library
@@ -89,7 +89,7 @@ def test_operands_that_share_a_tensor():
     check(split, torch.randn(2, 6, 48))
 
 
-def test_rows_that_see_nothing_are_zero_or_nan_as_in_eager():
+def test_fully_masked_rows_match_eager():
     q, k, v = torch.randn(3, 2, 4, 8, 16).unbind()
     mask = torch.rand(2, 1, 8, 8) > 0.3
     mask[0, 0, 3] = False
@@ -169,7 +169,7 @@ def test_norms_and_softmax(dtype: torch.dtype):
         assert b"Half(3, 4, 6" in artifact.library  # eager's kernel has the casts inside
 
 
-def test_reshapes_one_after_the_other_copy_nothing():
+def test_consecutive_reshapes_do_not_copy():
     def reshaped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x.mT @ x).reshape(3, 2, 6).reshape(12, 3) @ y
 
@@ -177,7 +177,7 @@ def test_reshapes_one_after_the_other_copy_nothing():
     assert not any("fused" in name for name in artifact.report["kernels"])
 
 
-def test_reshapes_of_nothing():
+def test_reshapes_of_empty_tensors():
     def reshaped(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
         return [x.exp().reshape(3, 0).reshape(0, 5), (x.T @ y).view(1, 5, 4).view(2, 10) + 1]
 
@@ -185,7 +185,7 @@ def test_reshapes_of_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_follows_a_reshape_joins_the_product_of_a_row(dtype: torch.dtype):
+def test_epilogue_behind_a_reshape_joins_the_row_product(dtype: torch.dtype):
     class Lengthened(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -216,7 +216,7 @@ def test_reshapes_of_products_that_stay_where_they_are():
     check(lambda x, y: (x @ y).view(2, 2, 6) * 2, torch.randn(4, 40), torch.randn(40, 6))
 
 
-def test_results_that_others_read_as_they_are_are_computed():
+def test_results_with_other_readers_are_materialised():
     def both(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
         product = x @ weight
         sum_ = product + bias
@@ -237,7 +237,7 @@ def test_a_product_that_is_read_twice_is_computed_once():
     assert artifact.library.count(b"aten::linear") == 0
 
 
-def test_what_cpus_do_in_loops_of_their_own():
+def test_loops_without_gpu_kernels_are_left_to_pytorch():
     check(Bags().eval(), torch.randint(20, (3, 5)))
     artifact = check(nn.LSTM(6, 4, batch_first=True).eval(), torch.randn(2, 5, 6))
     assert artifact.report["bridged"] == {"aten.lstm.input": 1}

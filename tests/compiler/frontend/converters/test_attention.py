@@ -35,11 +35,11 @@ def test_options(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]):
     check(lambda q, k, v: attention(q, k, v, **options), q, k, v)
 
 
-def test_bool_mask_with_a_row_that_sees_nothing(qkv: tuple[torch.Tensor, ...]):
+def test_bool_mask_with_a_fully_masked_row(qkv: tuple[torch.Tensor, ...]):
     check(attention, *qkv, mask_with_an_empty_row())
 
 
-def test_float_mask_with_a_row_that_sees_nothing(qkv: tuple[torch.Tensor, ...]):
+def test_float_mask_with_a_fully_masked_row(qkv: tuple[torch.Tensor, ...]):
     mask = mask_with_an_empty_row()
     check(attention, *qkv, torch.where(mask, torch.randn(2, 1, 8, 10), float("-inf")))
 
@@ -56,13 +56,13 @@ def test_constant_masks(qkv: tuple[torch.Tensor, ...]):
     check(lambda q, k, v: attention(q, k, v, torch.where(lower > 0, 0.0, -1e9)), *qkv)
 
 
-def test_a_mask_that_is_constantly_true_costs_nothing(qkv: tuple[torch.Tensor, ...]):
+def test_all_true_mask_is_removed(qkv: tuple[torch.Tensor, ...]):
     masked = compiled(lambda q, k, v: attention(q, k, v, torch.ones(8, 10).bool()), *qkv)
     free = compiled(attention, *qkv)
     assert masked.report["kernels"] == free.report["kernels"]
 
 
-def test_a_mask_that_is_constantly_zero_costs_nothing(qkv: tuple[torch.Tensor, ...]):
+def test_all_zero_mask_is_removed(qkv: tuple[torch.Tensor, ...]):
     masked = compiled(lambda q, k, v: attention(q, k, v, torch.zeros(8, 10)), *qkv)
     assert masked.report["kernels"] == compiled(attention, *qkv).report["kernels"]
 
@@ -112,7 +112,7 @@ class SelfAttention(nn.Module):
         return self.out(attention(*parts).transpose(1, 2).reshape(2, 24, 32))
 
 
-def test_projections_are_one_product_and_nothing_is_copied():
+def test_projections_are_one_product_without_copies():
     artifact = check(SelfAttention(), torch.randn(2, 24, 32))
     rules = [rule for name, rule in artifact.report["kernels"].items() if "pack" not in name]
     matmuls = [rule for rule in rules if rule == "matmul"]

@@ -120,7 +120,7 @@ def test_writing_at_positions():
 
 
 @pytest.mark.parametrize("position", [4, -5])
-def test_a_position_outside_is_an_error(position: int):
+def test_out_of_range_position_raises(position: int):
     def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return x[i]
 
@@ -144,7 +144,7 @@ OUT_OF_RANGE = {
 
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
-def test_an_error_is_the_one_that_eager_raises(name: str):
+def test_errors_match_eager(name: str):
     program = OUT_OF_RANGE[name]
     fast = tvmify(program, cache=False, compare=False)
     x, inside, outside = torch.randn(3, 4), torch.tensor([0, 0]), torch.tensor([0, 9])
@@ -158,7 +158,7 @@ def test_an_error_is_the_one_that_eager_raises(name: str):
     assert str(raised.value) == str(expected.value)
 
 
-def test_a_negative_position_is_no_position_to_add_at():
+def test_index_add_refuses_negative_positions():
     """Unlike `index_put`, which counts it from the end."""
 
     def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ def test_functions_of_two_arguments():
     )
 
 
-def test_what_is_added_and_taken_away_again():
+def test_adding_and_subtracting_a_large_number():
     """TVM's simplifier knows no rounding, no infinity and no NaN."""
     y = torch.full((64,), 1e8)
     x = with_specials(3, 64)

@@ -43,11 +43,11 @@ def test_reductions_of_rows_with_axes_of_one_element(shape: tuple[int, ...]):
     check(lambda x: (x.sum(axes), x.amax(axes)), torch.randn(shape))
 
 
-def test_the_mean_of_nothing_is_nan():
+def test_mean_of_no_elements_is_nan():
     check(lambda x: (x.mean(), x.mean(1, keepdim=True), x.mean(0)), torch.ones(3, 0))
 
 
-def test_truth_over_no_axes_is_that_of_each_element():
+def test_any_and_all_over_no_axes_are_elementwise():
     check(lambda x: torch.any(x, []), torch.tensor([[0.0, 2.0], [-0.0, float("nan")]]))
 
 
