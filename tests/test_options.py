@@ -26,7 +26,7 @@ def test_environment_moves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CompileOptions.of({"cache": False}).cache_directory() is None
 
 
-def test_a_url_is_the_level_behind_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_is_a_second_cache_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVMIFY_CACHE_DIR", "/somewhere")
     options = CompileOptions.of({"cache": "s3://bucket/prefix"})
     assert options.cache_directory() == Path("/somewhere")
@@ -40,7 +40,7 @@ def test_a_url_is_the_level_behind_the_directory(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("cache", [Path("s3://bucket/prefix"), "file:/shared"])
-def test_half_a_url_is_no_directory(cache: object) -> None:
+def test_incomplete_url_is_refused(cache: object) -> None:
     with pytest.raises(OptionError, match="as a string with '://'"):
         CompileOptions.of({"cache": cache})
 
@@ -88,7 +88,7 @@ def test_a_device_or_its_name_is_understood_as_target(device: object, target: st
     assert CompileOptions.of({"target": device}) == CompileOptions(target=target)
 
 
-def test_a_device_that_nothing_is_built_for_is_no_target() -> None:
+def test_unsupported_device_is_refused() -> None:
     with pytest.raises(OptionError, match=r"unknown target device\(type='meta'\): choose one"):
         CompileOptions(target=torch.device("meta"))
 
@@ -118,7 +118,7 @@ def test_modes_of_torch_compile() -> None:
 
 
 @pytest.mark.parametrize(("name", "meant"), [("device", "target"), ("tuning", "tune")])
-def test_the_name_that_was_meant(name: str, meant: str) -> None:
+def test_suggestion_for_a_misspelt_option(name: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"did you mean '{meant}'"):
         CompileOptions.of({name: "cpu"})
 

@@ -57,6 +57,6 @@ def test_refusal_names_the_argument() -> None:
         Signature.of((), {"mask": object()})
 
 
-def test_what_a_tokenizer_returns_is_refused_with_what_to_write_instead() -> None:
+def test_batch_encoding_is_refused_with_advice() -> None:
     with pytest.raises(UnsupportedInput, match=r"is a collections.UserDict. Pass its items as key"):
         Signature.of((UserDict(ids=torch.zeros(3)),), {})

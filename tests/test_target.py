@@ -15,7 +15,7 @@ def on_gpu(option: Any = None, capability: tuple[int, int] | None = (8, 0)) -> T
     return target_for(option, "cuda", FEATURES, capability)
 
 
-def test_the_text_says_all() -> None:
+def test_text_is_complete() -> None:
     for target in (target_for(None, "cpu", FEATURES), on_gpu()):
         assert Target.parse(str(target)) == target
         assert list(json.loads(str(target))) == sorted(json.loads(str(target)))
@@ -55,12 +55,12 @@ def test_tensors_elsewhere_are_refused(option: Any, device: str) -> None:
 
 
 @pytest.mark.parametrize("option", [None, "llvm", "cuda", {"kind": "cuda", "arch": "sm_80"}])
-def test_a_device_that_nothing_serves_is_refused(option: Any) -> None:
+def test_unsupported_device_is_refused(option: Any) -> None:
     with pytest.raises(UnsupportedTarget, match="cpu by 'llvm', cuda by 'cuda'"):
         target_for(option, "meta", FEATURES)
 
 
-def test_code_for_a_gpu_is_the_same_whatever_cpu_builds_it() -> None:
+def test_gpu_target_is_independent_of_the_host_cpu() -> None:
     machines = [target_for("cuda", "cuda", features, (8, 0)) for features in ((), FEATURES)]
     assert str(machines[0]) == str(machines[1])
     cpu, gpu = target_for(None, "cpu", FEATURES), machines[1]
@@ -69,7 +69,7 @@ def test_code_for_a_gpu_is_the_same_whatever_cpu_builds_it() -> None:
 
 
 @pytest.mark.parametrize("arch", ["80", "sm80", "sm_8", "sm_90b", "compute_80", 80])
-def test_an_architecture_that_is_none_is_an_error(arch: object) -> None:
+def test_unknown_architecture_raises(arch: object) -> None:
     with pytest.raises(OptionError, match=r"unknown architecture .*'sm_80'"):
         check({"kind": "cuda", "arch": arch})
 

@@ -85,7 +85,7 @@ def test_division_rounds_down(term: tuple[str, tuple[int, int]], value: int) -> 
         Term("%", ("s0", 0)),
     ],
 )
-def test_what_has_no_value_in_64_bits_is_an_error(term: Term) -> None:
+def test_overflow_of_64_bits_raises(term: Term) -> None:
     with pytest.raises(ArithmeticError):
         value_of(term, {"s0": 1 << 40})
     # Unless nobody needs it.
@@ -93,7 +93,7 @@ def test_what_has_no_value_in_64_bits_is_an_error(term: Term) -> None:
     assert decided.holds({"s0": 1 << 40})
 
 
-def test_expressions_are_read_as_they_were_written() -> None:
+def test_expressions_round_trip() -> None:
     rng = random.Random(1)
     for _ in range(150):
         size, condition = random_size(rng, NAMES, 4), random_condition(rng, NAMES, 3)
@@ -102,7 +102,7 @@ def test_expressions_are_read_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("value", [v for v in OTHERS if type(v) not in (int, str)] + [1 << 63])
-def test_what_is_no_size_is_refused(value: Any) -> None:
+def test_invalid_size_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
         size_from_json(value)
 
@@ -124,7 +124,7 @@ def test_what_is_no_size_is_refused(value: Any) -> None:
         ["is", 1, 2],
     ],
 )
-def test_what_is_no_condition_is_refused(value: Any) -> None:
+def test_invalid_condition_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
         condition_from_json(value)
 

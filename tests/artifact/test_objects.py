@@ -77,7 +77,7 @@ def test_every_call_returns_a_new_object(inference: None, monkeypatch: pytest.Mo
     assert fast.cache_info().disk_hits == 1
 
 
-def test_an_object_that_the_module_keeps_is_no_new_one(inference: None) -> None:
+def test_object_of_the_module_is_returned_itself(inference: None) -> None:
     net = Keeping().eval()
     fast: Any = tvmify.tvmify(net)
     with pytest.warns(TvmifyWarning, match="Cache"):
@@ -94,7 +94,7 @@ def test_files_have_no_objects(tmp_path: Path) -> None:
             )
 
 
-def test_what_is_more_than_its_attributes_stays() -> None:
+def test_non_plain_objects_are_left_alone() -> None:
     x = torch.ones(2)
     twice = Layer(x)
     for value in (Slotted(x), nn.ReLU(), Cache(twice, twice), object(), lambda: x):
@@ -112,7 +112,7 @@ def test_an_object_in_two_places_is_not_made_two() -> None:
     assert describe_objects((layer, cache), set)[1] is cache  # which torch.export then refuses
 
 
-def test_structures_without_objects_cost_nothing() -> None:
+def test_holds_objects() -> None:
     assert not holds_objects(pytree.tree_structure({"a": [1, (2, None)]}))
     described = describe_objects([{"a": Layer(torch.ones(2))}], set)
     assert holds_objects(pytree.tree_structure(described))

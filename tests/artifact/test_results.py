@@ -59,7 +59,7 @@ def places(value: Any) -> list[tuple[list[Any], int]]:
 
 
 @given(RESULTS)
-def test_a_result_is_read_as_it_was_written(result: Result) -> None:
+def test_results_round_trip(result: Result) -> None:
     again = Result.from_json(json.loads(json.dumps(result.to_json())))
     assert again == result and type(again) is type(result)
     assert json.dumps(again.to_json()) == json.dumps(result.to_json())
@@ -127,7 +127,7 @@ def test_a_damaged_result_is_refused_or_another_result(data: st.DataObject) -> N
     ],
     ids=repr,
 )
-def test_what_is_no_result_is_refused(description: Any) -> None:
+def test_invalid_result_is_refused(description: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         Result.from_json(description)
 
@@ -158,14 +158,14 @@ def test_leaves_are_the_objects_themselves_and_views_share_their_memory() -> Non
     assert last.item() == 5 and last.data_ptr() == state[2].data_ptr()
 
 
-def test_whatever_stands_for_tensors_stands_in_the_result() -> None:
+def test_materialize_accepts_stand_ins() -> None:
     geometry = Geometry((2,), (1,), 1)
     results = [View(Argument(0), geometry), Computed(0), Repeated(0)]
     leaves = materialize(results, ["y"], ["x"], view=lambda view, whole: (whole, view.geometry))
     assert leaves == [("x", geometry), "y", ("x", geometry)]
 
 
-def test_which_tensors_a_program_has_to_compute() -> None:
+def test_computed_tensors() -> None:
     view = View(Computed(2), Geometry((), (), 0))
     assert computed_count([Argument(4), Constant(None)]) == 0
     assert computed_count([Computed(0), view, Repeated(0)]) == 3

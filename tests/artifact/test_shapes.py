@@ -49,7 +49,7 @@ def test_a_call_gives_symbols_their_values() -> None:
         ([[3, 11, 8], None, [11, 33]], "s1 % 2 == 0 does not hold, where s1 = 11"),
     ],
 )
-def test_what_differs_is_named(call: list[Any], reason: str) -> None:
+def test_difference_is_named(call: list[Any], reason: str) -> None:
     assert SHAPES.solve(call) is None
     assert SHAPES.why_not(call) == reason
 
@@ -82,7 +82,7 @@ def test_random_calls_are_served_exactly_if_all_holds() -> None:
     assert 120 < served < 560
 
 
-def test_names_of_torch_become_canonical() -> None:
+def test_torch_symbol_names_become_canonical() -> None:
     def shapes(first: str, second: str) -> Shapes:
         symbols = [Symbol("unused", 0, 9), Symbol(first, 2, 512), Symbol(second, 1, 16)]
         leaves = {1: [first], 0: [second, first]}
@@ -103,7 +103,7 @@ def test_names_of_torch_become_canonical() -> None:
     ]
 
 
-def test_a_symbol_stands_alone_somewhere() -> None:
+def test_every_symbol_occurs_alone() -> None:
     with pytest.raises(ValueError, match="no size is b alone"):
         Shapes.canonical([Symbol("a", 1)], {0: ["a", Term("*", (2, "b"))]}, [], {"a": 1})
     with pytest.raises(ValueError, match="no range or no hint of a"):
@@ -124,7 +124,7 @@ def test_other_shapes_are_others(other: Shapes) -> None:
     assert other.key_text() != SHAPES.key_text()
 
 
-def test_shapes_are_read_as_they_were_written() -> None:
+def test_shapes_round_trip() -> None:
     rng = random.Random(1)
     for _ in range(200):
         shapes = random_shapes(rng)

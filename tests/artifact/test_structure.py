@@ -110,7 +110,7 @@ class Choosing(nn.Module):
         return -x if negate else x
 
 
-def test_another_value_that_is_no_number_is_another_program(inference: None) -> None:
+def test_non_numeric_values_are_part_of_the_program(inference: None) -> None:
     net = Choosing().eval()
     fast: Any = decorate(net, strict=True)
     calls: list[dict[str, Any]] = [{}, {"mask": X}, {"times": 2}]
@@ -191,7 +191,7 @@ def test_a_cache_of_transformers_runs_in_eager(inference: None) -> None:
 @pytest.mark.parametrize(
     "result", [{(1, 2): X}, {None: X, 1: X}, {torch.float32: X}, BaseModelOutput(X)]
 )
-def test_a_structure_comes_back_from_its_text_or_is_refused(result: Any) -> None:
+def test_structure_round_trips_or_is_refused(result: Any) -> None:
     structure = pytree.tree_structure(result)
     try:
         text = structure_text(structure)
@@ -207,7 +207,7 @@ def test_keys_that_text_does_not_keep_run_in_eager(inference: None) -> None:
         assert torch.equal(fast(X)[1, 2], X + 1)
 
 
-def test_what_operators_of_torch_return_is_returned(inference: None) -> None:
+def test_torch_return_types_are_supported(inference: None) -> None:
     def function(x: torch.Tensor) -> Any:
         return {"largest": (2 * x).max(1), "two": x.topk(2)}
 

@@ -19,7 +19,7 @@ def read(**changes: Any) -> Artifact:
     return Artifact.from_description(b"library", description)
 
 
-def test_what_was_described_is_read() -> None:
+def test_description_round_trips() -> None:
     assert read() == Artifact.from_description(b"library", artifact_of(0).description())
     read(outputs=[["computed", 0], ["repeated", 0], ["argument", 7], ["state", 0]])
     read(outputs=[["view", ["argument", 0], [2, 0], [3, 1], -4]])
@@ -81,12 +81,12 @@ def test_shapes_are_read_and_left_out_where_there_are_none() -> None:
         {"shapes": {"symbols": [], "leaves": [[0, ["s0"]]], "guards": [], "hints": []}},
     ],
 )
-def test_what_describes_no_program_is_refused(changes: dict[str, Any]) -> None:
+def test_invalid_description_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, AttributeError, LookupError)):
         read(**changes)
 
 
-def test_results_and_writes_refer_to_what_is_there() -> None:
+def test_results_and_writes_must_refer_to_existing_values() -> None:
     view = View(StateTensor(1), Geometry((), (), 0))
     check_references(
         [Computed(9), Repeated(0), Argument(9), view], [Write(StateTensor(1), Computed(9))], 2

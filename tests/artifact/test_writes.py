@@ -17,7 +17,7 @@ TARGETS = st.builds(Argument, INDICES) | st.builds(StateTensor, INDICES)
 
 
 @given(st.builds(Write, TARGETS, st.builds(Computed, INDICES)))
-def test_a_write_is_read_as_it_was_written(write: Write) -> None:
+def test_writes_round_trip(write: Write) -> None:
     assert Write.from_json(json.loads(json.dumps(write.to_json()))) == write
 
 
@@ -35,6 +35,6 @@ def test_a_write_is_read_as_it_was_written(write: Write) -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_write_is_refused(description: Any) -> None:
+def test_invalid_write_is_refused(description: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         Write.from_json(description)

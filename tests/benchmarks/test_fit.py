@@ -53,7 +53,7 @@ def test_no_cost_is_negative() -> None:
     assert min(found.values.values()) >= 0
 
 
-def test_times_of_products_are_read_and_those_of_images_left_out(tmp_path) -> None:
+def test_only_product_times_are_read(tmp_path) -> None:
     work = plans.Workload(1, 16, 1024, 512, "float32", packed=True)
     plan, other, *_ = plans.candidates(work, MACHINE, 32)
     kept = {

@@ -29,7 +29,7 @@ def printed(*results: Result) -> str:
     return text.getvalue()
 
 
-def test_a_table_says_which_goals_are_met() -> None:
+def test_table_shows_met_goals() -> None:
     text = printed(
         measured("eager", 4.0, 1e-3), measured("max-autotune", 2.0, 1e-3), measured("tvmify", 3, 1)
     )
@@ -43,7 +43,7 @@ def test_a_table_says_which_goals_are_met() -> None:
     )
 
 
-def test_what_could_not_run_is_not_measured() -> None:
+def test_failed_case_is_not_measured() -> None:
     missing = Result("resnet50_1", 0, "tvmify", reason="UnsupportedTarget")
     text = printed(measured("eager", 4, 1), measured("max-autotune", 2, 1), missing)
     assert text.count("not measured") == 3
@@ -99,7 +99,7 @@ def test_without_a_reference_no_contender_is_measured(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_benchmark_says_so() -> None:
+def test_missing_gpu_is_reported() -> None:
     with pytest.raises(SystemExit, match="no NVIDIA GPU"):
         gpu.main(["--cases", "mlp*"])
 

@@ -49,14 +49,14 @@ def test_a_product_keeps_its_sums_in_registers(cpu: str):
     assert "[sp" not in loop.text
 
 
-def test_cycles_are_those_of_one_iteration(tmp_path: Path):
+def test_cycles_are_per_iteration(tmp_path: Path):
     mca = tmp_path / "mca"
     mca.write_text("#!/bin/sh\ncat >/dev/null\necho 'Total Cycles:      250'\n")
     mca.chmod(0o755)
     assert ports.cycles(ports.Loop("matmul", PRODUCT), "neoverse-n1", str(mca)) == 2.5
 
 
-def test_what_llvm_mca_complains_about_is_told(tmp_path: Path):
+def test_llvm_mca_errors_are_reported(tmp_path: Path):
     mca = tmp_path / "mca"
     mca.write_text("#!/bin/sh\ncat >/dev/null\necho 'unknown processor' >&2\nexit 1\n")
     mca.chmod(0o755)

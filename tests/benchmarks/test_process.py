@@ -21,7 +21,7 @@ class Worker:
         return {"median_ms": 1.0, "minimum_ms": 0.5, "calls": 5, "peak_mib": 100.0}
 
 
-def test_contenders_take_turns_and_who_fails_is_out() -> None:
+def test_contenders_alternate_and_failures_drop_out() -> None:
     order: list[str] = []
     begun: list[int] = []
     workers: dict[str, Any] = {"eager": Worker("eager", order), "gone": Worker("gone", order, 2)}

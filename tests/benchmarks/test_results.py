@@ -53,7 +53,7 @@ def test_ratios_are_to_the_fastest_peer_and_to_eager() -> None:
     assert row.first_call == 0.25
 
 
-def test_without_a_peer_there_is_no_ratio() -> None:
+def test_no_ratio_without_a_peer() -> None:
     row = Row([missing("resnet18", "openvino"), measured("resnet18", "tvmify", 2.0)])
     assert row.best_peer is None
     assert row.to_best_peer is None
@@ -66,7 +66,7 @@ def test_results_are_grouped_by_model_and_threads() -> None:
     assert [(row.threads, len(row.results)) for row in grouped] == [(1, 1), (2, 2)]
 
 
-def test_geometric_mean_leaves_out_what_is_unknown() -> None:
+def test_geometric_mean_skips_missing_values() -> None:
     assert geometric_mean([0.5, None, 2.0]) == pytest.approx(1.0)
     assert geometric_mean([None]) is None
 
@@ -97,7 +97,7 @@ def test_the_table_leaves_blanks_and_says_why() -> None:
     assert "2.00 *" in printed
 
 
-def test_who_could_not_run_has_an_empty_cell() -> None:
+def test_failed_contender_has_an_empty_cell() -> None:
     alone = Row([measured("dlrm", "tvmify", 1.0)])  # whom the others were not measured against
     table = measurements([resnet(), alone], ["freezing", "openvino", "tvmify"], "a processor")
     cells = [list(column.cells) for column in table.columns[2:]]
@@ -109,9 +109,7 @@ def test_who_could_not_run_has_an_empty_cell() -> None:
     Console(file=io.StringIO()).print(table)
 
 
-def test_the_picture_leaves_out_who_could_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plot_omits_failed_contenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks import plot
 

@@ -4,7 +4,7 @@ from benchmarks import shapes
 from benchmarks.shapes import Shape
 
 
-def test_the_list_is_whole():
+def test_list_is_complete():
     known = shapes.read()
     assert len(known) == shapes.COUNT
     assert len(set(known.values())) > 10

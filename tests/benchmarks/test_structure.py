@@ -39,7 +39,7 @@ def _record() -> structure.Record:
     return structure.record({"product": lambda: structure._of_shape(SHAPE)})
 
 
-def test_a_number_of_a_plan_is_noticed(monkeypatch: pytest.MonkeyPatch):
+def test_changed_plan_number_is_detected(monkeypatch: pytest.MonkeyPatch):
     before = _record()
     assert not structure.differences(before, _record())
     of = Microarchitecture.of
@@ -58,13 +58,13 @@ def test_the_order_and_names_of_functions_are_not_compared():
     assert not structure.differences(one, two)
 
 
-def test_a_function_less_or_of_another_rule_is_noticed():
+def test_missing_function_or_changed_rule_is_detected():
     one = {"avx2": {"net": ["matmul 0a f", "matmul 0a g"]}}
     assert structure.differences(one, {"avx2": {"net": ["matmul 0a f"]}})
     assert structure.differences(one, {"avx2": {"net": ["matmul 0a f", "elementwise 0a g"]}})
 
 
-def test_comparing_fails_where_nothing_is_shared_or_something_differs(tmp_path: Path):
+def test_comparison_fails_on_disjoint_or_different_records(tmp_path: Path):
     def compare(one: structure.Record, two: structure.Record) -> int:
         paths = []
         for name, content in (("one", one), ("two", two)):

@@ -40,7 +40,7 @@ def test_results_of_other_settings_are_not_used(tmp_path: Path):
     assert Unfinished(path, SETTINGS).of("mlp_1", 2) == []
 
 
-def test_a_finished_run_leaves_nothing(tmp_path: Path):
+def test_finished_run_leaves_no_file(tmp_path: Path):
     path = tmp_path / "unfinished.json"
     run = Unfinished(path, SETTINGS)
     run.add(measured("mlp_1"))

@@ -24,7 +24,7 @@ def test_outputs_of_another_shape_are_refused() -> None:
         largest_error(torch.ones(2), [torch.ones(1, 2)])
 
 
-def test_a_burst_has_a_few_calls_however_slow_they_are() -> None:
+def test_burst_has_a_minimum_number_of_calls() -> None:
     calls: Iterator[int] = count()
     assert burst(lambda: next(calls), seconds=0.0)["calls"] == 5
     assert next(calls) > 5  # some went before, to warm up

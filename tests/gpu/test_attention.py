@@ -36,7 +36,7 @@ def computed(dtype: torch.dtype, mask: torch.Tensor) -> tuple[torch.Tensor, tupl
     return fast(*operands, mask), (*operands, mask)
 
 
-def test_rows_that_see_nothing(dtype: torch.dtype):
+def test_fully_masked_rows(dtype: torch.dtype):
     seen = torch.rand(2, 1, 64, 64, device=DEVICE) > 0.3
     seen[0, 0, 3] = False
     result, given = computed(dtype, seen)

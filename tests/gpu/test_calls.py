@@ -161,7 +161,7 @@ def test_a_capture_of_the_users_takes_the_kernels():
     torch.testing.assert_close(result, net(other), rtol=1e-3, atol=1e-3)
 
 
-def test_a_program_with_random_numbers_is_no_graph():
+def test_random_program_is_not_a_graph():
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x) + torch.rand_like(x)
 

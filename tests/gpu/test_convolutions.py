@@ -18,7 +18,7 @@ def patches(dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     return net, torch.randn(2, 3, 32, 32, device="cuda", dtype=dtype)
 
 
-def test_products_compute_what_convolutions_do(dtype: torch.dtype):
+def test_products_match_convolutions(dtype: torch.dtype):
     net, x = patches(dtype)
     fast = tvmify.tvmify(net, strict=True)
     assert_close_to_reference(fast(x), net, (x,))

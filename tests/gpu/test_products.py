@@ -21,7 +21,7 @@ def layers(dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     return net.eval().to("cuda", dtype), torch.randn(1, 1, 768, device="cuda", dtype=dtype)
 
 
-def test_kernels_compute_what_libraries_do(dtype: torch.dtype):
+def test_kernels_match_libraries(dtype: torch.dtype):
     net, x = layers(dtype)
     target = target_for("cuda", "cuda", cpu_features(), torch.cuda.get_device_capability())
     artifact = compile(exported(net, x), target, tuning=ALWAYS_A_KERNEL)

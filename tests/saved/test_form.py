@@ -64,7 +64,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x + x
 
 
-def test_a_program_serves_shapes_that_were_never_seen(tmp_path: Path) -> None:
+def test_program_serves_unseen_shapes(tmp_path: Path) -> None:
     module = module_of((4, doubled(rows(2, 512, 48, EVEN))))
     archive.write(module, tmp_path / "model.pt", module.description)
     for served in (module, tvmify.load(tmp_path / "model.pt", strict=True)):
@@ -79,14 +79,14 @@ def test_a_program_serves_shapes_that_were_never_seen(tmp_path: Path) -> None:
             served(torch.rand(4, 16, dtype=torch.float64))
 
 
-def test_what_no_program_serves_runs_as_it_was() -> None:
+def test_unserved_call_runs_uncompiled() -> None:
     module = module_of((4, doubled(rows(2, 512, 48, EVEN))), strict=False)
     with pytest.warns(UserWarning, match="holds no code"):
         check(module, 3, torch.neg)
     check(module, 6, double)
 
 
-def test_an_exact_signature_comes_first_then_the_nearest_size() -> None:
+def test_exact_signature_precedes_the_nearest_size() -> None:
     small, large = rows(2, 512, 8), rows(2, 512, 256)
     module = module_of(
         (8, doubled(large)), (8, squared(small)), (7, programs.transposed((7, 16), "float32"))

@@ -95,7 +95,7 @@ def run_script(text: str) -> str:
     return result.stdout
 
 
-def test_a_child_compiles_new_shapes_of_any_module() -> None:
+def test_child_compiles_new_shapes() -> None:
     run_script("""
     from tvmify.dispatch.progress import Stages
     original = Stages.begin
@@ -124,7 +124,7 @@ def test_a_child_compiles_new_shapes_of_any_module() -> None:
     """)
 
 
-def test_a_child_forked_within_a_stage_runs_what_there_is_and_compiles_nothing() -> None:
+def test_child_forked_within_a_stage_does_not_compile() -> None:
     run_script("""
     import warnings
     net, other = make(), make()
@@ -228,7 +228,7 @@ def test_a_lock_of_another_thread_is_free_in_a_child(make: Callable[[], Any]) ->
         pass
 
 
-def test_a_lock_of_the_thread_that_forks_stays_its_own() -> None:
+def test_forking_thread_keeps_its_locks() -> None:
     lock = forks.Lock()
 
     def child() -> None:
@@ -241,7 +241,7 @@ def test_a_lock_of_the_thread_that_forks_stays_its_own() -> None:
         assert in_child(child) == 0
 
 
-def test_what_a_short_lock_guards_is_whole_in_a_child() -> None:
+def test_short_locks_are_consistent_in_a_child() -> None:
     cache: MemoryCache[int] = MemoryCache(3)
     stop = threading.Event()
 

@@ -8,7 +8,7 @@ import pytest
 from tvmify.system.garbage import uncollected
 
 
-def test_the_last_to_leave_turns_collections_on_again() -> None:
+def test_last_thread_enables_the_collector() -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     def elsewhere() -> None:
@@ -26,7 +26,7 @@ def test_the_last_to_leave_turns_collections_on_again() -> None:
     assert gc.isenabled()
 
 
-def test_what_was_off_stays_off() -> None:
+def test_disabled_collector_stays_disabled() -> None:
     gc.disable()
     try:
         with uncollected():

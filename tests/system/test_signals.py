@@ -91,7 +91,7 @@ def raised_in(callback: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pipeline, "schedule", schedule)
 
 
-def test_a_handler_that_raises_nothing_changes_nothing(
+def test_handler_that_does_not_raise_has_no_effect(
     inference: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
@@ -139,7 +139,7 @@ def test_signals_wait_for_the_next_stage(time_limit: None) -> None:
     handle_signals()
 
 
-def test_what_nobody_asked_for_is_handled_at_the_end(time_limit: None) -> None:
+def test_pending_signals_are_handled_on_exit(time_limit: None) -> None:
     with pytest.raises(TooLong), HeldSignals():
         send(signal.SIGALRM)
 
@@ -151,7 +151,7 @@ def test_a_second_interrupt_does_not_wait() -> None:
             send(signal.SIGINT)
 
 
-def test_other_threads_hold_nothing(time_limit: None) -> None:
+def test_other_threads_do_not_defer_signals(time_limit: None) -> None:
     handlers = []
 
     def hold() -> None:
@@ -165,7 +165,7 @@ def test_other_threads_hold_nothing(time_limit: None) -> None:
     assert handlers == [signal.default_int_handler]
 
 
-def test_a_handler_that_was_set_meanwhile_stays() -> None:
+def test_handler_set_during_deferral_is_kept() -> None:
     before = signal.getsignal(signal.SIGTERM)
     other = lambda *_: None  # noqa: E731
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -55,7 +55,7 @@ def linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_bad_linker_makes_is_neither_used_nor_stored(
+def test_output_of_a_bad_linker_is_neither_used_nor_stored(
     fault: str,
     linker: Any,
     cache_directory: Path,
@@ -83,7 +83,7 @@ def test_what_a_bad_linker_makes_is_neither_used_nor_stored(
 
 
 @pytest.mark.parametrize("fault", ["prints junk", "makes another library"])
-def test_in_the_background_too(
+def test_bad_linker_in_the_background(
     fault: str, linker: Any, cache_directory: Path, inference: None
 ) -> None:
     program, reason = FAULTS[fault]
@@ -100,9 +100,7 @@ def test_in_the_background_too(
     assert DiskCache(cache_directory).entries() == []
 
 
-def test_a_linker_that_hangs_is_stopped_with_its_children_and_not_tried_again(
-    linker: Any, tmp_path: Path
-) -> None:
+def test_hanging_linker_is_killed_and_not_retried(linker: Any, tmp_path: Path) -> None:
     path = linker(f"sleep 600 & echo $! > {tmp_path}/child; wait")
     with pytest.raises(BuildError, match="was stopped"):
         toolchain.run([str(path)], tmp_path, 1)
@@ -133,7 +131,7 @@ def test_a_command_of_several_words(monkeypatch: pytest.MonkeyPatch, inference: 
     assert fast.cache_info().builds == 1
 
 
-def test_without_a_compiler_the_reason_says_so(
+def test_missing_compiler_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:
     monkeypatch.setenv("TVMIFY_SYSTEM_LINKER", "1")

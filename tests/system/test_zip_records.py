@@ -64,9 +64,7 @@ def torchs(data: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("write", [as_python_writes, both, lambda: as_torch_writes({"x": b"y"})])
-def test_what_writers_write_is_read_as_other_readers_read_it(
-    tmp_path: Path, write: Callable[[], bytes]
-) -> None:
+def test_records_match_other_readers(tmp_path: Path, write: Callable[[], bytes]) -> None:
     data = write()
     assert ours(data, tmp_path / "archive") == pythons(data)
 
@@ -180,7 +178,7 @@ def test_names_that_readers_take_for_others_are_refused(
         ours(data.replace(b"x#y", b"x\0y"), tmp_path / "archive")
 
 
-def test_what_expands_to_another_size_is_refused(tmp_path: Path) -> None:
+def test_wrong_uncompressed_size_is_refused(tmp_path: Path) -> None:
     data = as_python_writes()
     size = struct.pack("<L", len(CONTENTS["a/code/m.py"]))
     for other in (1, 10_000):

@@ -41,7 +41,7 @@ def test_the_code_for_the_cpu_serves(file: Path):
         torch.testing.assert_close(loaded(x), net(x), rtol=1e-5, atol=1e-5)
 
 
-def test_the_file_says_what_it_is_for_and_why_code_is_not_used(file: Path):
+def test_file_reports_its_targets_and_unused_code(file: Path):
     lines = tvmify.load(file)._tvmify.explain()
     assert [line.endswith(": compiled") for line in lines] == [False, False, True]
     assert "code for a GPU (sm_90a), and" in lines[0] and "(sm_80), and" in lines[1]  # newest first
@@ -51,7 +51,7 @@ def test_the_file_says_what_it_is_for_and_why_code_is_not_used(file: Path):
     assert json.dumps(signatures)
 
 
-def test_a_file_for_gpus_alone_is_interpreted_on_the_cpu(tmp_path: Path):
+def test_gpu_only_file_runs_uncompiled_on_cpu(tmp_path: Path):
     net = nn.Linear(4, 2).eval()
     tvmify.save(net, tmp_path / "m.pt", example_inputs=torch.ones(1, 4), targets=TARGETS[:2])
     loaded = tvmify.load(tmp_path / "m.pt")
