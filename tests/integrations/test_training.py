@@ -12,7 +12,7 @@ from torch import nn
 import tvmify
 
 
-def test_the_gradients_of_an_input_reach_it() -> None:
+def test_input_gradients_match_eager() -> None:
     net = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4)).eval()
     x = torch.randn(3, 8, requires_grad=True)
     (want,) = torch.autograd.grad(net(x).square().sum(), x)
