@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -301,6 +302,44 @@ def test_a_module_that_changes_itself_is_left_to_eager(
     assert fast.calls == net.calls
     assert f"changes from call to call ({name})" in str(record[-1].message)
     assert len(captured) <= 6
+
+
+class Remembers(nn.Module):
+    def __init__(self, *, counts: bool) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.counts = counts
+        self.calls, self.latest, self.history = 1, None, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.latest = x
+        if self.counts:
+            self.calls += 1
+            self.history.append(x.sum())
+        return self.body(x) * self.calls
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.usefixtures("inference")
+def test_what_a_module_calls_is_compiled_if_it_changes_itself_each_time(*, counts: bool) -> None:
+    net = Remembers(counts=counts).eval()
+    fast: Any = decorate(copy.deepcopy(net), compare=False)
+    for step in range(12):
+        if step == 9:  # which are no changes of its own
+            for module in (net, fast):
+                module.calls = 50
+                module.body.weight.mul_(2)
+        x = torch.randn(3, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TvmifyWarning)
+            torch.testing.assert_close(fast(x), net(x))
+        assert fast.latest is x
+    assert (fast.calls, len(fast.history)) == (net.calls, len(net.history))
+    info = fast.cache_info()
+    assert info.eager <= 7
+    assert info.builds == 1
+    (method,) = fast.explain().methods
+    assert {part.name for part in method.parts} == {"Remembers.body"}
 
 
 def test_a_module_that_sets_itself_up_in_the_first_call_compiles_at_the_second() -> None:

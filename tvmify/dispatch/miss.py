@@ -177,6 +177,8 @@ class Miss:
         self._differentiable = check_modes(module.watched, *request.call)
         if module.current.parts is not None:
             raise module.current.parts.reason  # found for an earlier signature
+        if module.changes_itself is not None:
+            raise module.changes_itself
         repeated = request.repeated
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}

@@ -15,14 +15,14 @@ from tvmify.capture import Program, present, resolve
 from tvmify.dispatch.parts import Parts
 from tvmify.dispatch.replay import replay
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import NotCompiled
+from tvmify.errors import HasEffects, NotCompiled
 from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
 from tvmify.signature import Args, Kwargs
 
 #: A module with more states than this changes from call to call.
 _MOST_STATES = 32
-#: The same, for states that its own calls lead to. Some modules set attributes in first calls only.
-_MOST_OWN_STATES = 4
+#: The same, for changes that its own calls make. Some modules set attributes in first calls only.
+_MOST_OWN_CHANGES = 4
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class ModuleState:
         Its packed weights; a new object whenever a weight has changed.
     unsettled
         Why calls no longer compile, if the module changes too often.
+    changes_itself
+        Why its forward runs in Python, if each call changes attributes.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -71,8 +73,11 @@ class ModuleState:
         self.current = State(next(self._numbers))
         self.weights = PackedWeights()
         self.unsettled: NotCompiled | None = None
+        self.changes_itself: HasEffects | None = None
         self._states: dict[Hashable, State] = {}
-        self._own_states = 0
+        self._own_changes = 0
+        # Names of what forward sets, once it runs in Python: it reads them itself.
+        self._own_attributes: set[str] = set()
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
         # Tensors of closures and globals that captured programs hold by value.
@@ -91,16 +96,29 @@ class ModuleState:
         """Inspect the whole module: find its state, and watch it for changes."""
         watched = self._watch()
         state = self._states.get(watched.state)
+        is_own = self.current.changes_itself or self.changes_itself is not None
+        if is_own and self.watched is not None:
+            names = watched.changes_since(self.watched)
+            self._own_changes += bool(names)
+            if self._own_changes > _MOST_OWN_CHANGES:
+                self._leave_own(names)
+                watched = self._watch()
+                state = self._states.get(watched.state)
         if state is None:
-            self._own_states += self.current.changes_itself
-            are_many = len(self._states) >= _MOST_STATES or self._own_states > _MOST_OWN_STATES
-            if are_many and self.watched is not None:
+            if self.watched is not None and len(self._states) >= _MOST_STATES:
                 self.unsettled = _unsettled(watched.changes_since(self.watched))
             state = self._states[watched.state] = State(next(self._numbers))
         # The guard comes last: a thread that sees no change must see the new weights.
         self.weights = PackedWeights()
         self.current = state
         self.watched = watched
+
+    def _leave_own(self, names: list[str]) -> None:
+        """Let forward run in Python from now on, and stop watching what it sets."""
+        if self.changes_itself is None:
+            self.changes_itself = HasEffects(_changes(names))
+            self._states.clear()
+        self._own_attributes.update(names)
 
     def replay(self, bound: Bound, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
         """Return a function that repeats a call in eager PyTorch with the current module.
@@ -122,9 +140,10 @@ class ModuleState:
     def forget(self) -> None:
         """Forget everything about the module."""
         self.watched = None
-        self.unsettled = None
+        self.unsettled = self.changes_itself = None
         self._states.clear()
-        self._own_states = 0
+        self._own_changes = 0
+        self._own_attributes.clear()
         self._written.clear()
         self.current = State(next(self._numbers))
         self._constants.clear()
@@ -175,11 +194,20 @@ class ModuleState:
     def _watch(self) -> Watched:
         own_hooks = self._subject.calls_itself
         module = self._subject.module()
-        return watch(module, self._constants, self.written(), own_hooks=own_hooks)
+        return watch(
+            module,
+            self._constants,
+            self.written(),
+            unwatched=self._own_attributes,
+            own_hooks=own_hooks,
+        )
 
 
 def _unsettled(names: list[str]) -> NotCompiled:
     return NotCompiled(
-        f"the module changes from call to call ({', '.join(names)})",
-        "Keep what changes in a buffer; refresh() makes tvmify try again.",
+        _changes(names), "Keep what changes in a buffer; refresh() makes tvmify try again."
     )
+
+
+def _changes(names: list[str]) -> str:
+    return f"the module changes from call to call ({', '.join(names)})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,8 @@ class Watched:
         for all modules), or None.
     requires_grad
         Whether any parameter requires a gradient.
+    tensors
+        The identity of each tensor, which the guard keeps alive, by its dotted name.
     lazy
         Dotted name of the first parameter or buffer that has no shape yet, or None.
     """
@@ -69,14 +71,20 @@ class Watched:
     training: str | None
     hooked: str | None
     requires_grad: bool
+    tensors: Mapping[str, int]
     lazy: str | None = None
 
     def changes_since(self, earlier: Watched) -> list[str]:
         """Return the names of the attributes that differ from an earlier state."""
         before = dict(zip(earlier.names, earlier.state, strict=True))
         now = dict(zip(self.names, self.state, strict=True))
-        absent = object()
-        return [n for n in before | now if before.get(n, absent) != now.get(n, absent)]
+        absent, was, tensors = object(), earlier.tensors, self.tensors
+        return [
+            name
+            for name in before | now
+            if before.get(name, absent) != now.get(name, absent)
+            or was.get(name) != tensors.get(name)
+        ]
 
     def modes(self) -> dict[str, bool]:
         """Return, for every module of the tree by its path, whether it was in training mode."""
@@ -125,6 +133,7 @@ def watch(
     constants: Sequence[torch.Tensor] = (),
     written: Sequence[torch.Tensor] = (),
     *,
+    unwatched: Collection[str] = (),
     own_hooks: bool = False,
 ) -> Watched:
     """Record a module's state, and create a guard for it.
@@ -138,10 +147,12 @@ def watch(
     written
         Tensors of the module that its own calls write to. Calls read them afresh, so their elements
         may change.
+    unwatched
+        Dotted names of attributes, parameters and buffers that may change, if they hold no module.
     own_hooks
         Also watch the hooks of the module itself; those of its submodules are always watched.
     """
-    watching = _Watching(constants)
+    watching = _Watching(constants, unwatched)
     for part in parts(module) if module is not None else ():
         watching.add(part, has_hooks=bool(part.path) or own_hooks)
     watching.add_hooks_of_all()
@@ -151,13 +162,15 @@ def watch(
 class _Watching:
     """Collects what `watch` returns."""
 
-    def __init__(self, constants: Sequence[torch.Tensor]) -> None:
+    def __init__(self, constants: Sequence[torch.Tensor], unwatched: Collection[str]) -> None:
         self._slots: list[tuple[dict[Any, Any], Any, Any]] = []
         self._sizes: list[tuple[dict[Any, Any], int]] = []
         self._collections: list[tuple[Any, tuple[Any, ...]]] = []
         self._types: list[tuple[Any, type]] = []
         self._classes: dict[type, None] = {}
         self._tensors = list(constants)
+        self._unwatched = unwatched
+        self._identities: dict[str, int] = {}
         self._state: list[tuple[str, Hashable]] = []
         self._aliases: dict[Hashable, int] = {}
         self._training: str | None = None
@@ -188,7 +201,8 @@ class _Watching:
         attributes = module.__dict__
         self._sizes.append((attributes, len(attributes)))
         for name, value in attributes.items():
-            if name not in _BOOKKEEPING and not name.startswith(DISPATCHER):
+            is_state = name not in _BOOKKEEPING and not name.startswith(DISPATCHER)
+            if is_state and not self._may_change(part, name, value):
                 self._slots.append((attributes, name, value))
                 self._add_value(part, name, value)
         for registry in ("_parameters", "_buffers", "_modules"):
@@ -196,8 +210,9 @@ class _Watching:
             self._slots.append((attributes, registry, members))
             self._sizes.append((members, len(members)))
             for name, value in members.items():
-                self._slots.append((members, name, value))
-                self._add_value(part, name, value)
+                if not self._may_change(part, name, value):
+                    self._slots.append((members, name, value))
+                    self._add_value(part, name, value)
         if has_hooks:  # otherwise they run around the compiled call
             for name in _HOOKS:
                 self._slots.append((attributes, name, attributes[name]))
@@ -227,8 +242,13 @@ class _Watching:
             training=self._training,
             hooked=self._hooked,
             requires_grad=requires_grad,
+            tensors=self._identities,
             lazy=self._lazy,
         )
+
+    def _may_change(self, part: Part, name: str, value: Any) -> bool:
+        is_structure = name == "training" or isinstance(value, nn.Module)
+        return part.attribute(name) in self._unwatched and not is_structure
 
     def _add_class(self, part: Part) -> None:
         cls = type(part.module)
@@ -250,6 +270,7 @@ class _Watching:
         comparable = "lazy" if is_lazy else _comparable(value)
         if isinstance(value, torch.Tensor):
             self._tensors.append(value)
+            self._identities[part.attribute(name)] = id(value)
             # A program may read either of two aliases, and tensors outside the module are its
             # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
