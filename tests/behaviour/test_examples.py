@@ -1,4 +1,4 @@
-"""Each example runs as a person would run it: in a process of its own, with an empty cache."""
+"""Each example runs as a person would run it: in a process of its own, most with an empty cache."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def run(script: str, *arguments: str, cache: Path) -> str:
     return finished.stdout
 
 
+@pytest.fixture(scope="module")
+def resnet_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache of two examples that run the same program."""
+    return tmp_path_factory.mktemp("resnet") / "cache"
+
+
 def test_every_example_is_listed() -> None:
     assert sorted(ARGUMENTS) == SCRIPTS
 
@@ -64,8 +70,8 @@ def test_sentence_search_example(tmp_path: Path) -> None:
     assert "Compiled nothing: 2 programs came from the disk cache" in second
 
 
-def test_photograph_example(tmp_path: Path) -> None:
-    printed = run("02_photograph.py", cache=tmp_path / "cache")
+def test_photograph_example(resnet_cache: Path) -> None:
+    printed = run("02_photograph.py", cache=resnet_cache)
     assert "The same top five" in printed
 
 
@@ -79,8 +85,8 @@ def test_digits_example(tmp_path: Path) -> None:
     assert printed.count("1 compiled so far") == 2
 
 
-def test_torchscript_file_example(tmp_path: Path) -> None:
-    printed = run("04_torchscript_file.py", cache=tmp_path / "cache")
+def test_torchscript_file_example(resnet_cache: Path) -> None:
+    printed = run("04_torchscript_file.py", cache=resnet_cache)
     assert "Largest difference / largest logit" in printed
 
 
