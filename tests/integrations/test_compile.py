@@ -293,7 +293,7 @@ def test_wrong_options_are_named(option: Any, message: str, net: nn.Module) -> N
         tvmify.compile(net, option)
 
 
-@pytest.mark.parametrize("model", [Net, "net.pt", Path("net.pt")])
+@pytest.mark.parametrize("model", [Net, "net.pt", Path("net.pt"), None])
 def test_invalid_model_is_named(model: Any) -> None:
     with pytest.raises(TypeError, match="give an instance of a class, or what"):
         tvmify.compile(model, {"input_infos": INFOS})

@@ -97,7 +97,7 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
     >>> fast = tvmify.compile(torch.jit.trace(resnet, image), option)
     >>> fast(image)  # float32[1, 1000]
     """
-    if inspect.isclass(model) or isinstance(model, (str, os.PathLike)):
+    if model is None or inspect.isclass(model) or isinstance(model, (str, os.PathLike)):
         raise TypeError(
             f"cannot compile {model!r}: give an instance of a class, or what torch.jit.load "
             "returns for a path"
