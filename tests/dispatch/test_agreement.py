@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import tvmify
-from tvmify import BuildError
+from tvmify import BuildError, NotCompiled
 from tvmify.dispatch import acceptance, outcome
-from tvmify.dispatch.agreement import computes_the_same
+from tvmify.dispatch.agreement import check_draws, computes_the_same
 from tvmify.dispatch.miss import Miss
 from tvmify.dispatch.outcome import Compiled
 
@@ -131,3 +131,22 @@ def test_calls_under_graph_capture_do_not_synchronize(monkeypatch: pytest.Monkey
         torch.testing.assert_close(net(x), x @ net.weight.T)  # in eager: nothing is packed again
         monkeypatch.setattr(outcome, "is_capturing", lambda: False)
         torch.testing.assert_close(net(x), x @ net.weight.T)
+
+
+def test_draws_of_another_thread_are_not_those_of_compiled_code() -> None:
+    x = torch.zeros(3)
+    runs: list[torch.Tensor] = []
+
+    def run() -> torch.Tensor:
+        runs.append(x)
+        if len(runs) == 1:
+            torch.rand(1)  # as another thread may
+        return x
+
+    check_draws(run, lambda: x, None, differentiable=False)
+
+
+def test_draws_that_eager_does_not_make_are_refused() -> None:
+    x = torch.zeros(3)
+    with pytest.raises(NotCompiled, match="random numbers"):
+        check_draws(lambda: x + torch.rand(3), lambda: x, None, differentiable=False)
