@@ -133,7 +133,7 @@ def test_calls_under_graph_capture_do_not_synchronize(monkeypatch: pytest.Monkey
         torch.testing.assert_close(net(x), x @ net.weight.T)
 
 
-def test_draws_of_another_thread_are_not_those_of_compiled_code() -> None:
+def test_check_draws_allows_a_draw_of_another_thread() -> None:
     x = torch.zeros(3)
     runs: list[torch.Tensor] = []
 
@@ -146,7 +146,7 @@ def test_draws_of_another_thread_are_not_those_of_compiled_code() -> None:
     check_draws(run, lambda: x, None, differentiable=False)
 
 
-def test_draws_that_eager_does_not_make_are_refused() -> None:
+def test_check_draws_refuses_draws_that_eager_does_not_make() -> None:
     x = torch.zeros(3)
     with pytest.raises(NotCompiled, match="random numbers"):
         check_draws(lambda: x + torch.rand(3), lambda: x, None, differentiable=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,9 @@ class Cached(Linear):
 class Slices(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         at = torch.arange(x.size(1))
-        return torch.cat([x[:, :1], x[:, 1:] * 2], 1) + at[:, None], x[:, -1] * 2, x.mean(1)
+        half = x[:, : math.ceil(x.size(1) / 2)] * 2
+        joined = torch.cat([x[:, :1], x[:, 1:] * 2], 1) + at[:, None]
+        return joined, x[:, -1] * 2, x.mean(1), half
 
 
 class Moved(nn.Module):
@@ -104,7 +107,8 @@ class Moved(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         padded = nn.functional.pad(x, (1, -1, 0, 2), value=3.0)
         running = (x.cumsum(0), x.cumsum(1), x.t().cumprod(0))
-        return padded, *running, x.flip(1)[:, ::2] * 2, y * x.shape[0], y + 1
+        larger = nn.functional.interpolate(x[None, None], scale_factor=1.5, mode="bilinear")
+        return padded, *running, x.flip(1)[:, ::2] * 2, y * x.shape[0], y + 1, larger
 
 
 class Found(nn.Module):
@@ -113,6 +117,20 @@ class Found(nn.Module):
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
         ends = x.argmax(0, keepdim=True)
         return x[at] * 2, x.gather(0, ends), x[torch.arange(x.size(0)), x.argmax(-1)]
+
+
+class Written(nn.Module):
+    """Elements that are written or added at computed positions."""
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        zeros, rows = x.new_zeros(4, 5), at[:, None].expand(-1, 5)
+        largest = (x.size(0) - 1 - at)[:, None]
+        return (
+            zeros.scatter_add(0, rows, x),
+            zeros.index_add(0, at, x),
+            x.index_put((largest, at[None, :2]), x[:, :1], accumulate=True),
+            x.scatter(1, at[:, None], x[:, 1:]),
+        )
 
 
 class Views(nn.Module):
@@ -147,6 +165,8 @@ LAYERS: dict[str, tuple[nn.Module, Any]] = {
     "parts": (Parts(), lambda n: (drawn(n, 8),)),
     "left to torch": (LeftToTorch(), lambda n: (drawn(n, 6),)),
     "lstm": (nn.LSTM(8, 8, batch_first=True), lambda n: (drawn(2, n, 8),)),
+    "both directions": (nn.LSTM(8, 8, bidirectional=True), lambda n: (drawn(n, 2, 8),)),
+    "written": (Written(), lambda n: (drawn(n, 5), torch.arange(n) % 4)),
     "images": (
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
         lambda n: (drawn(n, 3, 6, 6),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -227,10 +228,37 @@ def _size(expression: Any) -> Size:
         return str(expression)
     if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and expression.exp > 1:
         return Term("*", (_size(expression.base),) * int(expression.exp))
+    if (quotient := _rounded_quotient(expression)) is not None:
+        return quotient
     operator = _TERMS.get(type(expression))
     if operator is None:
         raise UnsupportedOperator(["aten.sym_size.int"], f"the size {expression}")
     return Term(operator, tuple(map(_size, expression.args)))
+
+
+def _rounded_quotient(expression: Any) -> Size | None:
+    """Return what `int(n / 3)`, `int(n * 0.75)` or their `math.ceil` are in whole numbers.
+
+    None if it is something else, or the float that is rounded may not be on the same side of a
+    whole number as the quotient: for a single size, which has 31 bits, and a divisor of a few, it
+    is.
+    """
+    if type(expression) not in (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt):
+        return None
+    factor: Fraction
+    match expression.args[0]:
+        case functions.IntTrueDiv(args=(size, sympy.Integer() as divisor)) if divisor > 0:
+            factor = Fraction(1, int(divisor))
+        case sympy.Mul(args=(sympy.Float() as number, functions.ToFloat(args=(size,)))):
+            factor = Fraction(float(number))
+        case _:
+            return None
+    if not isinstance(size, sympy.Symbol) or factor <= 0 or max(factor.as_integer_ratio()) >= 2**16:
+        return None
+    count = _size(size) if factor.numerator == 1 else Term("*", (factor.numerator, _size(size)))
+    if isinstance(expression, functions.CeilToInt):
+        count = Term("+", (count, factor.denominator - 1))
+    return Term("//", (count, factor.denominator))
 
 
 def _condition(expression: Any) -> Condition:

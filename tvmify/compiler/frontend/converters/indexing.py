@@ -17,7 +17,7 @@ from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
-from tvmify.compiler.sizes import bounds, is_one, is_static, product
+from tvmify.compiler.sizes import Size, bounds, is_one, is_static, product, same_shape
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -195,15 +195,17 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(extents, element, name="offsets")
 
     if isinstance(values, fx.Node):
-        begin = [0] * len(extents)
-        part = relax.op.strided_slice(
-            importer.tensor(values, dtype), list(range(len(extents))), begin, list(extents)
-        )
-        part = importer.emit(part)
+
+        def first(x: te.Tensor) -> te.Tensor:
+            return te.compute(extents, lambda *i: x[i], name="first")
+
+        part = importer.tensor(values, dtype)
+        if not same_shape(part.ty.shape, extents):
+            part = importer.emit_te(first, part)
     else:
         part = importer.emit(relax.op.full(list(extents), importer.tensor(values, dtype)))
     add = "add" in str(node.target)
-    return _write(importer, source, importer.emit_te(offsets, at), part, 1, add)
+    return _write(importer, source, importer.emit_te(offsets, at), part, 0, add)
 
 
 @converts("index_put.default")
@@ -221,7 +223,7 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
     if not add and len(chosen) == 1 and len(importer.shape(chosen[0])) == 1:
         return _write_rows(importer, node, first, chosen[0], values)
     at = [positions(importer, indices[a], source, a, wrap=True) for a in indexed]  # type: ignore[index]
-    common = list(torch.broadcast_shapes(*(importer.shape(index) for index in chosen)))
+    common = _broadcast_shape([importer.shape(index) for index in chosen])
 
     def offsets(*where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -232,8 +234,8 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
 
     written = [*shape[:first], *common, *shape[last:]]
     part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
-    inner = product(shape[last:])
-    return _write(importer, source, importer.emit_te(offsets, *at), part, inner, add)
+    runs = importer.emit_te(offsets, *at)
+    return _write(importer, source, runs, part, len(shape) - last, add)
 
 
 def _write_rows(
@@ -287,24 +289,28 @@ def _write(
     source: Any,
     offsets: relax.Expr,
     values: relax.Expr,
-    inner: int,
+    inner_axes: int,
     add: bool,
 ) -> relax.Expr:
-    """Copy a tensor, and write runs of `inner` values at the given offsets, in order."""
+    """Copy a tensor, and write at the given places, in order.
+
+    What is written at a place, counted in row-major order over the other axes, are the elements of
+    the last `inner_axes` axes.
+    """
     shape = importer.shape(source)
-    count = product(offsets.ty.shape)
+    whole, count = product(shape), product(offsets.ty.shape)
     x = importer.tensor(source)
-    if count * inner == 0:
+    if is_static(whole, count) and whole * count == 0:
         return x
-    dtypes = dtype_of(x), dtype_of(offsets)
-    function = loops.write_runs(product(shape), count, inner, dtypes, add=add)
-    flat = [
-        importer.emit(relax.op.reshape(t, [size]))
-        for t, size in ((x, product(shape)), (offsets, count), (values, count * inner))
+    rows = product(shape[: len(shape) - inner_axes])
+    inner = product(shape[len(shape) - inner_axes :])
+    function = loops.write_runs(rows, count, inner, (dtype_of(x), dtype_of(offsets)), add=add)
+    given = [
+        importer.emit(relax.op.reshape(tensor, sizes))
+        for tensor, sizes in ((x, [rows, inner]), (offsets, [count]), (values, [count, inner]))
     ]
-    return relax.op.reshape(
-        call_loop(importer, function, "write_runs", flat, product(shape)), list(shape)
-    )
+    written = call_loop(importer, function, "write_runs", given, [rows, inner])
+    return relax.op.reshape(written, list(shape))
 
 
 def reading(
@@ -335,6 +341,15 @@ def _broadcast(x: te.Tensor, indices: Indices) -> Any:
     """Read a tensor at indices of the shape that it is broadcast to."""
     last = indices[len(indices) - len(x.shape) :]
     return x(*(0 if is_one(e) else i for e, i in zip(x.shape, last, strict=True)))
+
+
+def _broadcast_shape(shapes: Sequence[Sequence[Size]]) -> list[Size]:
+    """Return the shape that tensors are broadcast to."""
+    rank = max(map(len, shapes))
+    padded = [[1] * (rank - len(shape)) + list(shape) for shape in shapes]
+    return [
+        next((size for size in sizes if not is_one(size)), 1) for sizes in zip(*padded, strict=True)
+    ]
 
 
 def _flat(shape: tuple[int, ...], indices: Indices) -> Any:

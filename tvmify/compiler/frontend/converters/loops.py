@@ -59,32 +59,33 @@ def check_positions(
 
 
 def write_runs(
-    size: Size, count: Size, inner: int, dtypes: tuple[str, str], *, add: bool
+    rows: Size, count: Size, inner: Size, dtypes: tuple[str, str], *, add: bool
 ) -> tirx.PrimFunc:
-    """Copy `size` elements, then write `count` runs of `inner` values; the last write wins.
+    """Copy `rows` runs of `inner` elements, then write `count` of them; the last write wins.
 
-    The function takes the elements, the offsets of the runs, the values and the result.
+    With `add` the values are added instead.
 
     Parameters
     ----------
     dtypes
-        Those of the elements and of the offsets.
-    add
-        Add the values instead.
+        Those of the elements and of the places of runs.
     """
-    dtype, offset_dtype = dtypes
+    dtype, place_dtype = dtypes
+    variables = Variables()
+    rows, count, inner = variables(rows), variables(count), variables(inner)
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
         T.func_attr(OPAQUE)
-        source = argument("source", (size,), dtype)
-        offsets = argument("offsets", (count,), offset_dtype)
-        values = argument("values", (count * inner,), dtype)
-        result = argument("result", (size,), dtype)
-        with anchor("scatter", [source, offsets, values], result):
-            with T.serial(size) as i:
-                T.buffer_store(result, source[i], [i])
+        source = argument("source", (rows, inner), dtype)
+        places = argument("places", (count,), place_dtype)
+        values = argument("values", (count, inner), dtype)
+        result = argument("result", (rows, inner), dtype)
+        with anchor("scatter", [source, places, values], result):
+            with T.grid(rows, inner) as at:
+                T.buffer_store(result, source[tuple(at)], at)
             with T.grid(count, inner) as (i, j):
-                place, value = offsets[i] * inner + j, values[i * inner + j]
-                T.buffer_store(result, result[place] + value if add else value, [place])
+                place = [places[i], j]
+                value = values[i, j]
+                T.buffer_store(result, result[tuple(place)] + value if add else value, place)
     return builder.get()  # type: ignore[return-value]
 
 

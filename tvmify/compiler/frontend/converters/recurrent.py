@@ -99,10 +99,11 @@ def _steps(
 
 def _end(importer: Importer, states: relax.Expr, steps: Any, *, reverse: bool) -> relax.Expr:
     """Return the state after the last step."""
-    if reverse or is_static(steps):
+    if is_static(steps):
         return _at(importer, states, 0 if reverse else int(steps) - 1)
 
     def last(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape[1:], lambda *i: x(x.shape[0] - 1, *i), name="last")
+        at = 0 if reverse else x.shape[0] - 1
+        return te.compute(x.shape[1:], lambda *i: x(at, *i), name="last")
 
     return importer.emit_te(last, states)
