@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.models import DTYPES, MODELS, build, in_dtype
 from tvmify.capture import capture, resolve
+from tvmify.compiler.frontend.dtypes import dtype_name
 from tvmify.runtime import cpu_features
 from tvmify.target import target_for
 
@@ -82,7 +83,9 @@ class Program:
 
         # Copies: torch's own memory may be aligned less than kernels rely on.
         def copied(x: torch.Tensor) -> tvm.runtime.Tensor:
-            return tvm.runtime.from_dlpack(x).copyto(tvm.cpu())  # type: ignore[attr-defined]
+            copy = tvm.runtime.empty(tuple(x.shape), dtype_name(x.dtype))
+            torch.from_dlpack(copy).copy_(x)
+            return copy
 
         self.arguments = [copied(leaves[i]) for i in self.inputs]
         if weights:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
 from tests.compiler.kernels.kernels import (
@@ -178,6 +178,23 @@ def test_concatenated_parts_are_separate_loops():
         ).kernel()
 
     assert len(loops(kernel(*TWELVE_AXES))) == len(loops(kernel(*THREE_AXES)))
+
+
+@pytest.mark.parametrize("n_parts", [2, 25])
+def test_parts_of_a_concatenation_are_loops_under_a_condition_on_values(n_parts):
+    def describe(builder, *parts):
+        joined = builder.emit(op.concat(parts, -1))
+        zero = relax.const(0.0)
+        return op.where(builder.emit(op.less(joined, zero)), zero, joined)
+
+    kernel = check(
+        describe,
+        lambda *parts: np.concatenate(parts, -1).clip(0),
+        [random(6, 32, seed=seed) for seed in range(n_parts)],
+        rule="elementwise",
+    ).kernel()
+    vectors = [loop for loop in loops(kernel) if loop.kind == tirx.ForKind.VECTORIZED]
+    assert len(vectors) == n_parts
 
 
 def test_inverse_permutation_is_one_pass():
