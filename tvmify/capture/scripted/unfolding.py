@@ -21,6 +21,7 @@ import torch
 from torch.jit import frontend
 
 from tvmify.capture.scripted.constants import Constants, name_of
+from tvmify.capture.scripted.edited import is_edited
 
 #: Methods of strings whose defaults differ in TorchScript: the number of arguments without a
 #: default, and the defaults.
@@ -56,6 +57,8 @@ def unfolded(constant_attributes: frozenset[str]) -> Iterator[None]:
 
     @functools.cache  # every layer of a class has its forward parsed
     def unfold(function: Any) -> Any:
+        if is_edited(function):
+            raise CannotUnfold("its source file was edited after it was imported")
         parsed = original(function)
         (node,) = parsed.ast.body
         assert isinstance(node, ast.FunctionDef)  # parse_def refuses all else
