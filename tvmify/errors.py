@@ -171,7 +171,7 @@ class NumberNeeded(CaptureError):
     def __init__(self, places: Collection[int] = ()) -> None:
         self.places = frozenset(places)
         super().__init__(
-            "forward needs the value of a number", "Nothing: the value is part of the key."
+            "forward needs the value of a number", "Nothing to do: the value is part of the key."
         )
 
     def __reduce__(self) -> tuple[type[NumberNeeded], tuple[Collection[int]]]:  # type: ignore[override]

@@ -76,7 +76,7 @@ class AnyNumbers:
         is_run = not (artifact.writes or call.obstacle(leaves))
         if not (is_run and computes_the_same(lambda: call(leaves), eager)):
             why = "the values of numbers may matter"
-            raise NotCompiled(why, "Nothing: they are part of the key.")
+            raise NotCompiled(why, "Nothing to do: they are part of the key.")
         return call
 
 

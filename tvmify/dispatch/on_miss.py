@@ -148,7 +148,7 @@ def in_background(options: CompileOptions) -> bool:
 
 def postponed(why: str) -> Missing:
     """Return the reason for running a call in eager because a capture would block calls."""
-    next_step = "Nothing: a later call will capture it."
+    next_step = "Nothing to do: a later call will capture it."
     return Missing(why, next_step, "", allowance.has_room, is_postponed=True)
 
 
@@ -227,9 +227,13 @@ def resolve(
         job = _submitted(key, build)
         if job is None:
             queue = f"{reason}, and the build queue is full ({background.MOST_WAITING} programs)"
-            raise Missing(queue, "Nothing: it is built later.", _MANY_WAIT, background.has_room)
+            raise Missing(
+                queue, "Nothing to do: it is built later.", _MANY_WAIT, background.has_room
+            )
         waits = f"{reason}; it is being built in the background"
-        raise Missing(waits, "Nothing: a later call will run it.", "", lambda: job.is_over, job)
+        raise Missing(
+            waits, "Nothing to do: a later call will run it.", "", lambda: job.is_over, job
+        )
     export()  # raises for control flow that depends on values, so that regions are tried
     title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
     reason += f"; {title} {'; '.join(lines)}" if lines else ""

@@ -135,7 +135,9 @@ class OtherClass(NotCompiled):
     """
 
     def __init__(self, fixed: frozenset[str]) -> None:
-        super().__init__("the program is tuned for other sizes", "Nothing: another one is built.")
+        super().__init__(
+            "the program is tuned for other sizes", "Nothing to do: another one is built."
+        )
         self.fixed = fixed
 
     def __reduce__(self) -> Any:
@@ -151,7 +153,7 @@ class Specialised(NotCompiled):
     def __init__(
         self,
         reason: str = "forward depends on the values of its sizes",
-        next_step: str = "Nothing: each shape has its own program.",
+        next_step: str = "Nothing to do: each shape has its own program.",
     ) -> None:
         super().__init__(reason, next_step)
 

@@ -122,7 +122,7 @@ def refuse_other_tracers(error: Exception | None = None) -> None:
     if (name := tracer_elsewhere()) is not None:
         raise TracedElsewhere(
             f"another thread is in {name}, whose state belongs to the whole process",
-            "Nothing: a later call will compile.",
+            "Nothing to do: a later call will compile.",
         ) from error
 
 
