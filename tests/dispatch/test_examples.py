@@ -65,3 +65,12 @@ def test_warm_up_with_keywords_nesting_and_values() -> None:
 def test_warm_up_refuses_invalid_signatures() -> None:
     with pytest.raises(WarmUpError, match="'big'"):
         example_arguments("big", torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("signature", "size"),
+    [((-1, 8), "-1"), ([(4,), (-1, 8)], "-1"), ([TensorSpec((-1, 8))], "-1"), ([("n", 8)], "'n'")],
+)
+def test_warm_up_names_what_is_no_size(signature: object, size: str) -> None:
+    with pytest.raises(WarmUpError, match=f"{size} is no size"):
+        example_arguments(signature, torch.float32, CPU)

@@ -269,6 +269,15 @@ def test_sizes_0_and_1_have_programs_of_their_own() -> None:
     assert info.builds + info.eager == 4
 
 
+def test_programs_that_differ_in_a_constant_size_keep_their_calls() -> None:
+    module = nn.GELU()
+    fast = compiled(module, dynamic=True)
+    for rows in (17, 0, 1, 0, 1):
+        check(fast, module, drawn(rows, 8))
+    info = fast.cache_info()
+    assert (info.builds, info.eager) == (3, 0)
+
+
 def test_a_branch_on_a_size_leads_to_two_programs() -> None:
     module = Parity()
     fast = compiled(module)
@@ -286,7 +295,7 @@ def test_sizes_that_were_equal_by_chance_may_differ_later() -> None:
 
 
 def test_operator_without_symbolic_rule_stays_static_with_a_reason() -> None:
-    module = nn.Upsample(scale_factor=2, mode="bicubic")
+    module = nn.Upsample(scale_factor=1.3, mode="bicubic")
     fast = compiled(module, dynamic=True)
     for size in (8, 9, 10):
         check(fast, module, drawn(1, 3, size, size))
@@ -460,7 +469,7 @@ def test_dims_may_stand_for_any_size_of_any_argument() -> None:
 
 
 def test_ungeneralisable_dim_warns_and_builds_one_size() -> None:
-    fast = compiled(nn.Upsample(scale_factor=2, mode="bicubic"))
+    fast = compiled(nn.Upsample(scale_factor=1.3, mode="bicubic"))
     with pytest.warns(TvmifyWarning, match="no program for all sizes of"):
         info = fast.warmup([(1, 3, Dim("height"), 8)])
     assert info.builds == 1

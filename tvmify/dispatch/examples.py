@@ -62,7 +62,7 @@ def example_arguments(
     Raises
     ------
     WarmUpError
-        The signature is none of these, or a size is ``Dim.STATIC``.
+        The signature is none of these, or a size is ``Dim.STATIC``, negative or a name.
     OptionError
         A ``Dim`` is of an unsupported kind, or no size is within its limits.
     """
@@ -104,6 +104,7 @@ class _Dims:
         self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
         """Return a tensor of zeros."""
+        _check_sizes(shape)
         declared = tuple(map(declared_size, shape))
         if any(is_dim(size) and not dim.varies for size, dim in zip(shape, declared, strict=True)):
             raise WarmUpError(
@@ -131,8 +132,19 @@ class _Dims:
 
 
 def _is_shape(item: Any) -> bool:
+    """Whether it is a shape; a name among its sizes is meant to be one, too."""
     return (
-        isinstance(item, (tuple, torch.Size))
-        and len(item) > 0
-        and all(type(size) is int or is_dim(size) for size in item)
+        isinstance(item, tuple)
+        and any(type(size) is int or is_dim(size) for size in item)
+        and all(type(size) in (int, str) or is_dim(size) for size in item)
+        and not hasattr(item, "_fields")
     )
+
+
+def _check_sizes(shape: Sequence[Any]) -> None:
+    for size in shape:
+        if isinstance(size, str) or (type(size) is int and size < 0):
+            raise WarmUpError(
+                f"{size!r} is no size, in the shape {tuple(shape)}: give a number, or a "
+                "torch.export.Dim where sizes vary"
+            )
