@@ -59,10 +59,31 @@ class SizesOpen:
         Everything but the sizes.
     varying
         Which sizes are symbols.
+    others
+        The sizes that are not: for each tensor its shape, with None for symbols.
     """
 
     rest: _Rest
     varying: Varying
+    others: tuple[tuple[int | None, ...], ...]
+
+    @classmethod
+    def of(cls, request: Request, rest: _Rest, varying: Varying) -> SizesOpen:
+        """Return the signature of a call with these symbols."""
+        shapes = (
+            (shape, varying.axes.get(leaf, (None,) * len(shape)))
+            for leaf, shape in enumerate(sizes_of(request.leaves))
+            if shape is not None
+        )
+        others = tuple(
+            tuple(size if name is None else None for size, name in zip(shape, names, strict=True))
+            for shape, names in shapes
+        )
+        return cls(rest, varying, others)
+
+    def recorded(self) -> SizesOpen:
+        """Return what a recording depends on, as `Varying.recorded`."""
+        return replace(self, varying=self.varying.recorded())
 
 
 @dataclass(frozen=True)
@@ -230,7 +251,7 @@ class Sizes:
         """Request another program with the same symbols, recorded with the sizes of this call."""
         rest, varying = general.signature.rest, general.varying
         if isinstance(reason, OtherClass):
-            self._fixed[SizesOpen(rest, varying.recorded())] = reason.fixed
+            self._fixed[general.signature.recorded()] = reason.fixed
             return self._any(request, rest, varying)
         variant = varying.variant + 1
         if not isinstance(reason, Unserved) or variant >= MOST_PROGRAMS:
@@ -242,8 +263,7 @@ class Sizes:
         shapes, signature = outcome.facts.shapes, general.signature
         if shapes is not None:
             self._programs[signature] = ShapeGuard(shapes)
-            place = SizesOpen(signature.rest, signature.varying.recorded())
-            self._fixed[place] = numbers(signature.varying, shapes)
+            self._fixed[signature.recorded()] = numbers(signature.varying, shapes)
 
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
@@ -288,7 +308,7 @@ class Sizes:
         """Request a program that exists for such calls with other modes of gradients."""
         for signature, guard in self._programs.items():
             if signature.rest.rest == rest.rest and self._suits(signature, guard, request):
-                return AnySizes(SizesOpen(rest, signature.varying), request.args, request.kwargs)
+                return AnySizes(replace(signature, rest=rest), request.args, request.kwargs)
         return None
 
     def _suits(self, signature: SizesOpen, guard: ShapeGuard, request: Request) -> bool:
@@ -299,16 +319,15 @@ class Sizes:
         return is_tuned(guard.shapes, wanted)
 
     def _fixed_in(self, signature: SizesOpen) -> frozenset[str]:
-        place = SizesOpen(signature.rest, signature.varying.recorded())
-        return self._fixed.get(place, frozenset())
+        return self._fixed.get(signature.recorded(), frozenset())
 
     def _any(self, request: Request, rest: _Rest, varying: Varying) -> AnySizes:
-        fixed = self._fixed_in(SizesOpen(rest, varying))
-        wanted = SizesOpen(rest, tuned(varying, sizes_of(request.leaves), fixed))
-        place = SizesOpen(rest, varying.recorded())
+        any_hints = SizesOpen.of(request, rest, varying)
+        fixed = self._fixed_in(any_hints)
+        wanted = replace(any_hints, varying=tuned(varying, sizes_of(request.leaves), fixed))
         for made, guard in self._programs.items():
             # A program from before it was known which symbols are constants has other hints.
-            is_alike = SizesOpen(made.rest, made.varying.recorded()) == place
+            is_alike = made.recorded() == any_hints.recorded()
             if is_alike and is_tuned(guard.shapes, wanted.varying):
                 wanted = made
         return AnySizes(wanted, request.args, request.kwargs)
