@@ -164,6 +164,19 @@ class Signature:
         )
         return replace(self, leaves=leaves)
 
+    def with_sizes(self, sizes: Mapping[int, Sequence[object]]) -> Signature:
+        """Replace the sizes of leaves, by number, by those of a program, which may be terms."""
+        leaves = list(self.leaves)
+        for i, shape in sizes.items():
+            if isinstance(spec := leaves[i], TensorSpec):
+                leaves[i] = VaryingSpec(
+                    tuple(size if isinstance(size, int) else 0 for size in shape),
+                    spec.dtype,
+                    spec.device,
+                    tuple(None if isinstance(size, int) else str(size) for size in shape),
+                )
+        return replace(self, leaves=tuple(leaves))
+
     @property
     def devices(self) -> set[torch.device]:
         """The devices of the tensors."""

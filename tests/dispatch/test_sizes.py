@@ -388,6 +388,20 @@ def test_explain_shows_symbols_and_ranges() -> None:
     assert "tuned for 48" in text
 
 
+class Six(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.size(0) == 6 else x - 1
+
+
+def test_explain_shows_the_sizes_that_are_constants_of_a_program() -> None:
+    fast = compiled(Six(), dynamic=True)
+    for columns in (4, 5):
+        check(fast, Six(), drawn(6, columns))
+    (signature,) = fast.explain().signatures
+    assert signature.signature == "(float32[6, s0] cpu)"
+    assert signature.shapes[1] == "6 * s0 <= 2147483647"
+
+
 def test_next_process_loads_the_general_program(tmp_path: Path) -> None:
     module = Parity()
     first = compiled(module, cache=str(tmp_path))

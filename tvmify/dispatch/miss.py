@@ -135,6 +135,8 @@ class Miss:
             found = self.obtain(self._module.weights)
         key, executor, artifact = found.key, found.executor, found.executor.artifact
         self._note(shapes=artifact.shapes)
+        if artifact.shapes is not None:  # a size that varies may be a constant of this program
+            self._note(title=request.title_with(artifact.shapes))
         self._admit(executor)
         self._stages.begin("bind")
         try:

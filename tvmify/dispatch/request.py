@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
+from tvmify.artifact.shapes import Shapes
 from tvmify.capture import STATIC, Varying
 from tvmify.dispatch import keys
 from tvmify.dispatch.outcome import Run
@@ -157,6 +158,11 @@ class Request:
     def title(self) -> str:
         """Its name in `explain`."""
         return f"{self.signature} {self.autocast}".rstrip()
+
+    def title_with(self, shapes: Shapes) -> str:
+        """Return its title with the sizes that its program has."""
+        signature = self.signature.with_sizes(shapes.leaves)
+        return f"{signature} {self.autocast}".rstrip()
 
     @property
     def leaves(self) -> tuple[Any, ...]:
