@@ -133,6 +133,17 @@ class Written(nn.Module):
         )
 
 
+class Windows(nn.Module):
+    """Attention within windows, the number of which is where the number of heads is otherwise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, size = x.shape
+        padded = nn.functional.pad(x, (0, 0, 0, (4 - length % 4) % 4))
+        windows = padded.view(batch, -1, 4, size)
+        found = nn.functional.scaled_dot_product_attention(windows, windows, windows)
+        return found.reshape(batch, -1, size)[:, :length]
+
+
 class Views(nn.Module):
     """Results that are views of an argument, or of one another."""
 
@@ -183,6 +194,14 @@ def test_dynamic_program_matches_eager(name: str) -> None:
         check(fast, module, *arguments(size))
     assert fast.cache_info().builds == 2
     assert fast.cache_info().eager == 0
+
+
+def test_one_program_attends_within_any_number_of_windows() -> None:
+    module = Windows()
+    fast = compiled(module)
+    for length in (5, 9, 7, 13, 18):
+        check(fast, module, drawn(2, length, 8))
+    assert fast.cache_info().builds == 2
 
 
 @pytest.mark.parametrize("position", [7, -8])

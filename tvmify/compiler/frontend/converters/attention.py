@@ -35,9 +35,10 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     if scale is None:
         scale = 1.0 / math.sqrt(importer.shape(query)[-1])
     shape = importer.shape(node)
-    # An axis of the mask may be of batches or of heads; batches are found by position.
+    # An axis of the mask may be of batches or of heads; batches are found by position. The kernels
+    # know the number of heads, so an axis whose size varies is one of batches.
     is_grouped = bool(node.kwargs.get("enable_gqa", False))
-    is_of_batches = len(shape) == 3 and not is_grouped
+    is_of_batches = not is_grouped and (len(shape) == 3 or not sizes.is_static(*shape[-3:-2]))
     lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
     batch, heads = sizes.product(lead[:-1]), lead[-1]
     dtype = multiplier(node.meta["val"].dtype)
@@ -65,7 +66,7 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
         bias = None if mask is None else _mask(importer, mask, dtype, lead, is_of_batches)
     empty = node.meta.get(EMPTY, 0.0)
     call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty, fill=fill)
-    return relax.op.reshape(importer.emit(call), list(shape)) if len(shape) != 4 else call
+    return _reshaped(importer, importer.emit(call), list(shape))
 
 
 def _reshaped(importer: Importer, x: relax.Expr, shape: list[Size]) -> relax.Expr:
@@ -89,7 +90,8 @@ def _mask(
     if is_of_batches:
         outer.append(1)
     outer = [1] * (len(lead) - len(outer)) + outer
-    if not all(map(sizes.is_one, outer[:-1])) and len(lead) > 4:
+    batch_axes = sum(not sizes.is_one(size) for size in lead[:-1])
+    if batch_axes > 1 and not all(map(sizes.is_one, outer[:-1])):
         full = [*lead[:-1], outer[-1], queries, keys]
         tensor = importer.emit(relax.op.broadcast_to(tensor, full))
         outer = full[:-2]
