@@ -52,6 +52,12 @@ class Pair(Linear):
         return self.linear(x), y + 1
 
 
+class Optional(Linear):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.linear(x)
+        return x if y is None else x + y
+
+
 class Parity(Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.linear(x)
@@ -277,6 +283,16 @@ def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
     check(later, module, drawn(80, 8))  # under the first key there is the program of 64 rows
     assert later.cache_info().builds == 0
     assert "tuned for 128" in str(later.explain())
+
+
+def test_each_kind_of_call_may_have_symbolic_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvmify.dispatch.sizes.MOST_PROGRAMS", 1)
+    module = Optional()
+    fast = compiled(module)
+    for count in (1, 2):
+        for length in (3, 5, 4, 7):
+            check(fast, module, *(drawn(length, 8) for _ in range(count)))
+    assert fast.cache_info().builds == 4
 
 
 def test_sizes_0_and_1_have_programs_of_their_own() -> None:

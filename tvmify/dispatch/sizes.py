@@ -36,7 +36,7 @@ from tvmify.signature import Args, Kwargs, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
-#: The most programs with symbolic sizes that a module gets.
+#: The most programs with symbolic sizes for calls of a module that differ only in sizes.
 MOST_PROGRAMS = 8
 #: How many calls are remembered, to see which sizes are equal in all of them.
 _REMEMBERED = 8
@@ -218,7 +218,7 @@ class Sizes:
         for signature, guard in known.items():
             if self._suits(signature, guard, request):
                 return signature
-        if not self._are_enough():
+        if not self._are_enough(rest):
             return None
         # No more programs are built, so take the program of another class.
         serving = (s for s, guard in known.items() if guard.serves(request.leaves))
@@ -237,7 +237,7 @@ class Sizes:
             del seen[1:-_REMEMBERED]  # keep the first
         if (known := self._with_other_gradients(request, rest)) is not None:
             return known
-        if self._are_enough() or (rest in self._uncompiled and not request.declared):
+        if self._are_enough(rest) or (rest in self._uncompiled and not request.declared):
             return None
         if self._known is not None:
             open_ = joined(from_two(self._known, sizes), seen)
@@ -301,8 +301,9 @@ class Sizes:
         self._static.clear()
         self._uncompiled.clear()
 
-    def _are_enough(self) -> bool:
-        return len({(s.rest.rest, s.varying) for s in self._programs}) >= MOST_PROGRAMS
+    def _are_enough(self, rest: _Rest) -> bool:
+        alike = {s.varying for s in self._programs if s.rest.rest == rest.rest}
+        return len(alike) >= MOST_PROGRAMS
 
     def _with_other_gradients(self, request: Request, rest: _Rest) -> AnySizes | None:
         """Request a program that exists for such calls with other modes of gradients."""
