@@ -26,9 +26,9 @@ class Machine:
         self.verdicts: list[tuple[float, float]] = []
         of_cpu = keys.key
 
-        def key(*args: Any) -> Key:
+        def key(*args: Any, **kwargs: Any) -> Key:
             gpu = None if self.driver is None else torch.device("cuda:0")
-            return Key({**of_cpu(*args).entries, "cuda": keys._cuda_text(gpu)})
+            return Key({**of_cpu(*args, **kwargs).entries, "cuda": keys._cuda_text(gpu)})
 
         monkeypatch.setattr(keys, "key", key)
         monkeypatch.setattr(keys, "_driver_version", lambda: self.driver)

@@ -302,7 +302,7 @@ class Sizes:
         self._uncompiled.clear()
 
     def _are_enough(self, rest: _Rest) -> bool:
-        alike = {s.varying for s in self._programs if s.rest.rest == rest.rest}
+        alike = {(s.varying, s.others) for s in self._programs if s.rest.rest == rest.rest}
         return len(alike) >= MOST_PROGRAMS
 
     def _with_other_gradients(self, request: Request, rest: _Rest) -> AnySizes | None:
