@@ -128,7 +128,12 @@ class _Code:
     @lru_cache(maxsize=4096)  # a capture asks about each function several times
     def of(cls, code: types.CodeType) -> _Code:
         """Read it."""
-        return cls(frozenset(_names(code)), frozenset(_methods(code)), _compares_objects(code))
+        parts = list(nested(code))
+        return cls(
+            names=frozenset(n for part in parts for n in (*part.co_names, *part.co_freevars)),
+            methods=frozenset(name for part in parts for name in _methods(part)),
+            compares=any(map(_compares_objects, parts)),
+        )
 
 
 class Reached(NamedTuple):
@@ -174,12 +179,12 @@ def reached(callable_: Any) -> Iterator[Reached]:
         todo += [(value, owner) for _, value in values]
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    yield from code.co_freevars
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield the code of a function or file, and of all functions defined within it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from nested(constant)
 
 
 def _methods(code: types.CodeType) -> Iterator[str]:
@@ -190,9 +195,6 @@ def _methods(code: types.CodeType) -> Iterator[str]:
             marked = bool((instruction.arg or 0) & 1)
         if marked:
             yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _methods(constant)
 
 
 def _compares_objects(code: types.CodeType) -> bool:
@@ -206,8 +208,7 @@ def _compares_objects(code: types.CodeType) -> bool:
         ):
             return True
         before = instruction
-    constants = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return any(map(_compares_objects, constants))
+    return False
 
 
 def _values(

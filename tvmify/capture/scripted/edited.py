@@ -13,9 +13,10 @@ import operator
 import os
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tvmify.capture.questions import nested
 
 #: Flags of ``from __future__ import``, also where ``exec`` inherited them from its caller.
 _FUTURE = functools.reduce(
@@ -57,11 +58,4 @@ def _codes_in(path: str, changed: int, flags: int) -> frozenset[types.CodeType]:
         whole = compile(Path(path).read_bytes(), path, "exec", flags, dont_inherit=True)
     except (OSError, SyntaxError, ValueError):  # gone, or half written
         return frozenset()
-    return frozenset(_nested(whole))
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+    return frozenset(nested(whole))
