@@ -120,10 +120,11 @@ def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
     *others, last = [variable.var for variable in body.iter_vars]
     length = int(body.iter_vars[-1].dom.extent)
     starts: set[int] = {0}
-    for condition in _comparisons(body.body.value):
+    # A condition on values repeats those of the values.
+    conditions = {str(condition): condition for condition in _comparisons(body.body.value)}
+    for text, condition in conditions.items():
         if not uses(condition, [last]):
             continue
-        text = str(condition)
         if "[" in text:
             continue  # of values
         if uses(condition, others) or "%" in text:
