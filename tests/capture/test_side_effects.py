@@ -224,6 +224,35 @@ def test_filling_a_cache_once_is_not_an_effect() -> None:
     assert type(TABLES[4]) is torch.Tensor
 
 
+@pytest.mark.parametrize(
+    "of", [lambda kind: kind, lambda kind: (kind, "relu")], ids=["type", "key"]
+)
+def test_cache_for_types_of_tensors_is_not_an_effect(of: Callable[[type], Any]) -> None:
+    known: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {}
+
+    def dispatched(*inputs: torch.Tensor) -> torch.Tensor:
+        function = known.setdefault(of(type(inputs[0])), torch.relu)
+        return function(inputs[0]) * 2
+
+    fast = decorate(dispatched, cache=False)
+    for _ in range(3):
+        torch.testing.assert_close(fast(X), torch.relu(X) * 2)
+    assert (fast.cache_info().eager, fast.cache_info().builds) == (0, 1)
+    assert set(known) <= {of(torch.Tensor)}
+
+
+def test_reading_a_builtin_from_their_namespace_is_not_an_effect() -> None:
+    namespace = vars(builtins)
+
+    def scaled(*inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(inputs[0]) * namespace["len"](inputs)
+
+    fast = decorate(scaled, cache=False)
+    torch.testing.assert_close(fast(X), torch.relu(X))
+    assert fast.cache_info().eager == 0
+    assert builtins.print is print
+
+
 def test_library_caches_are_not_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(*inputs: torch.Tensor) -> torch.Tensor:
         COUNTS["calls"] += 1

@@ -13,10 +13,12 @@ import sys
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from tvmify.capture.questions import Reached, reached
 from tvmify.errors import HasEffects
@@ -24,7 +26,8 @@ from tvmify.errors import HasEffects
 #: What they log is about themselves, most of it once, and what they change are caches.
 _LIBRARIES = frozenset(
     "torch torchvision transformers timm diffusers accelerate peft sentence_transformers "
-    "huggingface_hub lightning pytorch_lightning tvmify".split()
+    "huggingface_hub lightning pytorch_lightning einops einx opt_einsum beartype jaxtyping "
+    "tvmify".split()
 )
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _VALUES = (int, float, complex, str, bytes)
@@ -38,6 +41,8 @@ _NO_OBJECTS = (
     types.FunctionType,
     types.MethodType,
 )
+#: What stands for tensors and numbers while code is recorded.
+_RECORDED = (FakeTensor, FunctionalTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @contextlib.contextmanager
@@ -55,11 +60,12 @@ def refusing_effects(callable_: Any) -> Iterator[None]:
         It prints or logs, or has changed a variable, a container or an object that it did not make.
     """
     places = list(_places(callable_))
-    with _refusing_output() as said:
-        try:
+    said: list[HasEffects] = []
+    try:
+        with _refusing_output(said):
             yield
-        finally:
-            changed = [place.name for place in places if place.put_back()]
+    finally:
+        changed = [place.name for place in places if place.put_back()]
     if said:  # and something has caught the error
         raise said[0]
     if changed:
@@ -70,9 +76,9 @@ def refusing_effects(callable_: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusing_output() -> Iterator[list[HasEffects]]:
-    """Refuse what this thread prints and logs; yields the refusals so far."""
-    thread, said = threading.get_ident(), list[HasEffects]()
+def _refusing_output(said: list[HasEffects]) -> Iterator[None]:
+    """Refuse what this thread prints and logs; adds the refusals to a list."""
+    thread = threading.get_ident()
     own_print, own_handle = builtins.print, logging.Logger.handle
 
     def refuse(what: str) -> None:
@@ -92,7 +98,7 @@ def _refusing_output() -> Iterator[list[HasEffects]]:
 
     builtins.print, logging.Logger.handle = printing, handle  # type: ignore[method-assign]
     try:
-        yield said
+        yield
     finally:
         builtins.print, logging.Logger.handle = own_print, own_handle  # type: ignore[method-assign]
 
@@ -144,19 +150,30 @@ class _Place(NamedTuple):
         return cls(name, read, read(), write)
 
     def put_back(self) -> bool:
-        """Undo a change; return whether there was one."""
+        """Undo a change; return whether a call in eager would make one, too."""
         now = self.read()
-        if len(now) == len(self.before) and all(map(_is_same, now, self.before)):
+        if _are_same(now, self.before):
             return False
         self.write(self.before)
-        return True
+        return not _are_same([item for item in now if not _is_of_recording(item)], self.before)
+
+
+def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(_is_same, now, before))
 
 
 def _is_same(now: Any, before: Any) -> bool:
     if isinstance(now, tuple) and isinstance(before, tuple):  # the key of a dict, and its value
-        return len(now) == len(before) and all(map(_is_same, now, before))
+        return _are_same(now, before)
     is_value = type(now) is type(before) and isinstance(now, _VALUES)
     return now is before or (is_value and now == before)
+
+
+def _is_of_recording(item: Any) -> bool:
+    """Whether it holds a type that only tensors and numbers of recordings have, as a cache does."""
+    if isinstance(item, tuple):
+        return any(map(_is_of_recording, item))
+    return isinstance(item, type) and issubclass(item, _RECORDED)
 
 
 def _places(callable_: Any) -> Iterator[_Place]:
