@@ -84,6 +84,11 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     return aten._adaptive_avg_pool2d(x, sizes)
 
 
+def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Torch's own decomposition is a subscript, which reads the value of an index without axes."""
+    return aten.index(x.reshape(-1), [index.reshape(-1)]).reshape(index.shape)
+
+
 def _of_floats(decomposition: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Keep an operator with an integer result, which the decomposition rounds differently."""
     result = decomposition(*arguments, **options)
@@ -167,7 +172,8 @@ def _tables() -> tuple[_Table, _Table]:
         table[operator] = _adaptive_mean
         ours.add(operator)
     table[aten.einsum.default] = einsum
-    ours.add(aten.einsum.default)
+    table[aten.take.default] = _take
+    ours |= {aten.einsum.default, aten.take.default}
     table[aten._native_multi_head_attention.default] = multi_head_attention
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):

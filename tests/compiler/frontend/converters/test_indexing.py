@@ -112,6 +112,8 @@ def test_writing_at_positions():
             "accumulate": lambda x, i, y: x.index_put((i * 0 - 1, i), y[0, :3], accumulate=True),
             "masked": lambda x, i, y: x.masked_fill(x > 0, -1.0),
             "gather of no axes": lambda x, i, y: x.sum().gather(0, i * 0),
+            "take": lambda x, i, y: x.take(i[:2, None] - 7),
+            "take of no axes": lambda x, i, y: x.take(i[0] * 2) + y,
         },
         torch.randn(4, 6, 8),
         torch.tensor([3, 0, 1]),
