@@ -197,6 +197,32 @@ def test_parts_of_a_concatenation_are_loops_under_a_condition_on_values(n_parts)
     assert len(vectors) == n_parts
 
 
+@pytest.mark.parametrize(("columns", "unrolled"), [(10, []), (20, [2])])
+def test_only_loops_that_decide_conditions_are_unrolled(columns, unrolled):
+    """As where a weight is packed for a matrix product, its columns padded to whole vectors."""
+    panels = -(-columns // 16)
+
+    def panels_of(x):
+        def element(panel, k, lane):
+            column = panel * 16 + lane
+            return tirx.if_then_else(column < columns, x[column, k], tirx.const(0.0))
+
+        return te.compute((panels, 32, 16), element)
+
+    def expected(x):
+        padded = np.pad(x, ((0, 16 * panels - columns), (0, 0)))
+        return padded.reshape(panels, 16, 32).swapaxes(1, 2)
+
+    built = check(
+        lambda builder, x: builder.emit_te(panels_of, x),
+        expected,
+        [random(columns, 32)],
+        rule="elementwise",
+    )
+    found = [loop for loop in loops(built.kernel()) if loop.kind == tirx.ForKind.UNROLLED]
+    assert [int(loop.extent) for loop in found] == unrolled
+
+
 def test_inverse_permutation_is_one_pass():
     def kernel(*shape):
         *others, a, b = range(len(shape))

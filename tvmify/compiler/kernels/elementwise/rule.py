@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tvm import s_tir, tirx
-from tvm.ir import TensorRegion
+from tvm.ir import Call, Expr, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
@@ -19,14 +19,14 @@ from tvmify.compiler.kernels.common.loops import (
     output_bits,
     parallel_if_worth,
 )
-from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.rewriting import substitute, uses
 from tvmify.compiler.kernels.common.transposes import schedule_transposes
 from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.pieces import split_rows
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Short loops over conditions, as of a concatenation of many small parts, are unrolled. Enough
-#: for the 27 parts of DLRM's; nothing longer was measured.
+#: Loops that decide conditions, as over the many small parts of a concatenation, are unrolled in
+#: nests of at most so many vectors. Enough for the 27 parts of DLRM's; nothing longer was measured.
 _UNROLLED = 128
 #: Iterations that are enough to be shared out: eight for each of two threads.
 _SHARED = 16
@@ -91,20 +91,22 @@ def schedule_block(
     if schedule_transposes(sch, block, machine, work) or split_rows(sch, block, machine, work):
         return
     contiguous = contiguous_axes(sch, block)
+    deciding = _axes_in_conditions(sch, block)
     sch.reorder(*spatial, *reduced)
     row = fuse(sch, spatial[len(spatial) - contiguous :])
     outer = spatial[: len(spatial) - contiguous]
     lanes = machine.lanes(output_bits(sch, block))
     around, vectors = _cut(sch, row, lanes, sums if reduced else 0, alone=not outer)
+    deciding = [*deciding[: len(outer)], any(deciding[len(outer) :])]
     outer += [] if rows and outer else around
-    if outer:
-        shared = _shared_out(sch, outer)
-        whole = fuse(sch, outer[:shared])
-        parallel_if_worth(sch, whole, machine, work)
-        is_whole = shared == len(outer) and not is_symbolic(sch, whole)
-        short = is_whole and extent(sch, whole) <= _UNROLLED
-        if short and _is_guarded(sch, block) and not reduced:
-            sch.unroll(whole)  # then each condition is known
+    several = [extent(sch, loop) > 1 for loop in outer]
+    decided = [loop for loop, *both in zip(outer, deciding, several, strict=False) if all(both)]
+    short = not is_symbolic(sch, *outer) and prod(extent(sch, x) for x in outer) <= _UNROLLED
+    if short and decided and not reduced:
+        for loop in decided:
+            sch.unroll(loop)  # then each condition is known
+    elif outer:
+        parallel_if_worth(sch, fuse(sch, outer[: _shared_out(sch, outer)]), machine, work)
     if reduced:
         sch.reorder(*reduced, *vectors)
     _make_vectors(sch, vectors)
@@ -155,8 +157,25 @@ def _make_vectors(sch: s_tir.Schedule, vectors: list[LoopRV]) -> None:
         sch.vectorize(lanes)
 
 
-def _is_guarded(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    return "if_then_else" in str(sch.get(block).body)
+def _axes_in_conditions(sch: s_tir.Schedule, block: SBlockRV) -> list[bool]:
+    """Whether the place along each spatial axis decides a condition on what the block reads.
+
+    Unrolled loops along other axes would only be more code: 128 rows of a packed weight that is
+    padded to whole vectors took LLVM two seconds.
+    """
+    body = sch.get(block)
+    conditions: list[Expr] = []
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else"):
+            conditions.append(node.args[0])
+        return None
+
+    if isinstance(body.body, tirx.BufferStore):
+        substitute(body.body.value, visit)
+    axes = [axis.var for axis in body.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar]
+    of_places = [condition for condition in conditions if "[" not in str(condition)]
+    return [any(uses(condition, [axis]) for condition in of_places) for axis in axes]
 
 
 def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
