@@ -195,6 +195,8 @@ def test_parts_of_a_concatenation_are_loops_under_a_condition_on_values(n_parts)
     ).kernel()
     vectors = [loop for loop in loops(kernel) if loop.kind == tirx.ForKind.VECTORIZED]
     assert len(vectors) == n_parts
+    # Each reads its own part and the zero.
+    assert all(len(loop.body.block.reads) == 2 for loop in vectors)
 
 
 @pytest.mark.parametrize(("columns", "unrolled"), [(10, []), (20, [2])])

@@ -5,10 +5,12 @@ conditions are constant and vectors stay whole.
 
 from __future__ import annotations
 
+import operator
+from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm import s_tir, sym, tirx
-from tvm.ir import Call, Expr
+from tvm.ir import Call, Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
@@ -22,14 +24,24 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     traffic,
 )
-from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import (
+    rewrite_body,
+    substitute,
+    uses,
+    with_loop_body,
+)
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: DenseNet-201 concatenates 49 parts. More loops were not tried.
 _MOST_PIECES = 64
 #: Annotation of a row: lanes, whether threads share them, then the length of each piece.
 _PIECES = "tvmify.pieces"
-_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE)
+_COMPARISONS = {
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
+}
 
 
 def split_rows(
@@ -70,14 +82,16 @@ def split_pieces(function: tirx.PrimFunc) -> tirx.PrimFunc:
             return None
         marks = stmt.annotations[_PIECES]
         lanes, shared, *lengths = (int(value) for value in marks)  # type: ignore[attr-defined]
+        turns = _turns(stmt.body.block) or {}
         parts: list[Stmt] = []
         start = 0
         for length in lengths:
             rest = length % lanes
+            piece = _decided(stmt, turns, start)
             if length > rest:
-                parts.append(_vector(stmt, start, lanes, length // lanes, bool(shared)))
+                parts.append(_vector(piece, start, lanes, length // lanes, bool(shared)))
             cuts = vectors(rest, lanes)
-            parts += [_vector(stmt, start + length - rest + at, width, 1) for at, width in cuts]
+            parts += [_vector(piece, start + length - rest + at, width, 1) for at, width in cuts]
             start += length
         return tirx.SeqStmt(parts)
 
@@ -117,21 +131,100 @@ def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
         return []
     if not sizes.is_static(body.iter_vars[-1].dom.extent):
         return []
-    *others, last = [variable.var for variable in body.iter_vars]
+    turns = _turns(body)
+    if turns is None:
+        return []
     length = int(body.iter_vars[-1].dom.extent)
-    starts: set[int] = {0}
+    edges = [*sorted({0, *(turn.place for turn in turns.values())} - {length}), length]
+    return [end - start for start, end in pairwise(edges)]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A condition has one result in front of a place in the row, and the other from there on."""
+
+    first: bool
+    place: int
+
+    def at(self, place: int) -> bool:
+        """The result at a place."""
+        return self.first == (place < self.place)
+
+
+def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
+    """Find where each condition on the last axis turns; None if one depends on other axes, too."""
+    *others, last = [variable.var for variable in block.iter_vars]
+    length = int(block.iter_vars[-1].dom.extent)
+    turns: dict[Expr, _Turn] = {}
     # A condition on values repeats those of the values.
-    conditions = {str(condition): condition for condition in _comparisons(body.body.value)}
-    for text, condition in conditions.items():
+    known: dict[str, _Turn] = {}
+    for condition in _comparisons(block.body.value):
         if not uses(condition, [last]):
             continue
+        text = str(condition)
         if "[" in text:
             continue  # of values
         if uses(condition, others) or "%" in text:
-            return []  # of more than the place in the row
-        starts.add(_turn(condition, last, length))
-    edges = [*sorted(start for start in starts if start < length), length]
-    return [end - start for start, end in pairwise(edges)]
+            return None  # of more than the place in the row
+        if text not in known:
+            known[text] = _turn(condition, last, length)
+        turns[condition] = known[text]
+    return turns
+
+
+def _decided(row: tirx.For, turns: dict[Expr, _Turn], place: int) -> tirx.For:
+    """Return the row with the results that conditions have at a place. As each piece would repeat
+    the parts of all others, TVM's passes took the square of their number.
+    """
+    realize = row.body
+    block = realize.block
+    if not realize.iter_values[-1].same_as(row.loop_var):
+        return row
+
+    def result(condition: Expr) -> bool | None:
+        if isinstance(condition, (tirx.And, tirx.Or)):
+            decisive = isinstance(condition, tirx.Or)
+            sides = result(condition.a), result(condition.b)
+            if decisive in sides:
+                return decisive
+            return None if None in sides else not decisive
+        return turns[condition].at(place) if condition in turns else None
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, tirx.Select):
+            condition, yes, no = node.condition, node.true_value, node.false_value
+        elif _is_if_then_else(node):
+            condition, yes, no = node.args
+        else:
+            return None
+        decided = result(condition)
+        return None if decided is None else substitute(yes if decided else no, visit)
+
+    store = block.body
+    value = substitute(store.value, visit)
+    read = _tensors(value)
+    inside = s_tir.SBlock(
+        block.iter_vars,
+        [region for region in block.reads if region.source in read],
+        block.writes,
+        block.name_hint,
+        tirx.BufferStore(store.buffer, value, store.indices),
+        annotations=block.annotations,
+    )
+    return with_loop_body(row, s_tir.SBlockRealize(realize.iter_values, realize.predicate, inside))
+
+
+def _tensors(value: Expr) -> set[tirx.Buffer]:
+    """The tensors that an expression reads."""
+    found = set()
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, TensorLoad):
+            found.add(node.source)
+        return None
+
+    substitute(value, visit)
+    return found
 
 
 def _comparisons(value: Expr) -> list[Expr]:
@@ -141,13 +234,13 @@ def _comparisons(value: Expr) -> list[Expr]:
         if isinstance(condition, (tirx.And, tirx.Or)):
             split(condition.a)
             split(condition.b)
-        elif isinstance(condition, _COMPARISONS):
+        elif type(condition) in _COMPARISONS:
             found.append(condition)
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, tirx.Select):
             split(node.condition)
-        elif isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else"):
+        elif _is_if_then_else(node):
             split(node.args[0])
         return None
 
@@ -155,10 +248,21 @@ def _comparisons(value: Expr) -> list[Expr]:
     return found
 
 
-def _turn(condition: Expr, axis: tirx.Var, length: int) -> int:
-    """Return the first place where a comparison has another result than at the start."""
+def _is_if_then_else(node: Expr) -> bool:
+    return isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else")
+
+
+def _turn(condition: Expr, axis: tirx.Var, length: int) -> _Turn:
+    """Find the first place where a comparison has another result than at the start."""
+    a, b = condition.a, condition.b
+    compare = _COMPARISONS[type(condition)]
 
     def at(place: int) -> bool:
+        # Most conditions compare the place itself, where an analyzer takes 20 times as long.
+        if a.same_as(axis) and isinstance(b, tirx.IntImm):
+            return compare(place, int(b))
+        if b.same_as(axis) and isinstance(a, tirx.IntImm):
+            return compare(int(a), place)
         analyzer = sym.Analyzer()
         analyzer.bind(axis, tirx.const(place, str(axis.ty.dtype)))
         return bool(analyzer.simplify(condition))
@@ -167,4 +271,4 @@ def _turn(condition: Expr, axis: tirx.Var, length: int) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if at(middle) == first else (low, middle)
-    return high
+    return _Turn(first, high)
