@@ -18,10 +18,14 @@ OVER_ALL = "all any argmax argmin logsumexp max mean median min mode prod std su
 OVER_ONE = """all amax amin any argmax argmin cummax cumprod cumsum kthvalue logsumexp max mean
 median min mode nansum nanmean prod softmax sort std sum topk var""".split()
 OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "all of integers": lambda x: (x.int().all(1), x.int().all(1).float().sum(), ~x.int().all(0)),
     "aminmax": torch.aminmax,
     "behind": lambda x: (x + 1).max() * 2,
     "bmm": lambda x: torch.bmm(x[None], x.t()[None]),
     "cat": lambda x: torch.cat([x, x]),
+    "embedding_bag": lambda x: F.embedding_bag(
+        torch.zeros(0, dtype=torch.long), x.new_ones(3, 4), torch.zeros(2, dtype=torch.long)
+    ),
     "gather": lambda x: x.gather(1, torch.zeros(x.shape[0], 2, dtype=torch.long)),
     "index": lambda x: x[torch.zeros(2, dtype=torch.long)],
     "index_add": lambda x: torch.zeros(2, x.shape[1]).index_add(

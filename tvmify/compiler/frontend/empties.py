@@ -60,7 +60,10 @@ def _is_empty(node: fx.Node) -> bool:
 
 
 def _example(sizes: Callable[[torch.Tensor], tuple[Any, ...]], argument: Any) -> Any:
-    """Return zeros of the same shape in a minimum of memory; numbers for symbolic sizes."""
+    """Return zeros of the same shape; numbers for symbolic sizes.
+
+    They are not one element expanded: kernels of PyTorch read some arguments as contiguous.
+    """
     if isinstance(argument, Expr):
         return hint(argument)
     if not isinstance(argument, fx.Node):
@@ -68,4 +71,4 @@ def _example(sizes: Callable[[torch.Tensor], tuple[Any, ...]], argument: Any) ->
     value = argument.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.zeros((), dtype=value.dtype).expand(hints(sizes(value)))
+    return torch.zeros(hints(sizes(value)), dtype=value.dtype)

@@ -94,6 +94,13 @@ def test_gather_of_rows():
     np.testing.assert_array_equal(built.run([table, index]), table[index])
 
 
+def test_reduction_over_no_elements_is_its_initial_value():
+    x = random(3, 0, 5).astype("int64")
+    built = build(lambda builder, x: op.bitwise_not(builder.emit(op.max(x, 1))), [x])
+    assert "empty" in built.rules
+    np.testing.assert_array_equal(built.run([x]), np.full((3, 5), np.iinfo("int64").max))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float64", "float16"])
 def test_types(dtype):
     x = (random(5, 13) * 8).astype(dtype)

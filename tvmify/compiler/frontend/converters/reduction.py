@@ -102,8 +102,11 @@ def truth(importer: Importer, node: fx.Node) -> relax.Expr:
     over_none = str(node.target).endswith(".dims") and importer.argument(node, 1, "dim") == []
     if over_none or not importer.shape(node.args[0]):
         return x
+    is_any = ".any." in str(node.target)
+    if 0 in importer.shape(node.args[0]):
+        return relax.op.full(list(importer.shape(node)), relax.const(not is_any, "bool"))
     keep = bool(importer.argument(node, 2, "keepdim", False))
-    reduce = relax.op.max if ".any." in str(node.target) else relax.op.min
+    reduce = relax.op.max if is_any else relax.op.min
     return reduce(importer.emit(x), _axes(importer, node), keep)
 
 
