@@ -10,7 +10,8 @@
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
 # make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
-# make programs         2,000 random programs and 1,000 layers against eager, into docs/coverage.md
+# make programs         2,000 random programs, 300 sequences and 1,000 layers against eager,
+#                       into docs/coverage.md
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (an hour)
@@ -73,6 +74,7 @@ THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behavio
 SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000
+SEQUENCES ?= 300
 SEED ?= 0
 FULL ?=
 ROWS ?=
@@ -124,6 +126,7 @@ opinfo: install
 programs: install
 	$(BIN)/python -m conformance.programs --programs $(PROGRAMS) --seed $(SEED)
 	$(BIN)/python -m conformance.varying --programs $(PROGRAMS) --seed $(SEED)
+	$(BIN)/python -m conformance.sequences --sequences $(SEQUENCES) --seed $(SEED)
 	$(BIN)/python -m conformance.layers --layers $(LAYERS) --seed $(SEED)
 
 # What was tried before stays as it was; remove build/models to begin anew.

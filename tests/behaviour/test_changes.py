@@ -497,6 +497,30 @@ def test_gradients_reach_the_weights_of_a_functional_call(leaves: bool) -> None:
     check(fast, plain, X)
 
 
+def test_recurrent_layers_follow_parameters_that_are_not_assigned() -> None:
+    """As in a functional call; only eager calls put them into the list that the layer reads."""
+    plain = nn.GRU(4, 4).eval()
+    fast = decorate(plain)
+    check(fast, plain, X)
+    weights = {name: weight + 1 for name, weight in plain.named_parameters()}
+    for _ in range(2):
+        found = functional_call(fast, weights, (X,))
+        torch.testing.assert_close(found, functional_call(plain, weights, (X,)))
+        check(fast, plain, X)
+    before = fast.weight_hh_l0
+    with torch.enable_grad():
+        result = fast(X)[0].sum()
+    for module in (plain, fast):
+        module._parameters["weight_hh_l0"] = nn.Parameter(torch.ones(12, 4))
+    check(fast, plain, X)
+    found = torch.autograd.grad(result, before)
+    plain.weight_hh_l0 = before
+    with torch.enable_grad():
+        expected = torch.autograd.grad(plain(X)[0].sum(), before)
+    torch.testing.assert_close(found, expected)
+    assert fast.cache_info().builds <= 1
+
+
 def test_backward_uses_weights_and_mode_of_its_call() -> None:
     plain = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9), nn.Linear(4, 2)).eval()
     fast = decorate(plain)

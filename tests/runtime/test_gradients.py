@@ -130,6 +130,25 @@ def test_results_of_regions_may_be_no_tensors() -> None:
     torch.testing.assert_close(gradient(net, found[:1]), gradient(net, expected[:1]))
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        return self.second(y) if bool(y.sum() > 0) else y
+
+
+def test_tied_weights_of_regions_get_their_gradient_once() -> None:
+    net = Tied().eval()
+    fast: Any = tvmify(net, strict=True)
+    weight = net.first.weight
+    found = torch.autograd.grad(fast(X).sum(), weight)
+    torch.testing.assert_close(found, torch.autograd.grad(net(X).sum(), weight))
+
+
 def test_hooks_of_weights_run_once() -> None:
     eager = nn.Linear(3, 2).eval()
     fast = tvmify(copy.deepcopy(eager), cache=False)

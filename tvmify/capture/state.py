@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tvmify.capture.values import protect
-from tvmify.torch_compat.parts import key_part, parts
+from tvmify.torch_compat.parts import FLAT_WEIGHTS, FLAT_WEIGHTS_NAMES, key_part, parts
 
 
 class ModulePath(str):
@@ -56,10 +56,18 @@ class State:
         """Record an attribute, and return it with its tensors replaced by their names."""
         if name not in self.values:
             assert self.root is not None, f"{name} was not read while the graph was walked"
+            path, _, last = name.rpartition(".")
             owner: Any = self.root
-            for part in name.split("."):
+            for part in path.split(".") if path else ():
                 owner = owner.getattr(part)
-            self.values[name] = self._named(name, owner)
+            if last == FLAT_WEIGHTS and owner.hasattr(FLAT_WEIGHTS_NAMES):
+                # The parameters themselves: the list follows them in eager calls only.
+                names = owner.getattr(FLAT_WEIGHTS_NAMES)
+                inside = ModulePath(path)
+                values = [self.find(inside.attribute(weight)) for weight in names]
+            else:
+                values = self._named(name, owner.getattr(last))
+            self.values[name] = values
         return self.values[name]
 
     def _named(self, name: str, value: Any) -> Any:

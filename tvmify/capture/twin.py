@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tvmify.torch_compat.parts import hidden_names
+from tvmify.torch_compat.parts import follows_parameters, hidden_names
 
 
 def twin(module: torch.nn.Module) -> torch.nn.Module:
@@ -91,7 +91,7 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
         now, before = vars(ours), vars(theirs)
         tensors = _buffer_names(theirs)
         for key in now.keys() | before.keys():
-            if isinstance(ours, torch.nn.RNNBase) and key in _OF_PARAMETERS:
+            if follows_parameters(ours, key):  # torch.export assigns parameters
                 continue
             if key == "_non_persistent_buffers_set":
                 continue
@@ -110,8 +110,6 @@ _MISSING = object()
 #: Set by our own forward, and by transformers, which adds hooks when a forward first asks for
 #: hidden states; those are recorded like anything else.
 _HOOKS = ("forward", "_forward_hooks", "_output_capturing_hooks_installed")
-#: Written by torch's recurrent modules whenever a parameter is assigned, as ``torch.export`` does.
-_OF_PARAMETERS = ("_flat_weights", "_flat_weight_refs")
 
 
 def _same(now: Any, before: Any) -> bool:

@@ -38,7 +38,7 @@ def attach(
         The tensors of the call, none of which requires a gradient. Saving them lets autograd check
         in the backward that they are unchanged.
     weights
-        The tensors that may receive gradients.
+        The tensors that may receive gradients; tied ones may occur several times.
     outputs
         ``Artifact.outputs``. Arguments, tensors of the module and views of these already have their
         gradients. None if every tensor not given here was computed.
@@ -66,7 +66,8 @@ def attach(
     places = [i for i in dict.fromkeys(whole.values()) if _is_differentiable(leaves[i])]
     if not places:
         return result
-    wanted = [weight for weight in weights if weight.requires_grad]
+    # Each once, even if several names lead to it: it gets all of its gradient in one place.
+    wanted = list(dict.fromkeys(weight for weight in weights if weight.requires_grad))
     # Detached, so that autograd does not see one result as a view of another.
     kept = [leaves[i].detach() if leaves[i]._is_view() else leaves[i] for i in places]
     attached = _Recompute.apply(_Recipe(eager, places, kept, len(wanted)), *wanted, *inputs)

@@ -26,7 +26,7 @@ from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
 from tvmify.runtime.native import Guard
 from tvmify.runtime.settings import PLAIN, settings_in
 from tvmify.signature import unreadable_kind
-from tvmify.torch_compat.parts import Part, parts, trains
+from tvmify.torch_compat.parts import Part, follows_parameters, parts, trains
 
 # Bookkeeping of nn.Module: the parts that matter (parameters, hooks …) are watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
@@ -202,6 +202,7 @@ class _Watching:
         self._sizes.append((attributes, len(attributes)))
         for name, value in attributes.items():
             is_state = name not in _BOOKKEEPING and not name.startswith(DISPATCHER)
+            is_state = is_state and not follows_parameters(module, name)
             if is_state and not self._may_change(part, name, value):
                 self._slots.append((attributes, name, value))
                 self._add_value(part, name, value)

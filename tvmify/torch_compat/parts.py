@@ -16,6 +16,10 @@ _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _HOLDERS = (*_SEQUENCES, *_SETS, dict, types.MethodType, functools.partial, nn.Module)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+#: Lists that torch's recurrent modules make of their parameters, and in each call make again if a
+#: parameter was replaced; the second names the parameters of the first.
+FLAT_WEIGHTS, FLAT_WEIGHTS_NAMES = "_flat_weights", "_flat_weights_names"
+_OF_PARAMETERS = (FLAT_WEIGHTS, "_flat_weight_refs")
 
 
 class Part(NamedTuple):
@@ -59,6 +63,11 @@ def parts(root: nn.Module) -> Iterator[Part]:
 def _is_same(module: nn.Module, root: nn.Module) -> bool:
     # A decorated instance shares everything it registers with the eager original.
     return module is root or module.__dict__.get("_parameters") is root.__dict__["_parameters"]
+
+
+def follows_parameters(module: nn.Module, name: str) -> bool:
+    """Whether an attribute only repeats parameters, so that it says nothing about a module."""
+    return name in _OF_PARAMETERS and isinstance(module, nn.RNNBase)
 
 
 def trains(module: nn.Module) -> bool:
