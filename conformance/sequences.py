@@ -2,10 +2,10 @@
 
     python -m conformance.sequences [--sequences 300] [--seed 0]
 
-The same happens to a decorated module and to one that is not: calls in all modes, writes to
-weights, hooks, copies (`conformance.events`). After each event, results, weights, gradients,
-kept tensors, what shares memory, and the random generator have to be those of eager. The counts
-go into docs/coverage.md.
+The same happens to a decorated module and to one that is not: calls in all modes
+(`conformance.events`), writes to weights, hooks, copies (`conformance.changes`). After each event,
+results, weights, gradients, kept tensors, what shares memory, and the random generator have to be
+those of eager. The counts go into docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from conformance import changes  # noqa: F401 - which adds events
 from conformance.events import EVENTS, Side
 from conformance.operators import COMPILED, EAGER, Result
 from conformance.programs import explore, publish
@@ -65,7 +66,7 @@ class Setup:
         torch.manual_seed(0)
         module = MODULES[self.module]().train(self.training)
         options: dict[str, Any] = {"compare": False, "progress": False, **dict(self.options)}
-        decorated: nn.Module = tvmify(copy.deepcopy(module), **options)
+        decorated: Any = tvmify(copy.deepcopy(module), **options)
         return Side(decorated, is_decorated=True), Side(module, is_decorated=False)
 
 
