@@ -67,9 +67,9 @@ MUTANTS ?= 100000
 JOBS ?= 2
 # What calls our native code from several threads.
 THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behaviour/test_serving.py \
-    dispatch/test_dispatcher.py::test_threads_that_call_first_together_build_once \
+    dispatch/test_dispatcher.py::test_concurrent_first_calls_build_once \
     dispatch/test_on_miss.py::test_threads_call_while_the_worker_builds \
-    torch_compat/test_tracing.py::test_threads_that_compile_different_modules_all_do \
+    torch_compat/test_tracing.py::test_threads_compile_different_modules \
     behaviour/test_state.py::test_threads_of_one_stateful_module)
 SAMPLES ?= 0
 PROGRAMS ?= 2000

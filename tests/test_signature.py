@@ -38,9 +38,7 @@ def test_signature_names_structure_leaves_and_values() -> None:
         (torch.empty(1, dtype=torch.int8).expand(2**31), "2147483648 elements"),
     ],
 )
-def test_tensors_that_native_code_would_misread_are_refused(
-    tensor: torch.Tensor, word: str
-) -> None:
+def test_unreadable_tensors_are_refused(tensor: torch.Tensor, word: str) -> None:
     with pytest.raises(UnsupportedInput, match=word):
         Signature.of((tensor,), {})
 

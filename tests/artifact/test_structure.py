@@ -155,7 +155,7 @@ def _assign(x: torch.Tensor, box: Box) -> torch.Tensor:
         (_assign, lambda: Box(X)),
     ],
 )
-def test_a_container_that_is_changed_is_changed(
+def test_container_changes_reach_the_caller(
     function: Callable[..., Any], make: Callable[[], Any], inference: None
 ) -> None:
     fast = decorate(function)
@@ -201,7 +201,7 @@ def test_structure_round_trips_or_is_refused(result: Any) -> None:
         assert structure_of(text) == structure
 
 
-def test_keys_that_text_does_not_keep_run_in_eager(inference: None) -> None:
+def test_unsupported_result_keys_run_eager(inference: None) -> None:
     fast = decorate(lambda x: {(1, 2): x + 1})
     with pytest.warns(TvmifyWarning, match="structure of the result"):
         assert torch.equal(fast(X)[1, 2], X + 1)
@@ -217,7 +217,7 @@ def test_torch_return_types_are_supported(inference: None) -> None:
     assert torch.equal(result["two"].indices, function(x)["two"].indices)
 
 
-def test_a_size_stays_one_in_the_arguments_that_are_kept(inference: None) -> None:
+def test_torch_size_is_kept_in_examples(inference: None) -> None:
     function, args, kwargs = CALLS["a size"]
     fast: Any = decorate(function, strict=True)
     fast(*args, **kwargs)

@@ -39,7 +39,7 @@ def target_of(cpu: str) -> dict[str, object]:
 
 @pytest.mark.skipif(not EMULATED.exists(), reason="make aarch64 sets up an emulator, and did not")
 @pytest.mark.parametrize("cpu", CPUS)
-def test_a_file_for_several_processors_runs_by_the_best_that_fits(cpu: str, tmp_path: Path) -> None:
+def test_file_for_several_processors_uses_the_best_fit(cpu: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 32), nn.Softmax(-1)

@@ -154,7 +154,7 @@ def test_regions_of_other_settings() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda module: module, Starred], ids=["scripted", "exported"])
-def test_a_module_that_asks_whether_autocast_is_on(wrap: Any) -> None:
+def test_module_querying_autocast(wrap: Any) -> None:
     fast = decorate(wrap(Asking().eval()).eval(), strict=True)
     for enabled in (True, False):
         with torch.no_grad(), torch.autocast("cpu", enabled=enabled):
@@ -172,7 +172,7 @@ def test_einsum_of_two_dtypes(rows: int, caplog: pytest.LogCaptureFixture) -> No
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_program_that_was_scripted_before_is_used_under_autocast() -> None:
+def test_scripted_program_is_reused_under_autocast() -> None:
     # TorchScript writes casts into graphs that it makes under autocast, by rules of its own.
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)).eval()
     fast: Any = decorate(net, strict=True)

@@ -362,7 +362,7 @@ def test_replaced_collection_items_are_detected(change: Callable[[Any], Any]) ->
     ],
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_tensors_that_no_program_reads_may_be_of_any_kind(odd: Callable[[], torch.Tensor]) -> None:
+def test_unread_tensors_may_be_of_any_kind(odd: Callable[[], torch.Tensor]) -> None:
     plain: Any = Net().eval()
     fast = decorate(plain, strict=True)
     fast.unused = plain.unused = odd()
@@ -413,7 +413,7 @@ def changes_of(inner: Any) -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("how", HOLDERS)
-def test_changes_of_a_module_that_is_not_registered_are_noticed(how: str) -> None:
+def test_unregistered_modules_are_watched(how: str) -> None:
     inner: list[Any] = []
 
     def hold(module: Any) -> Any:
@@ -454,7 +454,7 @@ def test_parent_module_is_not_watched() -> None:
     assert child.cache_info().hits == 3
 
 
-def test_gradients_reach_weights_of_modules_that_are_not_registered() -> None:
+def test_gradients_reach_unregistered_modules() -> None:
     plain: Any = Holder(*HOLDERS["list"]).eval()
     fast = decorate(plain)
     with torch.enable_grad():
@@ -625,7 +625,7 @@ def test_forward_mode_is_an_error_if_strict() -> None:
     fast(X)
 
 
-def test_weights_that_were_one_are_told_apart_later() -> None:
+def test_untied_weights_are_distinguished() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

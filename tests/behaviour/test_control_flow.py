@@ -286,7 +286,7 @@ def test_state_and_gradients_together_stay_with_eager() -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_a_plain_module_that_sets_attributes_stays_with_eager() -> None:
+def test_plain_module_setting_attributes_stays_eager() -> None:
     net = decorated(Counts)
     with pytest.warns(TvmifyWarning, match="attribute"):
         net(torch.randn(2, 4))

@@ -191,7 +191,7 @@ def test_strict_refuses_unknown_shapes(saved: Saved, build: Path) -> None:
         ("text.pt", b"not an archive", "failed reading zip archive"),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_named(
+def test_unloadable_file_is_named(
     name: str, content: bytes | None, message: str, build: Path, tmp_path: Path
 ) -> None:
     if content is not None:

@@ -22,7 +22,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_a_page_names_exist(page: Path) -> None:
+def test_named_files_exist(page: Path) -> None:
     code = re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8"))
     named = {path for text in code for path in PATH.findall(text)} - OTHERS
     missing = {path for path in named if not any((base / path).exists() for base in BASES)}

@@ -53,7 +53,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def test_a_cache_that_was_filled_without_a_gpu_serves(machine: Machine, cache_directory: Path):
+def test_cache_filled_without_gpu_is_used(machine: Machine, cache_directory: Path):
     assert machine.call(None, compare=False).builds == 1
     for driver in ("12.8", "13.0"):
         info = machine.call(driver, compare=False)

@@ -43,7 +43,7 @@ def test_minilm_with_its_real_weights(inference: None) -> None:
     assert "captured by: export" in str(fast.explain())
 
 
-def test_hidden_states_that_transformers_collects_by_hooks(inference: None) -> None:
+def test_hidden_states_collected_by_hooks(inference: None) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 50, "hidden_size": 16, "embedding_size": 16, "intermediate_size": 16}
     config = transformers.ElectraConfig(num_hidden_layers=2, num_attention_heads=2, **sizes)

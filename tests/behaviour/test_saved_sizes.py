@@ -77,7 +77,7 @@ def test_unseen_lengths_run_without_the_compiler(tmp_path: Path, small: nn.Modul
     assert done.stdout.split() == ["2"]  # the first length alone, and any
 
 
-def test_all_classes_that_were_made_are_saved_once(tmp_path: Path, small: nn.Module) -> None:
+def test_each_size_class_is_saved_once(tmp_path: Path, small: nn.Module) -> None:
     fast = called(small, 3, 5, 20, 30, 100)
     builds = fast.cache_info().builds
     tvmify.save(fast, tmp_path / "all.pt")
@@ -118,7 +118,7 @@ def test_true_saves_a_program_for_many_shapes_without_a_call(
     check(tvmify.load(tmp_path / "model.pt", strict=True), small, 2, 6, 40)
 
 
-def test_named_calls_have_programs_of_their_own(tmp_path: Path, small: nn.Module) -> None:
+def test_keyword_calls_have_separate_programs(tmp_path: Path, small: nn.Module) -> None:
     fast = called(small)
     tvmify.save(fast, tmp_path / "model.pt", signatures=[[(3, 8)], [(5, 8)]])
     loaded = tvmify.load(tmp_path / "model.pt", strict=True)
@@ -155,7 +155,7 @@ def test_declared_sizes_are_saved_without_a_call(tmp_path: Path, small: nn.Modul
         loaded(rows(41))
 
 
-def test_dims_that_cannot_vary_are_not_saved(tmp_path: Path) -> None:
+def test_invariable_dims_are_not_saved(tmp_path: Path) -> None:
     module = nn.Upsample(scale_factor=1.3, mode="bicubic").eval()
     with pytest.raises(tvmify.SaveError, match="nothing of Upsample could be compiled"):
         tvmify.save(module, tmp_path / "model.pt", signatures=[[(1, 3, Dim("height"), 8)]])

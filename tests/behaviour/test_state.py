@@ -233,7 +233,7 @@ def test_mutated_argument_is_returned_as_itself(no_grad: None):
 
 
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.view(3, 4)], ids=["itself", "view"])
-def test_arguments_that_share_memory_are_for_eager(view: Callable[..., Any], no_grad: None):
+def test_aliased_arguments_run_eager(view: Callable[..., Any], no_grad: None):
     fast = decorate(handed_on)
     fast(*given(handed_on))
     (ours,), (theirs,) = inputs(1, 3, 4), inputs(1, 3, 4)
@@ -255,7 +255,7 @@ def test_unwritable_argument_is_refused_as_in_eager(no_grad: None):
         fast(x)
 
 
-def test_an_argument_that_is_a_weight_is_for_eager(no_grad: None):
+def test_weight_as_argument_runs_eager(no_grad: None):
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -321,7 +321,7 @@ def test_results_share_memory_as_in_eager(function: Callable[..., Any], no_grad:
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_results_that_are_buffers_weights_and_views_of_results(grad: bool):
+def test_results_may_be_buffers_weights_and_views(grad: bool):
     plain = Views().eval()
     fast = decorate(plain, strict=True)
     (x,) = inputs(1, 3, 4)
@@ -410,7 +410,7 @@ def test_a_packed_copy_does_not_outlive_a_write(first: bool, no_grad: None):
         assert torch.allclose(fast(X[0], write), reference(X[0], write), atol=1e-4)
 
 
-def test_a_buffer_that_shares_memory_is_for_eager(no_grad: None):
+def test_aliased_buffer_runs_eager(no_grad: None):
     plain = Counter().eval()
     plain.register_buffer("other", plain.calls.view(1))
 
@@ -496,7 +496,7 @@ def test_a_second_process_finds_the_code(no_grad: None):
     assert again.calls == 2 and again.cache_info().builds == 0
 
 
-def test_files_say_that_they_cannot_hold_it(tmp_path: Any, no_grad: None):
+def test_saving_state_is_refused(tmp_path: Any, no_grad: None):
     example = (X[0],)
     for program in (Counter().eval(), twice_written):
         with pytest.raises(tvmify.SaveError, match="writes to"):

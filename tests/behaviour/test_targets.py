@@ -58,7 +58,7 @@ def test_each_target_matches_eager(row: str) -> None:
     assert fast.cache_info().builds + fast.cache_info().disk_hits == 1
 
 
-def test_a_file_for_all_rows_runs_by_the_first_that_fits(tmp_path: Path) -> None:
+def test_file_for_all_rows_uses_the_first_fit(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(4, 3, 8, 8)
     wanted = [row for row in reversed(ROWS) if runs(row)]

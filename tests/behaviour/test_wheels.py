@@ -78,7 +78,7 @@ def test_the_result_has_each_native_part_and_asks_for_one_of_its_pytorches(tmp_p
     assert "Requires-Dist: numpy>=1.24\n" in metadata
 
 
-def test_wheels_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+def test_mismatched_wheels_are_refused(tmp_path: Path) -> None:
     first = wheel(tmp_path, "2.11")
     refused = merge(tmp_path, first, wheel(tmp_path, "2.14", python="x = 2\n"))
     assert refused.returncode == 1

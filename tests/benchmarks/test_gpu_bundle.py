@@ -34,7 +34,7 @@ assert not any(name.startswith("tvmify.compiler") for name in sys.modules)
 
 
 @needs_nvcc
-def test_the_archive_holds_all_that_runs_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_archive_is_self_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TVMIFY_CACHE_DIR", str(tmp_path / "cache"))
     archive = tmp_path / "bundle.tar.xz"
     gpu_bundle.main(["--cases", "mlp_1", "--output", str(archive)])

@@ -81,7 +81,7 @@ def test_goals_are_met_up_to_their_bound() -> None:
     assert all(goal.subject != "vgg16" for goal in goals([resnet()]))
 
 
-def test_a_goal_that_was_not_measured_is_not_met() -> None:
+def test_unmeasured_goal_is_not_met() -> None:
     (row,) = rows([measured("resnet18", "tvmify", 1.0)])
     assert not any(goal.met for goal in goals([row]))
 

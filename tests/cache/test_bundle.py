@@ -181,7 +181,7 @@ def test_a_cut_archive_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
-def test_a_directory_that_is_not_private_is_an_error(full: DiskCache, tmp_path: Path) -> None:
+def test_shared_directory_is_an_error(full: DiskCache, tmp_path: Path) -> None:
     path = tmp_path / "cache.zip"
     export(path)
     (tmp_path / "open").mkdir(mode=0o777)

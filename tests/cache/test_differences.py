@@ -86,7 +86,7 @@ def test_each_kind_of_entry(entry: str, old: str, new: str, lines: list[str]) ->
     assert all(" → " in line for line in back)
 
 
-def test_an_operation_more_is_one_line_though_it_renumbers_all_that_follow() -> None:
+def test_added_operation_is_a_one_line_difference() -> None:
     without = changed(program=WITHOUT_RELU)
     assert differences(KEY, without) == ["program: op 3 aten::relu → (not there)"]
     assert differences(without, KEY) == ["program: op 3 (not there) → aten::relu"]

@@ -21,7 +21,7 @@ from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
 from tvmify.cache.manifest import Manifest, library_file
 
 
-def test_an_entry_is_one_directory_that_only_the_user_reads(tmp_path: Path) -> None:
+def test_entry_directory_is_private(tmp_path: Path) -> None:
     directory = tmp_path / "cache"
     DiskCache(directory).store(KEY, artifact())
     assert [path.name for path in directory.iterdir()] == [KEY.digest]
@@ -92,7 +92,7 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(
     assert cache.counts["quarantined"] == 1
 
 
-def test_a_directory_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
+def test_failing_mkdir_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = DiskCache(tmp_path / "file" / "cache")
     with pytest.warns(TvmifyWarning, match="in memory only"):

@@ -26,5 +26,5 @@ def test_text_cannot_move_between_entries() -> None:
     assert Key({"a": "1\nb 2"}).digest != Key({"a": "1", "b": "2"}).digest
 
 
-def test_entries_that_only_one_has_differ() -> None:
+def test_missing_entries_differ() -> None:
     assert Key({"a": "1"}).differences(Key({"a": "1", "b": "2"})) == ["b"]

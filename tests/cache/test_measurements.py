@@ -74,7 +74,7 @@ def test_without_a_directory_they_stay_in_memory() -> None:
     assert measurements.best("work", NAMES) == "other"
 
 
-def test_a_directory_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+def test_unwritable_directory_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     measurements = Measurements(tmp_path / "file", "cpu")
     with pytest.warns(TvmifyWarning, match="kept in memory only"):

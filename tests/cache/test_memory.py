@@ -51,7 +51,7 @@ def test_evicted_value_is_a_miss() -> None:
     assert cache.load("b") is None
 
 
-def test_an_alias_leads_to_the_value_as_long_as_that_is_kept() -> None:
+def test_alias_lives_as_long_as_its_value() -> None:
     cache: MemoryCache[str] = MemoryCache(2)
     cache.store("general", "value")
     cache.alias("exact", "general")
@@ -87,7 +87,7 @@ def test_more_keys_than_are_kept_at_hand_are_found() -> None:
     assert (cache.hits, cache.misses) == (400, 0)
 
 
-def test_an_alias_that_leads_elsewhere_is_followed() -> None:
+def test_retargeted_alias_is_followed() -> None:
     cache: MemoryCache[str] = MemoryCache(2)
     cache.store("a", "A")
     cache.store("b", "B")

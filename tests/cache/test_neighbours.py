@@ -20,7 +20,7 @@ def test_the_nearest_of_the_older_entries(tmp_path: Path) -> None:
     ]
 
 
-def test_a_program_that_is_not_on_disk_any_more(tmp_path: Path) -> None:
+def test_program_removed_from_disk(tmp_path: Path) -> None:
     other = add(tmp_path)
     lines = Neighbours(tmp_path).lines(Key(ENTRIES | {"torch": "1"}))
     assert other.digest in lines[0] and lines[1:] == ["torch: 1 → 2.13.0"]

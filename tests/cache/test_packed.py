@@ -79,14 +79,14 @@ def test_a_name_cannot_end_at_a_zero() -> None:
         packed.unpack(content.replace(b"#../x", b"\0../x"))
 
 
-def test_members_that_are_there_twice_are_refused() -> None:
+def test_duplicate_members_are_refused() -> None:
     with pytest.warns(UserWarning, match="Duplicate"):
         content = archive([*members().items(), (LIBRARY, b"other")])
     with pytest.raises(CacheError, match=r"two records of one name: .*module.so"):
         packed.unpack(content)
 
 
-def test_members_that_are_missing_are_named() -> None:
+def test_missing_members_are_named() -> None:
     for name in (MANIFEST, LIBRARY):
         kept = [(n, content) for n, content in members().items() if n != name]
         with pytest.raises(CacheError, match=f"{name}' is missing"):

@@ -175,7 +175,7 @@ def test_a_failing_remote_is_one_warning_and_then_a_pause(troubled: type[Trouble
     assert shared.counts == {"failed": 2, "skipped": 8}
 
 
-def test_a_remote_that_cannot_be_written_is_read(troubled: type[Troubled]) -> None:
+def test_read_only_remote_is_read(troubled: type[Troubled]) -> None:
     RemoteCache("troubled://bucket").store(KEY, artifact())
     troubled.error["write"] = PermissionError("read only")
     shared = RemoteCache("troubled://bucket")

@@ -160,14 +160,14 @@ def test_strides_of_the_example_do_not_matter(wrap: Callable[[nn.Module], nn.Mod
     assert torch.equal(exported.module()(contiguous), module(contiguous))
 
 
-def test_only_tensors_that_are_read_are_weights() -> None:
+def test_only_read_tensors_are_weights() -> None:
     program = capture(nets.TensorAttributes().eval(), (torch.rand(*X),), {})
     assert set(program.weights) == {
         "linear.weight", "linear.bias", "plain", "unsaved", "tables.0", "tables.1"
     }  # fmt: skip
 
 
-def test_weights_that_are_replaced_later_count() -> None:
+def test_replaced_weights_are_used() -> None:
     module = nets.TensorAttributes().eval()
     x = torch.rand(*X)
     program = capture(module, (x,), {})
@@ -266,7 +266,7 @@ def test_local_tensor_may_be_written() -> None:
     _check(nets.WritesCopy(), (torch.rand(3),), {}, "torchscript")
 
 
-def test_arguments_that_annotations_exclude_go_to_export() -> None:
+def test_arguments_contradicting_annotations_use_export() -> None:
     def first(items, shift: float = 1.0):  # type: ignore[no-untyped-def]
         return items[0] + shift
 

@@ -113,7 +113,7 @@ def test_draws_match_eager(compute, compiled: bool, with_gradients: bool) -> Non
             fast.refresh()
 
 
-def test_control_flow_that_draws_has_the_gradients_of_eager() -> None:
+def test_gradients_through_drawing_control_flow_match_eager() -> None:
     class Flow(nn.Module):
         def __init__(self) -> None:
             super().__init__()

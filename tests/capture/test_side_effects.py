@@ -130,7 +130,7 @@ def test_prints(make: type[nn.Module], capsys: pytest.CaptureFixture[str]) -> No
     assert fast.cache_info().builds and not fast.cache_info().eager
 
 
-def test_explain_names_the_line_that_prints() -> None:
+def test_explain_names_the_printing_line() -> None:
     text = str(explain(called(Printing(), times=1)))
     line = Printing.forward.__code__.co_firstlineno + 1
     assert f"forward prints ({__file__}:{line})" in text

@@ -51,7 +51,7 @@ def test_a_twin_is_a_tree_of_its_own() -> None:
     assert not module.flag
 
 
-def test_modules_that_torch_fx_generated() -> None:
+def test_fx_generated_modules() -> None:
     graph_module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
     x = torch.rand(2, 3)
     assert torch.equal(twin(graph_module)(x), graph_module(x))
@@ -95,7 +95,7 @@ class Recording(nn.Module):
         return found
 
 
-def test_hooks_that_hand_outputs_on_are_recorded() -> None:
+def test_hooks_passing_outputs_on_are_recorded() -> None:
     module = Recording()
     program = capture(module, (torch.rand(2, 3),), {})
     assert not hasattr(module, "_output_capturing_hooks_installed")
@@ -115,7 +115,7 @@ class Named(nn.Module):
 KNOWN = {str(Named): 3}
 
 
-def test_a_module_that_is_recorded_keeps_the_name_of_its_class() -> None:
+def test_recorded_module_keeps_its_class_name() -> None:
     x = torch.rand(2, 3)
     program = capture(Named(), (x,), {})
     assert program.method == "export"

@@ -43,9 +43,7 @@ def test_the_package_is_the_command(cache_directory: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", ["--help", "--version", "list", "show 0", "verify", "prune", "clear -y", "list -h"]
 )
-def test_commands_that_compute_nothing_do_not_import_torch(
-    arguments: str, cache_directory: Path
-) -> None:
+def test_light_commands_do_not_import_torch(arguments: str, cache_directory: Path) -> None:
     add(cache_directory)
     script = f"""
 import sys

@@ -27,7 +27,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
 
 
-def test_an_installation_that_works(cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_working_installation_passes(
+    cache_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # of a checkout that is not installed
     add(cache_directory)
     result = run("doctor", "--cache", cache_directory)
@@ -89,7 +91,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PyTorch 2." in statuses["supported"].detail
 
 
-def test_a_pytorch_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_pytorch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     text = supported.complaint("2.9.1")
     monkeypatch.setattr(supported, "installed_torch", lambda: "2.9.1")
     finding = {finding.subject: finding for finding in findings.versions()}["supported"]
@@ -97,7 +99,7 @@ def test_a_pytorch_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert f"pip install '{supported.torch_requirement()}'" in finding.advice
 
 
-def test_a_native_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unloadable_native_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> str:
         raise NativeLibraryError("built for another")
 
@@ -121,21 +123,19 @@ def test_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "OMP_NUM_THREADS=" in threads.advice
 
 
-def test_a_directory_that_is_not_private(tmp_path: Path) -> None:
+def test_shared_directory_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     finding = found("--cache", tmp_path)["cache"]
     assert finding["status"] == ERROR and "chmod 700" in finding["detail"]
 
 
-def test_a_directory_that_is_not_there_yet(cache_directory: Path) -> None:
+def test_missing_directory_is_accepted(cache_directory: Path) -> None:
     finding = found()["cache"]
     assert finding["status"] == OK and str(cache_directory) in finding["detail"]
     assert not cache_directory.exists()
 
 
-def test_a_directory_that_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(dir: Path) -> None:
         raise PermissionError(13, "Permission denied", str(dir))
 
@@ -179,7 +179,7 @@ def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("echo $$", "different numbers"),
     ],
 )
-def test_a_round_trip_that_fails(
+def test_failing_round_trip_is_reported(
     program: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"

@@ -11,7 +11,7 @@ from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.cache.stored import LIBRARY, MANIFEST
 
 
-def test_a_listing_begins_with_what_was_used_last(tmp_path: Path) -> None:
+def test_listing_is_sorted_by_last_use(tmp_path: Path) -> None:
     old = add(tmp_path, 60)
     new = add(tmp_path, 0, inputs="0: int64[7] cpu\nT", torch="2.14.0")
     result = run("list", "--cache", tmp_path)
@@ -33,7 +33,7 @@ def test_the_directory_of_the_environment(cache_directory: Path) -> None:
     assert run("show", key.digest[:6]).exit_code == 0
 
 
-def test_a_listing_names_what_is_damaged(tmp_path: Path) -> None:
+def test_listing_names_damaged_entries(tmp_path: Path) -> None:
     key = add(tmp_path)
     (tmp_path / key.digest / MANIFEST).write_text("{}")
     result = run("list", "--cache", tmp_path)
@@ -62,7 +62,7 @@ def test_all_of_an_entry(tmp_path: Path) -> None:
     assert document["artifact"]["report"]["kernels"] == {"fused_relu": "elementwise"}
 
 
-def test_the_shapes_that_an_entry_serves(tmp_path: Path) -> None:
+def test_served_shapes_are_listed(tmp_path: Path) -> None:
     even = Condition("==", (Term("%", ("s0", 2)), 0))
     shapes = Shapes((Symbol("s0", 2, 512),), {0: (1, "s0")}, (even,), (48,))
     key = add(tmp_path, inputs="0: float32[1, s0] cpu\nT", shapes=shapes)
@@ -94,7 +94,7 @@ def test_a_damaged_entry_is_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "00"], ["verify"], ["prune"], ["clear"]])
-def test_a_directory_that_cannot_be_used(tmp_path: Path, command: list[str]) -> None:
+def test_unusable_directory_is_an_error(tmp_path: Path, command: list[str]) -> None:
     result = run(*command, "--cache", tmp_path / "none")
     assert result.exit_code == 2 and "is not a directory" in result.stderr
     (tmp_path / "open").mkdir()
@@ -106,7 +106,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path, command: list[str]) -> 
 EVIL = "\x1b[2J[link=x]y[/link]\u202e"
 
 
-def test_texts_of_an_entry_do_nothing_to_a_terminal(tmp_path: Path) -> None:
+def test_escape_sequences_in_entries_are_neutralized(tmp_path: Path) -> None:
     names = ("program", "inputs", "target", "options", "torch", "weights", "flavour")
     add(tmp_path)
     add(

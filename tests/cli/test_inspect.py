@@ -42,7 +42,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
 
 
-def test_it_prints_the_shapes_that_a_program_serves(tmp_path):
+def test_served_shapes_are_printed(tmp_path):
     even = Condition("==", (Term("%", ("s0", 2)), 0))
     shapes = Shapes((Symbol("s0", 2, 512),), {0: ("s0", 8)}, (even,), (48,))
     signature = DESCRIPTION["signatures"][0] | {"arguments": "(float32[_, _])"}
@@ -57,7 +57,7 @@ def test_it_prints_the_shapes_that_a_program_serves(tmp_path):
     assert "shapes that cannot be read" in run(saved(tmp_path, signatures=[signature])).output
 
 
-def test_it_prints_what_a_file_holds(tmp_path):
+def test_contents_of_a_file_are_printed(tmp_path):
     result = run(saved(tmp_path))
     assert result.exit_code == 0, result.output
     for text in (
@@ -126,7 +126,7 @@ def test_a_public_key(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["\x1b[2Jgone", "[link=x]y[/link]", "\ud800\u202e"])
-def test_texts_of_a_file_do_nothing_to_a_terminal(tmp_path, model):
+def test_escape_sequences_in_files_are_neutralized(tmp_path, model):
     path = saved(tmp_path, model=model)
     for options in ([], ["--json"]):
         result = run(path, *options)

@@ -24,7 +24,7 @@ def test_verify_moves_damaged_entries_aside(tmp_path: Path) -> None:
     assert [entry.digest for entry in DiskCache(tmp_path).entries()] == [whole.digest]
 
 
-def test_prune_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_prune_keeps_recent_entries(tmp_path: Path) -> None:
     keys = [add(tmp_path, 100 - number, torch=str(number)) for number in range(4)]
     result = run("prune", "--entries", 3, "--json", "--cache", tmp_path)
     assert result.exit_code == 0

@@ -45,7 +45,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_it_prints_what_became_of_each_signature(run: Any) -> None:
+def test_outcome_of_each_signature_is_printed(run: Any) -> None:
     result = run(Warming(BUILT, EAGER))
     assert result.exit_code == 1
     rows = result.stdout.splitlines()
@@ -123,7 +123,7 @@ def test_errors_of_use(run: Any, error: Exception) -> None:
     assert not result.stdout
 
 
-def test_an_interrupt_shows_what_is_done(run: Any) -> None:
+def test_interrupt_prints_finished_signatures(run: Any) -> None:
     result = run(Warming(BUILT, error=KeyboardInterrupt()), "--json")
     assert result.exit_code == 130
     assert json.loads(result.stdout)["outcomes"] == [BUILT._asdict()]

@@ -102,7 +102,7 @@ if turn < 2:
     assert {result.outcome for result in records.read(tmp_path).values()} == {CRASHED}
 
 
-def test_worker_that_never_starts_is_an_error(tmp_path: Path) -> None:
+def test_unstartable_worker_is_an_error(tmp_path: Path) -> None:
     plan = Plan(tmp_path, shards=1, samples=1, only=frozenset(), limit=60)
     with pytest.raises(RuntimeError, match="before its first case"):
         run(plan, 1, [*this_module([])[:1], "-c", "raise SystemExit(3)"], lambda *_: None)

@@ -25,7 +25,7 @@ class Undecorated(nn.Module, tvmify.Decorated):
 
 
 @pytest.mark.usefixtures("inference")
-def test_a_class_that_names_our_methods_as_a_base(tmp_path: Path) -> None:
+def test_decorated_as_base_class(tmp_path: Path) -> None:
     x = torch.randn(3)
     net = Typed().eval()
     for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net)), decorate(net)):

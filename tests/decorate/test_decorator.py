@@ -231,7 +231,7 @@ def test_copy_drops_the_state_of_module_compile(inference: None) -> None:
     assert torch.allclose(twin(X), Plain.forward(twin, X))
 
 
-def test_a_module_that_torch_compiled_runs_compiled_by_us(inference: None) -> None:
+def test_torch_compiled_module_runs_our_code(inference: None) -> None:
     plain = Plain().eval()
     plain.compile(backend="eager")
     fast = decorate(plain)

@@ -94,14 +94,12 @@ def test_methods_have_separate_signatures(coder: Any, inference: None) -> None:
     assert coder.encode.__doc__ == "Encode."
 
 
-def test_a_method_that_is_not_named_runs_as_it_is_and_calls_compiled_ones(
-    coder: Any, inference: None
-) -> None:
+def test_unnamed_method_calls_compiled_ones(coder: Any, inference: None) -> None:
     torch.testing.assert_close(coder(X), plain_of(coder)(X))
     assert coder.cache_info().entries == 2
 
 
-def test_a_forward_that_is_named_too_is_one_program(inference: None) -> None:
+def test_named_forward_is_one_program(inference: None) -> None:
     fast = decorate(Plain().eval(), methods=["forward", "encode"], strict=True)
     torch.testing.assert_close(fast(X), plain_of(fast)(X))
     assert builds(fast) == 1
@@ -110,9 +108,7 @@ def test_a_forward_that_is_named_too_is_one_program(inference: None) -> None:
 @pytest.mark.parametrize(
     ("method", "args"), [("error", ()), ("repeated", (1,)), ("repeated", (2,))]
 )
-def test_a_method_that_calls_the_module(
-    method: str, args: tuple[Any, ...], inference: None
-) -> None:
+def test_method_calling_the_module(method: str, args: tuple[Any, ...], inference: None) -> None:
     fast = decorate(Plain().eval(), methods=[method, "forward"], strict=True)
     torch.testing.assert_close(
         getattr(fast, method)(X, *args), getattr(plain_of(fast), method)(X, *args)
@@ -120,7 +116,7 @@ def test_a_method_that_calls_the_module(
     assert builds(fast) == 1
 
 
-def test_hooks_of_a_module_that_a_method_calls_run() -> None:
+def test_hooks_run_when_a_method_calls_the_module() -> None:
     fast: Any = decorate(Plain().eval(), methods=["error"])
     with torch.no_grad():
         fast.error(X)
@@ -231,7 +227,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("methods", ["encode", [], ["a", "a"], [1], 3])
-def test_lists_that_name_no_methods(methods: Any) -> None:
+def test_invalid_method_lists_are_refused(methods: Any) -> None:
     with pytest.raises(OptionError, match="methods"):
         decorate(methods=methods)
 

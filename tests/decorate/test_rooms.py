@@ -153,7 +153,7 @@ def test_attentions_have_a_column_for_each_token(networks: Any) -> None:
     assert found.attentions[0].shape == (2, 4, 1, 6)
 
 
-def test_a_model_that_fails_with_room_runs_without(networks: Any) -> None:
+def test_model_failing_with_room_runs_without(networks: Any) -> None:
     transformers: Any = pytest.importorskip("transformers")
 
     config = transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=1, n_head=4)

@@ -49,7 +49,7 @@ def test_cudnn_times_its_algorithms_in_the_first_call_if_tuned(
     assert not torch.backends.cudnn.benchmark
 
 
-def test_cudnn_is_left_alone_if_nothing_is_tuned(monkeypatch: pytest.MonkeyPatch):
+def test_cudnn_settings_are_kept_without_tuning(monkeypatch: pytest.MonkeyPatch):
     program: Any = Program(monkeypatch, {})
     check_results(program, (torch.ones(3),), lambda: 2 * torch.ones(3), is_tuned=False)
     assert program.benchmarked == [False]

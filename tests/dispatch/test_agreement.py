@@ -80,7 +80,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_code_for_a_gpu_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_wrong_gpu_code_is_not_used(monkeypatch: pytest.MonkeyPatch):
     wrong(monkeypatch)
     net = tvmify.tvmify(Doubled().eval())
     with pytest.warns(tvmify.TvmifyWarning, match="differ from those of eager .* Please report"):
@@ -92,7 +92,7 @@ def test_code_for_a_gpu_that_computes_something_else_is_not_used(monkeypatch: py
 
 
 @pytest.mark.usefixtures("on_a_gpu")
-def test_code_for_a_gpu_that_computes_the_same_is_used():
+def test_correct_gpu_code_is_used():
     net = tvmify.tvmify(Doubled().eval(), strict=True)
     assert torch.equal(net(torch.ones(3)), torch.full((3,), 2.0))
     assert "runs compiled" in str(net.explain())
@@ -146,7 +146,7 @@ def test_check_draws_allows_a_draw_of_another_thread() -> None:
     check_draws(run, lambda: x, None, differentiable=False)
 
 
-def test_check_draws_refuses_draws_that_eager_does_not_make() -> None:
+def test_check_draws_refuses_extra_draws() -> None:
     x = torch.zeros(3)
     with pytest.raises(NotCompiled, match="random numbers"):
         check_draws(lambda: x + torch.rand(3), lambda: x, None, differentiable=False)

@@ -81,7 +81,7 @@ def test_sizes_are_symbols_from_the_first_call_on(shapes: Any) -> None:
     assert builds(fast) == 1
 
 
-def test_limits_are_guards_and_other_calls_have_programs_of_their_own() -> None:
+def test_calls_beyond_limits_have_separate_programs() -> None:
     module = Linear()
     fast = compiled(module, {"x": {0: Dim("n", min=4, max=6)}})
     for rows in (4, 6, 5):
@@ -181,13 +181,13 @@ def test_wrong_values_are_found_at_decoration(shapes: Any, message: str) -> None
         ({"x": {0: Dim("n", max=4)}, "y": {0: Dim("n", min=5)}}, "the same limits"),
     ],
 )
-def test_dynamic_shapes_that_do_not_match_the_call_raise(shapes: Any, message: str) -> None:
+def test_mismatched_dynamic_shapes_raise(shapes: Any, message: str) -> None:
     fast = compiled(Pair(), shapes)
     with pytest.raises(OptionError, match=message):
         fast(drawn(4, 8), drawn(4), 3.0)
 
 
-def test_keys_that_an_argument_lacks_are_named() -> None:
+def test_missing_keys_are_named() -> None:
     fast = compiled(Nested(), {"parts": {"z": {0: Dim("n")}}})
     with pytest.raises(OptionError, match="for parts, which is a dict of 'x', 'y'"):
         fast({"x": drawn(4, 8), "y": drawn(4, 1)})
@@ -216,7 +216,7 @@ def test_maybe_mark_dynamic_makes_symbols() -> None:
     assert builds(fast) == 1
 
 
-def test_sizes_that_are_marked_static_have_programs_of_their_own() -> None:
+def test_static_sizes_have_separate_programs() -> None:
     module = Linear()
     fast = compiled(module, dynamic=True)
     check(fast, module, drawn(5, 8))

@@ -291,7 +291,7 @@ def count(net: Any, x: torch.Tensor) -> None:
     ],
     ids=["attribute", "list", "item", "dict"],
 )
-def test_a_module_that_changes_itself_is_left_to_eager(
+def test_self_modifying_module_runs_eager(
     change: Callable[[Any, torch.Tensor], object], name: str, captured: list[int]
 ) -> None:
     net = ChangesItself(change).eval()
@@ -342,7 +342,7 @@ def test_what_a_module_calls_is_compiled_if_it_changes_itself_each_time(*, count
     assert {part.name for part in method.parts} == {"Remembers.body"}
 
 
-def test_a_module_that_sets_itself_up_in_the_first_call_compiles_at_the_second() -> None:
+def test_module_initialized_by_first_call_compiles_at_second() -> None:
     def set_up(net: Any, x: torch.Tensor) -> None:
         if net.calls == 0:
             net.calls = 3
@@ -371,7 +371,7 @@ def test_training_runs_eager_with_one_warning_and_back() -> None:
         fast(X)
 
 
-def test_an_input_that_requires_grad_runs_eager_with_gradients() -> None:
+def test_input_requiring_grad_runs_eager() -> None:
     fast: Any = decorate(Scaled().eval())
     x = X.clone().requires_grad_()
     with pytest.warns(TvmifyWarning, match="an input requires a gradient"):
@@ -382,7 +382,7 @@ def test_an_input_that_requires_grad_runs_eager_with_gradients() -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_weights_that_require_grad_still_get_gradients() -> None:
+def test_weights_get_gradients() -> None:
     plain = Scaled().eval()
     fast: Any = decorate(plain, strict=True)
     result = fast(X)
@@ -673,7 +673,7 @@ def test_unsupported_module_runs_eager_with_a_reason(
         strict(X.clone())
 
 
-def test_an_argument_that_is_returned_is_the_same_object(inference: None) -> None:
+def test_returned_argument_is_the_same_object(inference: None) -> None:
     fast = decorate(lambda x: (x, x + 1), strict=True)
     assert fast(X)[0] is X
 
@@ -689,7 +689,7 @@ def test_results_belong_to_the_caller(inference: None) -> None:
     assert torch.equal(fast(X, X * 2), kept)
 
 
-def test_threads_that_call_first_together_build_once() -> None:
+def test_concurrent_first_calls_build_once() -> None:
     plain = Scaled().eval()
     fast: Any = decorate(plain, strict=True, dynamic=False)
     with torch.no_grad():

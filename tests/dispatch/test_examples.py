@@ -28,7 +28,7 @@ def test_every_form_of_a_warm_up_signature(signature: object) -> None:
     assert (made.kwargs, made.declared, made.dims) == ({}, {}, ())
 
 
-def test_sizes_of_a_warm_up_signature_that_vary() -> None:
+def test_dims_in_warm_up_signatures() -> None:
     n = Dim("n", max=9)
     signature = [5, (n, 3, Dim.AUTO), {"y": TensorSpec((Dim("n", min=4), Dim.AUTO), torch.int64)}]
     for sizes in None, (6, 7, 8):
@@ -71,6 +71,6 @@ def test_warm_up_refuses_invalid_signatures() -> None:
     ("signature", "size"),
     [((-1, 8), "-1"), ([(4,), (-1, 8)], "-1"), ([TensorSpec((-1, 8))], "-1"), ([("n", 8)], "'n'")],
 )
-def test_warm_up_names_what_is_no_size(signature: object, size: str) -> None:
+def test_warm_up_names_invalid_sizes(signature: object, size: str) -> None:
     with pytest.raises(WarmUpError, match=f"{size} is no size"):
         example_arguments(signature, torch.float32, CPU)

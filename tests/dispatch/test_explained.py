@@ -100,7 +100,7 @@ def test_regions_are_parts() -> None:
     assert compiled <= {"compiled", "eager"}
 
 
-def test_notebooks_show_text_that_is_no_markup() -> None:
+def test_notebook_output_is_escaped() -> None:
     fast = tvmify.tvmify(lambda x: x)  # its name has "<lambda>"
     shown = fast.explain()._repr_html_()
     assert shown.startswith("<pre>") and "&lt;lambda&gt;: 0 built" in shown

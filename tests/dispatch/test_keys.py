@@ -261,7 +261,7 @@ def test_the_gpu_of_a_call_names_the_architecture(monkeypatch: pytest.MonkeyPatc
         keys.target_of_call(on("cuda:1"), {"a": torch.zeros(2)}, None)
 
 
-def test_autocast_elsewhere_is_not_that_of_a_gpu() -> None:
+def test_autocast_of_another_device_is_refused() -> None:
     option = {"kind": "cuda", "arch": "sm_80"}
     assert keys.target_of_call(on("cpu"), {}, option).device == "cuda"
     with (

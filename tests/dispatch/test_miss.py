@@ -14,7 +14,7 @@ from tvmify import tvmify as decorate
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
-def test_key_entries_and_stages_are_logged_and_nothing_is_printed(
+def test_key_entries_and_stages_are_logged_not_printed(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], inference: None
 ) -> None:
     net: Any = decorate(nn.Linear(4, 4).eval(), progress=False)

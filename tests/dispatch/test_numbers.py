@@ -126,7 +126,7 @@ def test_floats_in_containers_and_keywords(inference: None) -> None:
     assert (fast.cache_info().entries, fast.cache_info().builds) == (1, 1)
 
 
-def test_a_float_that_is_returned(inference: None) -> None:
+def test_returned_float(inference: None) -> None:
     fast: Any = decorate(lambda x, f: (x * f, f, [f + 1]), strict=True)
     for value in (0.5, 1.5):
         result, same_value, (other,) = fast(X, value)
@@ -232,7 +232,7 @@ def test_sizes_are_not_number_arguments(inference: None) -> None:
     assert fast(X, torch.Size([2, 6])).shape == (2, 6)
 
 
-def test_ints_that_do_not_fit_are_part_of_the_key(inference: None) -> None:
+def test_large_ints_are_part_of_the_key(inference: None) -> None:
     fast: Any = decorate(lambda x, t: x * t, strict=True)
     for value in (2**31, 2**62, 7):
         assert torch.equal(fast(X, value), X * value)

@@ -84,7 +84,7 @@ def assert_same(fast: Any, x: torch.Tensor = X, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("on_miss", ["build", "background"])
-def test_only_a_build_that_a_call_waits_for_stops_collections(
+def test_only_foreground_builds_pause_garbage_collection(
     on_miss: str, worker: OnDemand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
@@ -466,7 +466,7 @@ def test_forked_child_has_its_own_builder(is_sent: bool) -> None:
     assert (result.returncode, result.stdout) == (0, "both\n"), result.stderr
 
 
-def test_a_warning_that_is_an_error_is_no_reason_to_run_in_eager(
+def test_warning_as_error_does_not_end_in_eager(
     inference: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TVMIFY_CACHE_DIR", "/dev/null/warned")

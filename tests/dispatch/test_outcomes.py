@@ -42,7 +42,7 @@ def test_evicted_signature_is_neither_captured_nor_built_again(
     assert "evicted: 3" in str(net.explain())
 
 
-def test_a_module_that_keeps_missing_is_left_to_eager(captured: list[int], inference: None) -> None:
+def test_repeated_misses_end_in_eager(captured: list[int], inference: None) -> None:
     net: Any = decorate(Exported().eval(), cache_size=2, dynamic=False)
     with pytest.warns(TvmifyWarning) as warned:
         for count in (1, 2, 3, 4, 5, 6, 5, 6, 3, 4):

@@ -141,7 +141,7 @@ def test_gpu_tensors_are_recreated_without_a_gpu() -> None:
     assert [tuple(x.shape) for x in (*tensors, named["x"])] == [(2, 3), (4,)]
 
 
-def test_a_gradient_that_is_asked_for_counts_where_it_can_be_had() -> None:
+def test_requires_grad_is_recorded_where_gradients_are_enabled() -> None:
     wanted = X.clone().requires_grad_()
     assert back(wanted).requires_grad
     with torch.no_grad():

@@ -23,7 +23,7 @@ class Checked(nn.Module):
         return x.relu()
 
 
-def test_a_call_that_raises_in_eager_raises_that_alone(recwarn: pytest.WarningsRecorder) -> None:
+def test_eager_errors_are_raised_without_warnings(recwarn: pytest.WarningsRecorder) -> None:
     fast: Any = decorate(Checked().eval(), cache=False)
     for _ in range(2):
         with pytest.raises(ValueError, match="too large"):
@@ -36,7 +36,7 @@ def test_a_call_that_raises_in_eager_raises_that_alone(recwarn: pytest.WarningsR
     assert linear.cache_info().builds == 1
 
 
-def test_a_call_that_returns_warns_once() -> None:
+def test_successful_call_warns_once() -> None:
     fast: Any = decorate(Checked().eval(), cache=False)
     with pytest.raises(ValueError, match="too large"):
         fast(X + 5)

@@ -21,7 +21,7 @@ def test_a_request_without_tensors_asks_for_the_same() -> None:
     assert all(leaf is not x and leaf is not y for leaf in later.leaves)
 
 
-def test_the_target_is_that_of_the_options_unless_another_is_named() -> None:
+def test_named_target_overrides_the_option() -> None:
     assert Request.of((), {}, OPTIONS).target == "llvm"
     assert Request.of((), {}, OPTIONS, {"kind": "cuda"}).target == {"kind": "cuda"}
 

@@ -232,7 +232,7 @@ def test_dynamic_views_alias_as_in_eager() -> None:
     assert fast.cache_info().builds == 2
 
 
-def test_shapes_that_were_served_are_hits() -> None:
+def test_served_shapes_are_hits() -> None:
     module = Linear()
     fast = compiled(module)
     for rows in (3, 5, 6):
@@ -245,7 +245,7 @@ def test_shapes_that_were_served_are_hits() -> None:
     assert after.hits == before.hits + 4
 
 
-def test_another_shape_sees_weights_that_have_changed_since() -> None:
+def test_other_shapes_see_changed_weights() -> None:
     net = Linear()
     fast = compiled(net, dynamic=True)
     for rows in (2, 5, 6, 5, 7):
@@ -295,7 +295,7 @@ def test_each_kind_of_call_may_have_symbolic_programs(monkeypatch: pytest.Monkey
     assert fast.cache_info().builds == 4
 
 
-def test_sizes_0_and_1_have_programs_of_their_own() -> None:
+def test_sizes_0_and_1_have_separate_programs() -> None:
     module = Linear()
     fast = compiled(module, strict=False, compare=False)
     for rows in (3, 5, 1, 0, 4):
@@ -304,7 +304,7 @@ def test_sizes_0_and_1_have_programs_of_their_own() -> None:
     assert info.builds + info.eager == 4
 
 
-def test_programs_that_differ_in_a_constant_size_keep_their_calls() -> None:
+def test_programs_with_other_constant_sizes_keep_their_calls() -> None:
     module = nn.GELU()
     fast = compiled(module, dynamic=True)
     for rows in (17, 0, 1, 0, 1):
@@ -321,7 +321,7 @@ def test_a_branch_on_a_size_leads_to_two_programs() -> None:
     assert fast.cache_info().builds == 3  # one for 3, one for odd numbers, one for even ones
 
 
-def test_sizes_that_were_equal_by_chance_may_differ_later() -> None:
+def test_accidentally_equal_sizes_may_differ_later() -> None:
     module = Pair()
     fast = compiled(module)
     for rows, others in ((3, 3), (5, 5), (6, 6), (4, 7), (7, 4)):
@@ -393,7 +393,7 @@ def test_one_program_serves_images_of_any_size(name: str) -> None:
     assert (info.builds, info.eager) == (1, 0)
 
 
-def test_images_of_a_few_sizes_have_programs_of_their_own() -> None:
+def test_few_image_sizes_have_separate_programs() -> None:
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
     fast = compiled(module)
     for size in (17, 19, 18, 23):
@@ -428,7 +428,7 @@ class Six(nn.Module):
         return x * 2 if x.size(0) == 6 else x - 1
 
 
-def test_explain_shows_the_sizes_that_are_constants_of_a_program() -> None:
+def test_explain_shows_constant_sizes() -> None:
     fast = compiled(Six(), dynamic=True)
     for columns in (4, 5):
         check(fast, Six(), drawn(6, columns))
@@ -525,7 +525,7 @@ def test_ungeneralisable_dim_warns_and_builds_one_size() -> None:
 
 
 @pytest.mark.parametrize("size", [Dim.STATIC, Dim("n", max=1)])
-def test_a_dim_that_does_not_vary_is_refused(size: Any) -> None:
+def test_invariable_dim_is_refused(size: Any) -> None:
     with pytest.raises(WarmUpError, match="is static"):
         compiled(Linear()).warmup([(size, 8)])
 
@@ -604,7 +604,7 @@ class CountedScripted(Linear):
 
 
 @pytest.mark.parametrize("cls", [Counted, CountedScripted])
-def test_sizes_among_results_are_those_of_the_call(cls: type[Linear]) -> None:
+def test_returned_sizes_are_those_of_the_call(cls: type[Linear]) -> None:
     module = cls()
     fast = compiled(module)
     for rows in (3, 5, 6, 4, 64):
@@ -660,7 +660,7 @@ def test_forgetting_the_signatures_of_a_program_builds_none(
     assert (fast.cache_info().builds, fast.cache_info().eager) == (2, 0)
 
 
-def test_a_number_that_decides_on_shapes_is_part_of_the_key_for_any_sizes() -> None:
+def test_shape_deciding_number_is_part_of_the_key() -> None:
     module = Cut()
     fast = compiled(module)
     for rows, scale in ((3, 0.5), (5, 0.25), (6, -2.0), (7, 3.5)):

@@ -121,7 +121,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("def doctor(", False),
     ],
 )
-def test_an_edit_of_what_shapes_artifacts_changes_the_key(
+def test_only_relevant_source_edits_change_the_key(
     package: Path, monkeypatch: pytest.MonkeyPatch, marker: str, counts: bool
 ) -> None:
     monkeypatch.setattr(tvmify, "__path__", [str(package)])

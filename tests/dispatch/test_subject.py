@@ -83,7 +83,7 @@ def test_the_order_of_other_keywords_is_forwards_to_see() -> None:
     assert fast.cache_info().misses == 2
 
 
-def test_sizes_that_vary_are_those_of_the_same_arguments() -> None:
+def test_varying_sizes_are_compared_per_argument() -> None:
     class Added(nn.Module):
         def forward(self, long: torch.Tensor, short: torch.Tensor) -> torch.Tensor:
             return long.sum(0) + short.relu()

@@ -81,7 +81,7 @@ def test_a_call_on_a_gpu_is_over_when_the_gpu_is_done(monkeypatch):
     assert len(waits) == len(calls) > 2 and set(waits) == {3}
 
 
-def test_ways_to_run_compiled_code_have_verdicts_of_their_own(verdicts):
+def test_verdicts_are_per_way_to_run(verdicts):
     known = {}
     verdicts += [(2, 1), (1, 2)]
     plain = judge(known, str, str)
@@ -153,7 +153,7 @@ def test_compiled_code_can_be_asked_for(verdicts, options):
     assert net.cache_info().entries == 1
 
 
-def test_an_input_that_no_side_takes_raises_and_is_built_once():
+def test_invalid_input_raises_and_builds_once():
     net = tvmify(nn.Embedding(5, 2).eval())
     for _ in range(2):
         with pytest.raises(IndexError, match="index out of range in self"):

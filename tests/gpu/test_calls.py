@@ -96,7 +96,7 @@ def test_a_call_does_not_wait_for_the_gpu():
     assert not done.query()
 
 
-def test_threads_with_streams_of_their_own():
+def test_threads_with_separate_streams():
     net, x = on_gpu("block")
     fast = compiled(net)
     expected = net(x)

@@ -132,7 +132,7 @@ def test_control_flow_and_writes_stay_right(made: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_a_branch_that_no_call_took_yet(made: list[Any]) -> None:
+def test_untaken_branch_compiles_when_taken(made: list[Any]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         if bool(x.sum() > 0):
             return torch.relu(x) * 2 + 1
@@ -157,7 +157,7 @@ def test_a_frozen_module_runs_compiled(net: nn.Module, made: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_errors_are_those_of_torchscript(made: list[Any]) -> None:
+def test_torchscript_errors_are_preserved(made: list[Any]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x) * 2
         if x.size(0) > 3:

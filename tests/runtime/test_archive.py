@@ -197,7 +197,7 @@ def in_manifest(**fields: Any) -> Callable[[Records], None]:
         (lambda c: c.update({MANIFEST: b"1" * 100_000}), "manifest cannot be read"),
     ],
 )
-def test_manifests_that_say_something_else(changed, change, reason):
+def test_wrong_manifests_are_refused(changed, change, reason):
     path = changed(change, forged=False)
     for read in (tvmify.load, tvmify.inspect):
         with pytest.raises(ArchiveError, match=reason):
@@ -344,7 +344,7 @@ def test_state_of_another_format_is_not_used(changed, small, tmp_path, name):
         torch.jit.save(module, str(tmp_path / "again.pt"))
 
 
-def test_weights_that_were_cut_off_are_noticed_without_a_manifest(changed):
+def test_truncated_weights_are_noticed_without_a_manifest(changed):
     module = torch.jit.load(changed(lambda c: c.update({"archive/data/0": b""}), forged=False))
     with pytest.raises(RuntimeError, match="a weight of a saved module is missing"):
         module(X)
@@ -357,7 +357,7 @@ def test_an_archive_in_the_form_of_large_ones(changed, small, monkeypatch):
     assert torch.equal(tvmify.load(path)(X), tvmify.load(small)(X))
 
 
-def test_file_names_that_differ_only_in_case_are_refused(tmp_path: Path) -> None:
+def test_names_equal_but_for_case_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "archive"
     with file.open("w+b") as archive, zipfile.ZipFile(archive, "w") as writer:
         writer.writestr("archive/code/Net.py", b"1")

@@ -152,7 +152,7 @@ def test_misuse_is_an_exception():
         (("native", (0,), [Computed(0)] * 2, None), ValueError),
     ],
 )
-def test_a_call_that_makes_no_sense_cannot_be_made(arguments, error):
+def test_invalid_calls_are_refused(arguments, error):
     first = compiled() if arguments[0] == "native" else arguments[0]
     with pytest.raises(error):
         Call(first, *arguments[1:])

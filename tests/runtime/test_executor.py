@@ -106,7 +106,7 @@ def test_few_packed_weights_stay_where_they_are():
     assert packed[1].data_ptr() != packed[0].data_ptr() + -(-300 * 300 * 4 // 64) * 64
 
 
-def test_weights_that_are_not_wanted_are_not_kept():
+def test_unwanted_weights_are_not_kept():
     shapes = [(700, 700), (1000, 700)]
     given = [torch.randn(shape) for shape in shapes]
     compiled = Executor(programs.packing(*shapes)).compiled
@@ -132,7 +132,7 @@ def test_packing_keeps_no_extra_memory():
     assert size <= resident() - before < 1.25 * size
 
 
-def test_a_weight_that_is_used_as_it_is_is_not_copied():
+def test_unpacked_weight_is_not_copied():
     _, bias = bound = weights()
     executor = Executor(programs.linear())
     packed = executor.compiled.pack(bound)
@@ -141,7 +141,7 @@ def test_a_weight_that_is_used_as_it_is_is_not_copied():
 
 
 @pytest.mark.parametrize("make", [lambda: torch.randn(16)[::2], lambda: torch.randn(9)[1:]])
-def test_weights_that_a_kernel_cannot_read_in_place_are_copied_once(make):
+def test_weights_not_readable_in_place_are_copied_once(make):
     weight, bias = torch.randn(16, 8).T, make()
     executor = Executor(programs.linear())
     first, second = (executor.compiled.pack([weight, bias])[1] for _ in range(2))
@@ -152,7 +152,7 @@ def test_weights_that_a_kernel_cannot_read_in_place_are_copied_once(make):
     torch.testing.assert_close(executor.call()((x,)), reference(x, weight, bias))
 
 
-def test_weights_outlive_the_module_that_they_came_from():
+def test_weights_outlive_their_module():
     executor = Executor(programs.linear())
     x, bound = torch.randn(4, 16), weights()
     expected = reference(x, *bound)

@@ -128,7 +128,7 @@ def test_different_calls_have_different_keys():
     assert None not in keys and len(set(keys)) == len(keys)
 
 
-def test_inference_tensors_have_a_key_of_their_own():
+def test_inference_tensors_have_distinct_keys():
     with torch.inference_mode():
         x = torch.zeros(2, 3)
     assert key(x) is not None and key(x) != key(X)
@@ -180,7 +180,7 @@ MODES = {
 }
 
 
-def test_modes_that_change_results_change_the_key():
+def test_key_depends_on_modes():
     keys = {"none": key(X)}
     for name, mode in MODES.items():
         with mode():
@@ -207,7 +207,7 @@ def test_no_key_under_a_torch_function_mode(mode):
     assert key(X) is not None
 
 
-def test_a_mode_that_is_switched_off_does_not_count():
+def test_disabled_modes_do_not_change_the_key():
     with _Mode(), torch._C.DisableTorchFunction():
         assert key(X) == key(X) is not None
 

@@ -128,7 +128,7 @@ def x(value: float = 1.0) -> torch.Tensor:
     return torch.full((4, 16), float(value))
 
 
-def test_the_second_call_is_captured_and_later_ones_replay_it(device: Device):
+def test_second_call_is_captured_and_replayed(device: Device):
     call = Executor(programs.added()).call(Graphs())
     results = []
     for number in range(5):
@@ -165,9 +165,7 @@ def captured() -> Any:
     return call
 
 
-def test_results_lie_in_the_graph_until_someone_holds_them(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-):
+def test_result_stays_in_the_graph_until_held(device: Device, monkeypatch: pytest.MonkeyPatch):
     call, launches = captured(), Launches(monkeypatch)
     inputs, both = [1], [1, 1]  # copied: the input, and perhaps the result
     first, copied = launches(call, x(1))
@@ -277,7 +275,7 @@ def test_new_weights_are_captured_anew(device: Device):
     assert device.captured == 2 and device.replayed == 4
 
 
-def test_a_graph_holds_the_weights_that_it_reads(device: Device):
+def test_graph_keeps_its_weights_alive(device: Device):
     linear, store = Executor(programs.linear()), PackedWeights()
     linear.bind([torch.randn(8, 16), torch.randn(8)], store)
     call: Any = linear.call(Graphs())
@@ -288,7 +286,7 @@ def test_a_graph_holds_the_weights_that_it_reads(device: Device):
     assert all(any(held is tensor for held in call._graph._kept) for tensor in packed)
 
 
-def test_a_graph_holds_the_code_that_it_runs(device: Device):
+def test_graph_keeps_its_code_alive(device: Device):
     # The driver crashes where a graph launches kernels of a library that was unloaded.
     def run(given: Any) -> list[torch.Tensor]:
         return [given[0] + 1]
@@ -315,7 +313,7 @@ def test_the_graph_used_longest_ago_makes_place(device: Device):
     assert [call._graph is not None for call in calls] == [True, True, False]
 
 
-def test_calls_that_are_gone_take_no_place(device: Device):
+def test_dead_calls_do_not_count(device: Device):
     kept = Graphs(most=1)
     first: Any = Executor(programs.added()).call(kept)
     for call in (Executor(programs.added()).call(kept), first):
@@ -326,7 +324,7 @@ def test_calls_that_are_gone_take_no_place(device: Device):
     assert first._graph is not None
 
 
-def test_a_capture_that_is_under_way_takes_the_kernels_themselves(device: Device):
+def test_outer_capture_records_the_kernels(device: Device):
     call = Executor(programs.added()).call(Graphs())
     device.is_capturing = True
     for _ in range(3):
@@ -350,7 +348,7 @@ def test_uncapturable_program_runs_directly(device: Device):
     assert device.captured == 0
 
 
-def test_a_capture_that_fails_leaves_the_thread_on_its_stream(device: Device):
+def test_failed_capture_restores_the_stream(device: Device):
     call: Any = Executor(programs.added()).call(Graphs())
     mine, device.fails = device.stream, True
     call((x(),))

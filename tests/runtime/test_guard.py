@@ -276,7 +276,7 @@ def test_freed_and_reallocated_memory_is_a_change():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tensor_that_turns_into_one_without_memory_is_a_change(kind):
+def test_losing_its_memory_is_a_change(kind):
     tensor, other = torch.ones(8), KINDS[kind](torch.ones(8))
     watching = Guard([], [], [tensor])
     try:

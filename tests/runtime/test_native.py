@@ -15,7 +15,7 @@ from tvmify.torch_compat import versions
 CURRENT = native._library.tvmify_built_against().decode()
 
 
-def test_the_versions_that_are_installed_pass():
+def test_installed_versions_are_accepted():
     native._check_versions(CURRENT)
     native._check_versions(f"torch=={versions.minor(torch.__version__)}.99+cu130")
 

@@ -143,7 +143,7 @@ def test_hooks_run(register: Callable[[Any], Any]):
     assert module(X) == "latest"
 
 
-def test_hooks_of_all_modules_that_were_put_in_place_of_others(monkeypatch: pytest.MonkeyPatch):
+def test_replaced_global_hooks_run(monkeypatch: pytest.MonkeyPatch):
     module, seen = module_of(), []
     hooks = {0: lambda *_: seen.append("hook")}
     monkeypatch.setattr(torch_module, "_global_forward_hooks", hooks)

@@ -154,7 +154,7 @@ def test_results_of_every_structure(tmp_path: Path) -> None:
     assert torch.equal(half, x / 2) and three == 3 and nothing is None
 
 
-def test_results_that_hold_numbers(tmp_path: Path) -> None:
+def test_results_with_numbers(tmp_path: Path) -> None:
     class Net(nn.Module):
         def forward(
             self, x: torch.Tensor
@@ -210,7 +210,7 @@ class Unscriptable(nn.Module):
         return {"y": y, "wide": y + 1 if y.shape[0] > 2 else y}
 
 
-def test_a_model_that_cannot_be_scripted(tmp_path: Path) -> None:
+def test_unscriptable_model_is_exported(tmp_path: Path) -> None:
     net = Unscriptable().eval()
     file = tmp_path / "model.pt"
     tvmify.save(net, file, signatures=[[(1, 4)], {"x": (2, 4)}])
@@ -475,7 +475,7 @@ def test_uncompilable_module(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"cache"}
 
 
-def test_a_call_that_cannot_be_compiled_is_a_warning(tmp_path: Path, small: nn.Module) -> None:
+def test_uncompilable_call_warns(tmp_path: Path, small: nn.Module) -> None:
     with pytest.warns(TvmifyWarning, match="without compiled code"):
         loaded = saved(small, tmp_path, [image()], [image().to(torch.complex64)])
     close(loaded(x := image()), small(x))
@@ -490,7 +490,7 @@ def test_results_without_a_form_in_torchscript(tmp_path: Path) -> None:
         tvmify.save(Mixed().eval(), tmp_path / "model.pt", example_inputs=torch.ones(3))
 
 
-def test_other_arguments_of_a_model_that_cannot_be_scripted(tmp_path: Path) -> None:
+def test_other_arguments_of_an_unscriptable_model(tmp_path: Path) -> None:
     net = Unscriptable().eval()
     signatures = [[(1, 4)], {"x": (1, 4), "square": True}]
     with pytest.raises(SaveError, match="one set of arguments"):

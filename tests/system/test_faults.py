@@ -103,7 +103,7 @@ def test_why_no_temporary_file_can_be_written(number: int, monkeypatch: pytest.M
         check_temporary_directory()
 
 
-def test_weights_that_do_not_fit_into_memory_leave_the_entry_in_the_cache(
+def test_out_of_memory_for_weights_keeps_the_cache_entry(
     cache_directory: Path, monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:
     net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)

@@ -285,7 +285,7 @@ def test_a_child_names_programs_while_another_thread_of_the_parent_does() -> Non
         thread.join()
 
 
-def test_a_thread_that_waits_for_a_lock_does_not_hold_up_a_fork(
+def test_thread_waiting_for_a_lock_does_not_delay_forks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forks, "LONGEST_STAGE", 60.0)
@@ -333,7 +333,7 @@ def test_a_torn_process_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         forks.refuse_if_torn()
 
 
-def test_locks_that_are_gone_are_forgotten() -> None:
+def test_collected_locks_are_forgotten() -> None:
     lock = forks.Lock()
     reference = weakref.ref(lock)
     before = len(forks._long_locks)

@@ -10,7 +10,7 @@ import pytest
 from tvmify.system.replacing import replacing
 
 
-def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_errors_leave_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 255)  # the longest name there is
     with replacing(path) as file:
         file.write(b"old")

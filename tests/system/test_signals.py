@@ -91,7 +91,7 @@ def raised_in(callback: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pipeline, "schedule", schedule)
 
 
-def test_handler_that_does_not_raise_has_no_effect(
+def test_non_raising_handler_has_no_effect(
     inference: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []

@@ -170,9 +170,7 @@ def test_an_archive_with_two_readings_is_refused(
 
 
 @pytest.mark.parametrize("names", [("a/Net.py", "a/net.py"), ("a/x\0y", "a/z"), ("a/", "a/b")])
-def test_names_that_readers_take_for_others_are_refused(
-    tmp_path: Path, names: tuple[str, str]
-) -> None:
+def test_ambiguous_names_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     data = as_python_writes(dict.fromkeys((name.replace("\0", "#") for name in names), b"1"))
     with pytest.raises(AmbiguousArchive):
         ours(data.replace(b"x#y", b"x\0y"), tmp_path / "archive")

@@ -94,7 +94,7 @@ def test_strides_decide_how_far_a_tensor_reaches(shape, strides, expected):
 
 
 @pytest.mark.parametrize(("kind", "held_as"), EVERYWHERE)
-def test_a_tensor_that_is_only_held_keeps_nothing_from_being_compiled(kind: str, held_as: str):
+def test_held_tensor_does_not_prevent_compilation(kind: str, held_as: str):
     module = Holder(KINDS[kind](torch.randn(8)), held_as)
     fast, x = decorated(module, strict=True), torch.randn(4, 8)
     for _ in range(2):
@@ -107,7 +107,7 @@ def test_a_tensor_that_is_only_held_keeps_nothing_from_being_compiled(kind: str,
     [*((kind, "buffer") for kind in WITH_VALUES), ("wrapper", "parameter")],
 )
 @pytest.mark.filterwarnings("ignore::tvmify.TvmifyWarning")
-def test_elements_that_are_elsewhere_are_read_by_eager(kind: str, held_as: str):
+def test_tensors_without_memory_run_eager(kind: str, held_as: str):
     module = Holder(KINDS[kind](torch.randn(8)), held_as, "elements")
     fast, x = decorated(module), torch.randn(4, 8)
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_weight_swapped_with_a_wrapper():
     assert (info.entries, info.misses) == (1, 2)
 
 
-def test_a_weight_that_is_freed_and_filled_between_calls():
+def test_weight_freed_and_refilled_between_calls():
     module = nn.Linear(8, 8)
     fast, x = decorated(module, strict=True), torch.randn(4, 8)
     storage = module.weight.untyped_storage()

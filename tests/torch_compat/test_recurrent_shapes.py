@@ -33,7 +33,7 @@ def _of_fakes(layer: nn.Module, *shape: int) -> Any:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_shapes_and_strides_are_those_of_torch(kind: Any, options: dict[str, Any]):
+def test_shapes_and_strides_match_torch(kind: Any, options: dict[str, Any]):
     layer = kind(6, 8, **options).eval()
     usual = _of_fakes(layer, 5, 3, 6)
     with recurrent_shapes():

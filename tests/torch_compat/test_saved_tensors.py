@@ -6,7 +6,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tvmify.torch_compat.saved_tensors import without_saved_tensors_hooks
 
 
-def test_hooks_do_not_see_what_is_saved() -> None:
+def test_saved_tensor_hooks_are_not_called() -> None:
     seen: list[torch.Tensor] = []
     x = torch.ones(2, requires_grad=True)
     with saved_tensors_hooks(lambda tensor: seen.append(tensor) or tensor, lambda tensor: tensor):

@@ -75,7 +75,7 @@ def together(calls: list[Callable[[], None]]) -> None:
 
 
 @torch.inference_mode()
-def test_threads_that_compile_different_modules_all_do() -> None:
+def test_threads_compile_different_modules() -> None:
     nets = [compiled(kind(), dynamic=False) for kind in (Exported, Scripted, Exported)]
 
     def serve(net: nn.Module, first: int) -> None:

@@ -71,7 +71,7 @@ class CacheContract:
         cache.store(KEY, judged)
         assert cache.load(KEY) == judged
 
-    def test_a_digest_that_collides_is_not_believed(
+    def test_digest_collision_is_a_miss(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(

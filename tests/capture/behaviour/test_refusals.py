@@ -26,7 +26,7 @@ from tvmify.errors import CaptureError, UnsupportedOperator
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
-def test_a_program_that_depends_on_values_is_refused(
+def test_value_dependent_program_is_refused(
     module: nn.Module, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     x = torch.rand(3)
@@ -47,7 +47,7 @@ def test_a_program_that_depends_on_values_is_refused(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
-def test_a_program_that_replaces_what_it_holds_is_refused(module: nn.Module, words: str) -> None:
+def test_program_replacing_its_state_is_refused(module: nn.Module, words: str) -> None:
     x = torch.rand(3)
     with pytest.raises(UnsupportedOperator, match=words):
         capture(module, (x,), {}).export((x,), {})
@@ -62,7 +62,7 @@ class Seeding(nn.Module):
         return x + torch.rand(3)
 
 
-def test_a_forward_that_seeds_is_refused() -> None:
+def test_seeding_forward_is_refused() -> None:
     """Recorded, it would be seeded once, and not in the program."""
     with pytest.raises(CaptureError, match=r"manual_seed.*before the call"):
         capture(Seeding().eval(), (torch.rand(3),), {})
@@ -99,7 +99,7 @@ def test_error_of_the_module_is_named() -> None:
         program.export((torch.rand(2),), {})
 
 
-def test_module_that_checks_is_scripting_is_not_scripted() -> None:
+def test_is_scripting_check_prevents_scripting() -> None:
     class Different(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             if torch.jit.is_scripting():
@@ -161,7 +161,7 @@ class Encoder(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # eager's own
-def test_places_that_an_encoder_makes_zero_stay_zero():
+def test_encoder_zeros_padded_positions():
     """PyTorch does so in eager alone: where `torch.export` looks, it computes them."""
     net = Encoder().eval()
     x, padding = torch.randn(3, 10, 16), torch.zeros(3, 10, dtype=torch.bool)

@@ -57,7 +57,7 @@ X = torch.linspace(-1, 1, 6).reshape(2, 3)
         (Named, [(), ("relu",), (None,)]),
     ],
 )
-def test_optional_arguments_mean_what_they_mean_in_eager(cls: Any, given: list[Any]) -> None:
+def test_optional_arguments_match_eager(cls: Any, given: list[Any]) -> None:
     plain = cls().eval()
     fast = decorate(plain, strict=True, cache=False)
     for args in given:

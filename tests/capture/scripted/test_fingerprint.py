@@ -173,7 +173,7 @@ def test_a_digest_is_of_elements_and_not_of_memory(tensor: Tensor) -> None:
 
 
 @pytest.mark.parametrize("factory", [nets.TensorAttributes, nets.Unscriptable, nets.Attention])
-def test_instances_that_differ_in_weights_share_a_fingerprint(factory: type[nn.Module]) -> None:
+def test_fingerprint_ignores_weights(factory: type[nn.Module]) -> None:
     x = torch.rand(2, 4, 16) if factory is nets.Attention else torch.rand(2, 4)
     one, other = (capture(factory().eval(), (x,), {}).fingerprint for _ in range(2))
     assert one == other
@@ -257,7 +257,7 @@ def test_fingerprints_are_stable_across_processes() -> None:
     assert fresh == run_python(_CHILD, "used", PYTHONHASHSEED="2").stdout
 
 
-def test_scripting_loads_nothing_of_export() -> None:
+def test_scripting_does_not_import_export() -> None:
     code = (
         "import sys, torch\n"
         "from tvmify.capture import capture\n"

@@ -82,7 +82,7 @@ def _shapes_by_values(x: Tensor) -> Tensor:
         (_shapes_by_values, ["cos exp sin", "cos exp sin"]),
     ],
 )
-def test_statements_that_end_a_region(function: Any, expected: list[str]) -> None:
+def test_statements_ending_a_region(function: Any, expected: list[str]) -> None:
     assert regions(function) == expected
 
 
@@ -90,7 +90,7 @@ def _too_short(x: Tensor) -> Tensor:
     return x.exp() if bool(x.sum() > 0) else x.sin()
 
 
-def test_without_a_region_there_is_no_driver() -> None:
+def test_no_region_means_no_driver() -> None:
     with pytest.raises(CaptureError, match="long enough"):
         driver(_too_short)
 

@@ -100,7 +100,7 @@ def test_the_value_is_an_operand(kind: type[nn.Module], k: Tensor) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_operands_that_are_numbers_compile(size: int) -> None:
+def test_number_operands_compile(size: int) -> None:
     module = OfNumbers(size).eval()
     with torch.inference_mode():
         fast = tvmify(module, cache=False, compare=False, strict=True)

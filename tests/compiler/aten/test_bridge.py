@@ -70,12 +70,12 @@ def test_pytorch_computes_unsupported_operators(operator: str):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_converter_that_gives_up_leaves_the_call_to_pytorch():
+def test_declining_converter_leaves_the_call_to_pytorch():
     artifact = compiled(lambda x: F.max_pool2d(x, 2, return_indices=True)[1] + 1, IMAGES)
     assert artifact.report["bridged"] == {"aten.max_pool2d_with_indices.default": 1}
 
 
-def test_results_that_a_converter_leaves_out_come_from_pytorch():
+def test_results_left_out_by_a_converter_come_from_pytorch():
     def program(x: torch.Tensor) -> Any:
         return torch.native_layer_norm(2 * x, [4], None, None, 1e-5)
 

@@ -134,7 +134,7 @@ def test_constants_are_neither_written_nor_returned():
             compiled(program, torch.randn(3))
 
 
-def test_dtypes_that_end_the_process_are_refused():
+def test_crashing_dtypes_are_refused():
     with pytest.raises(UnsupportedInput, match="complex64"):
         compiled(lambda x: x * 2, torch.randn(3, dtype=torch.complex64))
 

@@ -340,7 +340,7 @@ def test_other_pads_before_convolutions(pads: tuple[int, ...], value: float):
     check(program, torch.randn(2, 8, 9, 9), torch.randn(4, channels, 3, 3))
 
 
-def test_a_pad_that_others_read_as_well():
+def test_pad_with_other_consumers():
     def program(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = F.pad(x, (0, 1, 0, 1))
         return F.conv2d(x, weight), x * 2

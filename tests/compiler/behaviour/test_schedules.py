@@ -136,5 +136,5 @@ def test_norms_of_one_row_or_several(name: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("name", sorted(BRIDGED))
-def test_operators_that_pytorch_computes(name: str):
+def test_operators_computed_by_pytorch(name: str):
     assert set(given_up(*operators.build(name)).values()) == {"computed by PyTorch"}

@@ -170,6 +170,6 @@ def test_activations_are_not_packed():
     ("left", "right"),
     [((4, 3, 7, 16), (3, 16, 20)), ((2, 3, 1, 16), (3, 16, 20)), ((3, 4, 9, 16), (3, 1, 16, 33))],
 )
-def test_activations_that_many_rows_share(left: tuple[int, ...], right: tuple[int, ...]):
+def test_activations_shared_by_many_rows(left: tuple[int, ...], right: tuple[int, ...]):
     artifact = check(torch.matmul, torch.randn(*left), torch.randn(*right))
     assert _called(artifact) == ["matmul"]

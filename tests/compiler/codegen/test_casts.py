@@ -35,7 +35,7 @@ def equal_in_each(functions: dict[str, Callable[..., Any]], *args: torch.Tensor)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_integers_of_floats_that_do_not_fit(dtype: torch.dtype):
+def test_out_of_range_floats_to_integers(dtype: torch.dtype):
     # All lengths in one program: results of a cast must not depend on what is beside them.
     x = torch.tensor(OUTSIDE * 3, dtype=torch.float64).to(dtype)
     functions: dict[str, Callable[..., Any]] = {

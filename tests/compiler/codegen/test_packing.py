@@ -18,7 +18,7 @@ def convnet() -> nn.Module:
     )
 
 
-def test_shapes_that_pack_alike_have_equal_names():
+def test_equal_packings_have_equal_names():
     small = compiled(convnet(), torch.randn(1, 8, 16, 16))
     large = compiled(convnet(), torch.randn(1, 8, 32, 32))
     assert small.packed == large.packed
@@ -54,7 +54,7 @@ def test_another_wiring_of_the_same_weights_is_another_name():
     assert set(straight.packed).isdisjoint(swapped.packed)
 
 
-def test_a_weight_that_is_used_as_it_is_passes_through():
+def test_unpacked_weight_passes_through():
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -78,7 +78,7 @@ def test_axes_of_one_element_are_repeated():
     check(Einsum("ij,jk->ik"), torch.randn(3, 1), torch.randn(4, 5))
 
 
-def test_ranks_that_three_dots_stand_for():
+def test_ranks_of_an_ellipsis():
     check(Einsum("...i,...ij->...j"), torch.randn(2, 3, 4), torch.randn(3, 4, 5))
     check(Einsum("...i,...i->..."), torch.randn(4), torch.randn(2, 3, 4))
 

@@ -103,7 +103,7 @@ def test_errors_over_no_elements_match_eager(
 
 
 @torch.inference_mode()
-def test_a_size_that_varies_beside_one_of_zero_has_one_program() -> None:
+def test_varying_size_beside_zero_has_one_program() -> None:
     def spread(x: torch.Tensor) -> torch.Tensor:
         return x[:, :0].unsqueeze(1).expand(x.shape[0], 2, 0).sum(2) + x.sum()
 

@@ -82,7 +82,7 @@ def test_attention_to_others():
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_weights_that_are_asked_for(average: bool):
+def test_requested_attention_weights(average: bool):
     x = torch.randn(3, 10, WIDTH)
     artifact = checked(Attention(need_weights=True, average=average), x, x, x, padding(), None)
     assert not is_fused(artifact)

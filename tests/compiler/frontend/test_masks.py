@@ -145,7 +145,7 @@ SPELLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     pairs(FILLS, list(SPELLINGS), [(2, 1, 1, 12), (2, 1, 0, 12), (0, 12)], [12, 2]),
     ids=str,
 )
-def test_scores_that_are_filled_have_no_tensor(
+def test_masked_fill_of_scores_needs_no_tensor(
     fill: float, spelling: str, shape: tuple[int, ...], queries: int
 ):
     """A NaN among what is hidden would stay one if minus infinity were added."""
@@ -163,7 +163,7 @@ def test_scores_that_are_filled_have_no_tensor(
 
 @pytest.mark.parametrize("causal_first", [True, False])
 @pytest.mark.parametrize("fill", [float("-inf"), lowest])
-def test_scores_that_are_filled_twice(fill: float, causal_first: bool):
+def test_scores_filled_twice(fill: float, causal_first: bool):
     def program(q: Any, k: Any, v: Any, padding: Any) -> torch.Tensor:
         hidden = [~compared(q, k), padding]
 

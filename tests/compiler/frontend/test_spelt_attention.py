@@ -393,7 +393,7 @@ def test_masks_of_batches(shape: tuple[int, ...], kind: str):
     assert is_fused(check(Program(attend(masked)), *(x[0] for x in qkv()), mask))
 
 
-def test_a_mask_of_keys_that_is_expanded():
+def test_expanded_key_mask():
     shown = torch.rand(PLACES) > 0.4
 
     def program(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -463,7 +463,7 @@ def test_a_number_is_rounded_to_the_dtype_of_scores(kind: str):
     assert is_fused(check(program, *qkv(), shown))
 
 
-def test_scores_that_a_mask_makes_float64():
+def test_mask_promoting_scores_to_float64():
     q, k, v = qkv()
     mask = torch.randn(PLACES, PLACES, dtype=torch.float64)
     assert not is_fused(check(Program(attend(added)), q, k, v.double(), mask))

@@ -103,7 +103,7 @@ def test_memory_of_a_result_is_not_written_in_place() -> None:
     assert writes_in_place(written, set(written)) == set()
 
 
-def test_rows_of_a_tensor_that_kernels_cannot_read_as_it_lies() -> None:
+def test_rows_of_a_strided_or_unaligned_tensor() -> None:
     net = Net(assigned).eval()
     fast = decorate(net, cache=False, compare=False, strict=True)
     rows, at, new = arguments()
@@ -141,7 +141,7 @@ def test_failed_call_leaves_arguments_unwritten() -> None:
     torch.testing.assert_close(rows, unchanged, rtol=0, atol=0)
 
 
-def test_a_call_that_fails_raises_as_eager_does_and_leaves_the_same() -> None:
+def test_failing_call_raises_and_writes_as_eager() -> None:
     def two(rows: Tensor, at: Tensor, new: Tensor) -> Any:
         rows.index_copy_(1, at[:1], new[:, :1])
         return rows.sum() + nn.functional.embedding(at, new[0]).sum()

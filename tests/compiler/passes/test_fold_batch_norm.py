@@ -108,7 +108,7 @@ class Shared(nn.Module):
         return self.norm(self.linear(x)), self.linear(y)
 
 
-def test_a_weight_that_is_also_used_without_the_scale():
+def test_weight_also_used_unscaled():
     module, args = trained(Shared()), (torch.randn(4, 8), torch.randn(4, 8))
     check(module, *args)
     kernels = kernels_of_main(module, *args)
@@ -137,7 +137,7 @@ class ReadTwice(nn.Module):
         return self.norm(y), y
 
 
-def test_a_product_that_is_read_twice_is_computed_once():
+def test_product_read_twice_is_computed_once():
     module, x = trained(ReadTwice()), torch.randn(IMAGE)
     check(module, x)
     assert sum("conv2d" in kernel for kernel in kernels_of_main(module, x)) == 1

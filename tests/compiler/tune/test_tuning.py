@@ -260,7 +260,7 @@ def test_windows():
     ]
 
 
-def test_kernels_that_decide_on_the_whole_function():
+def test_kernels_scheduling_the_whole_function():
     stopwatch, module, args = Stopwatch(), Whole(), (torch.randn(300, 203),)
     artifact = tuned(module, Measurements(None, "cpu"), stopwatch, args)
     report = artifact.report["tuning"]

@@ -45,7 +45,7 @@ def test_weight_updates_are_atomic_to_calls(loaded):
     assert torch.equal(loaded(inputs[0]), accepted[0][1])
 
 
-def test_calls_do_not_wait_for_weights_that_are_being_replaced(loaded):
+def test_calls_do_not_wait_for_weight_replacement(loaded):
     inputs, sets = serving.requests(), serving.two_sets(loaded)
     accepted = serving.answers(loaded, inputs, sets)
     native = loaded._tvmify
@@ -71,7 +71,7 @@ def test_weights_are_replaced_inside_of_another_module(loaded):
     assert torch.equal(outer(x), right[0])
 
 
-def test_a_call_that_no_code_serves_does_not_disturb_the_others(loaded):
+def test_unserved_call_does_not_disturb_others(loaded):
     inputs = serving.requests()
     with torch.inference_mode():
         accepted = [[loaded(x)] for x in inputs]

@@ -51,7 +51,7 @@ def test_an_input_is_read_where_it_is():
     assert y.data_ptr() == x.data_ptr()
 
 
-def test_an_input_that_is_returned_is_the_callers_own_tensor():
+def test_returned_input_is_the_callers_tensor():
     x = torch.randn(4, 16)
     assert run(programs.identity(), x) is x
     # Kernels may have written to the copy that they read in its place.
@@ -86,7 +86,7 @@ def test_a_view_keeps_its_input_alive():
     ],
     ids=["transposed", "strided", "expanded", "misaligned", "offset", "narrowed"],
 )
-def test_inputs_that_a_kernel_cannot_read_in_place(make):
+def test_inputs_not_readable_in_place(make):
     x = make()
     before = x.clone()
     y = run(programs.added(), x)
@@ -121,7 +121,7 @@ def test_inputs_inside_an_expanded_span_do_not_alias(make):
         assert result.untyped_storage().nbytes() == result.nbytes and result._base is None
 
 
-def test_elements_that_overlap_are_read_one_by_one():
+def test_overlapping_elements_are_read_one_by_one():
     x, y = torch.randn(63).as_strided((32, 32), (1, 1)), torch.randn(4, 16)
     assert torch.equal(run(programs.beside((32, 32)), x, y)[1], x + x)
 

@@ -134,7 +134,7 @@ def test_barrier_is_a_clear_error(count, thread_count):
         Executor(programs.meeting()).compiled.forward([torch.randn(8)])
 
 
-def test_a_thread_that_is_late_leaves_its_tasks_to_the_others(thread_count, on_task):
+def test_late_thread_leaves_its_tasks_to_others(thread_count, on_task):
     done: list[int] = []
     others = threading.Event()
 

@@ -192,7 +192,7 @@ def test_a_convolution_of_one_pixel_of_one_image_is_the_product_of_a_row():
     ],
     ids=str,
 )
-def test_windows_that_do_not_tile_the_images_stay_convolutions(convolution: nn.Module):
+def test_windows_not_tiling_the_image_stay_convolutions(convolution: nn.Module):
     with choosing(Choices(measured=Fastest("product"))):
         artifact = check(nn.Sequential(convolution, nn.ReLU()).eval(), torch.randn(2, 4, 9, 9))
     assert forms(artifact) == (1, 0, 0)
@@ -212,7 +212,7 @@ def test_a_sum_of_float32_is_not_rounded_to_the_type_of_the_images():
     assert forms(artifact)[1:] == (0, 0)
 
 
-def test_a_convolution_that_others_read_is_computed_once():
+def test_shared_convolution_is_computed_once():
     class Read(nn.Module):
         def __init__(self) -> None:
             super().__init__()

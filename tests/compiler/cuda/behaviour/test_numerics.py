@@ -80,7 +80,7 @@ def test_padding_beside_a_causal_mask():
     check(lambda q, k, v, seen: attention(q, k, v, lower & seen), q, k, v, seen)
 
 
-def test_operands_that_share_a_tensor():
+def test_operands_sharing_a_tensor():
     def split(x: torch.Tensor) -> torch.Tensor:
         parts = x.split(16, -1)
         q, k, v = (part.reshape(2, 6, 4, 4).transpose(1, 2) for part in parts)
@@ -121,7 +121,7 @@ def test_layers_share_a_mask_of_another_type():
 
 
 @pytest.mark.parametrize("fill", [float("-inf"), -1e4])
-def test_scores_that_are_filled(fill: float):
+def test_filled_scores(fill: float):
     def spelt(q: Any, k: Any, v: Any, hidden: Any) -> Any:
         scores = (q @ k.transpose(-1, -2) / 4).masked_fill(hidden, fill)
         return torch.softmax(scores, -1) @ v
@@ -227,7 +227,7 @@ def test_results_with_other_readers_are_materialised():
     assert not any("matmul" in name for name in artifact.report["kernels"])
 
 
-def test_a_product_that_is_read_twice_is_computed_once():
+def test_product_read_twice_is_computed_once():
     def residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         product = x @ weight
         return (product + bias) * product

@@ -71,14 +71,14 @@ def spelt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor)
     return (q @ k.transpose(-1, -2) / 4 + mask).softmax(-1) @ v
 
 
-def test_attention_that_is_spelt_out(qkv: tuple[torch.Tensor, ...]):
+def test_spelt_out_attention(qkv: tuple[torch.Tensor, ...]):
     mask = torch.where(mask_with_an_empty_row(), torch.randn(2, 1, 8, 10), float("-inf"))
     artifact = check(spelt, *qkv, mask)
     assert is_fused(artifact)
     assert "matmul" not in artifact.report["kernels"].values()
 
 
-def test_weights_that_are_returned_are_computed(qkv: tuple[torch.Tensor, ...]):
+def test_returned_weights_are_computed(qkv: tuple[torch.Tensor, ...]):
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weights = (q @ k.transpose(-1, -2)).softmax(-1)
         return weights, weights @ v

@@ -132,7 +132,7 @@ def test_masks(shape: tuple[int | str, ...], dtype: str, empty: float):
         check(program, [*arrays, given], expected(*arrays, given, empty=empty))
 
 
-def test_one_query_and_keys_that_grow():
+def test_one_query_and_growing_keys():
     def attention(builder: relax.BlockBuilder, *given: Expr) -> Expr:
         q, k, v, key, value, mask = given
         keys = builder.emit(op.concat([k, key], axis=2))
@@ -152,7 +152,7 @@ def test_one_query_and_keys_that_grow():
         check(program, [*arrays, hidden], expected(q, *whole, ~hidden))
 
 
-def test_few_queries_that_share_heads():
+def test_few_queries_sharing_heads():
     query, key = heads("b", HEADS, "q", SIZE), heads("b", 1, "k", SIZE)
     program = build(lambda _, q, k, v: described(q, k, v), [query, key, key], hint=3)
     assert "attention" in program.rules

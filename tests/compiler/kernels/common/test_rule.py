@@ -65,9 +65,7 @@ def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_a_rule_that_fails_is_a_warning_for_users(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_failing_rule_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     use_rules(monkeypatch, Failing(), Elementwise())
     build(doubled, [random(6, 40)])
     (line,) = caplog.records
@@ -77,7 +75,7 @@ def test_a_rule_that_fails_is_a_warning_for_users(
 
 
 @pytest.mark.usefixtures("lenient")
-def test_next_rule_takes_what_one_failed_at(monkeypatch: pytest.MonkeyPatch):
+def test_next_rule_is_tried_after_a_failure(monkeypatch: pytest.MonkeyPatch):
     x = random(6, 40)
     plain = build(doubled, [x])
     use_rules(monkeypatch, Failing(), Noting(), Elementwise())
@@ -98,7 +96,7 @@ def test_declining_rule_leaves_no_trace(
     tvm.ir.assert_structural_equal(built.kernel(), plain.kernel())
 
 
-def test_a_function_is_analysed_once_for_all_rules_that_only_look(
+def test_function_is_analysed_once_for_all_rules(
     monkeypatch: pytest.MonkeyPatch,
 ):
     made = []

@@ -132,13 +132,13 @@ def test_every_cut_of_the_second_convolution():
         check(network)
 
 
-def test_a_wide_image_that_is_read_again_stays():
+def test_wide_image_read_again_is_kept():
     network = Network((1, 16, 12, 12), 96, again=True)
     assert JOINED not in network.rules
     check(network)
 
 
-def test_channels_that_fill_no_vector_stay_apart():
+def test_partial_vectors_of_channels_are_not_fused():
     network = Network((1, 4, 12, 12), 20)
     assert JOINED not in network.rules
     check(network)
@@ -158,7 +158,7 @@ def test_nan_and_infinities_stay_in_the_window():
     assert np.isfinite(np.delete(result[0], [9, 10, 11], axis=1)).all()
 
 
-def test_a_result_that_is_broadcast_stays():
+def test_broadcast_result_is_kept():
     class Broadcast(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -57,7 +57,7 @@ def test_other_readers_of_a_gated_image(after: nn.Module | None):
     assert not any("failed" in rule for rule in artifact.report["kernels"].values())
 
 
-def test_a_gate_that_is_not_finite():
+def test_non_finite_gate():
     module = Gated(32, 6, nn.Conv2d(32, 24, 1))
     nn.init.constant_(module.excite.weight[0], float("nan"))
     x = torch.randn(1, 3, 14, 14)

@@ -159,7 +159,7 @@ def test_nan_and_infinities_stay_in_their_columns():
         np.testing.assert_array_equal(np.isneginf(actual), np.isneginf(expected))
 
 
-def test_products_that_are_finite_stay_so():
+def test_finite_products_stay_finite():
     weights = np.tile(np.float32([2, 0.5, 0, -0.25]), 16)[:, None]
     x = np.float32([[3e38]])
     actual = build(_product, [x], [weights]).run([x], [weights])[0]

@@ -195,7 +195,7 @@ def test_two_pairs_of_one_input():
     assert _kernels(artifact) == {"joined matmul": 2}
 
 
-def test_a_value_that_is_read_twice_is_one_value():
+def test_value_read_twice_counts_once():
     layers = nn.Linear(48, 48), nn.Linear(48, 48)
     module = Gated(lambda a, b: (c := _swiglu(a, b), c @ c.mT), *layers).eval()
     artifact = check(module, torch.randn(9, 48))

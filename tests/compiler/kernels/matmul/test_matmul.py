@@ -97,7 +97,7 @@ def test_transposed_activation():
     np.testing.assert_allclose(built.run(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_epilogue_that_permutes_is_fused():
+def test_permuting_epilogue_is_fused():
     def heads(builder, x, weight):
         product = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight, [1, 0]))))
         return op.add(product, builder.emit(op.nn.gelu(product)))

@@ -154,7 +154,7 @@ def test_merged_and_moved_weights():
 
 
 @needs_pairs
-def test_rows_that_were_reshaped():
+def test_reshaped_rows():
     # As behind attention, whose result is cast before its heads are joined.
     def product(builder, x, weight):
         joined = builder.emit(op.reshape(_wide(builder, x), [2, 5, 48]))
